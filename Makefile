@@ -1,0 +1,35 @@
+# make setup | demo | test | lint | clean (INTERFACES: README.md, "Make targets")
+PYTHON ?=
+VENV := .venv
+BIN := $(VENV)/bin
+DEMO_DIR ?= demo
+
+.PHONY: setup demo test test-cluster lint clean requirements
+
+setup:
+	@if [ -n "$(PYTHON)" ]; then py="$(PYTHON)"; else \
+	  for py in python3.11 python3.12 python3; do \
+	    $$py -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' 2>/dev/null && break; py=; done; fi; \
+	if [ -z "$$py" ]; then echo "make setup: needs Python 3.11 or 3.12 on PATH (or PYTHON=/path/to/python)" >&2; exit 69; fi; \
+	$$py scripts/setup_venv.py $(VENV)
+
+demo: setup
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python scripts/demo.py --output $(DEMO_DIR)
+
+test: setup
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest
+
+test-cluster: setup
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest tests/cluster -m cluster -v
+
+lint: setup
+	@PATH="$(CURDIR)/$(BIN):$$PATH" sh scripts/lint.sh
+
+requirements: setup
+	$(BIN)/uv pip compile --universal --python-version 3.11 --all-extras --generate-hashes --no-emit-index-url \
+	  --no-annotate --custom-compile-command "make requirements" $(UPGRADE) -o requirements.txt pyproject.toml
+
+clean:
+	rm -rf $(DEMO_DIR) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	find . -name __pycache__ -not -path './$(VENV)/*' -type d -prune -exec rm -rf {} +
+	@if [ "$(ALL)" = 1 ]; then rm -rf $(VENV); fi

@@ -1,0 +1,1 @@
+"""The benchmark: models, strategies, one loop, and the memory and communication model."""

@@ -1,0 +1,1 @@
+"""The benchmark models. Nothing here knows of torch.distributed."""

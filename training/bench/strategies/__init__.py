@@ -1,0 +1,1 @@
+"""One file a strategy; none imports another."""

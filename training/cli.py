@@ -1,0 +1,33 @@
+"""The podtune command. Each group of subcommands lives in training/commands and imports what it needs when it runs."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from training.run.errors import UserError, report
+
+app = typer.Typer(
+    name="podtune",
+    help="Fine-tune small language models on Kubernetes, from one pod to many, and measure what it costs.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def main() -> None:
+    """Run one command; a user's error becomes one message and its exit code, never a traceback."""
+    try:
+        app()
+    except UserError as error:
+        sys.exit(report(error))
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

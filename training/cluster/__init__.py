@@ -1,0 +1,1 @@
+"""Kubernetes: chart, contract, lint, dry run, client. No torch here."""

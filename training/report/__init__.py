@@ -1,0 +1,1 @@
+"""Reading runs and showing them: tables, comparisons, plots, pages. No torch here."""
