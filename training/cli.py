@@ -6,6 +6,7 @@ import sys
 
 import typer
 
+from training.commands import model
 from training.run.errors import UserError, report
 
 app = typer.Typer(
@@ -17,6 +18,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.add_typer(model.app, name="model")
 
 
 def main() -> None:

@@ -1,0 +1,232 @@
+"""Build a small SmolLM3-architecture model with random weights and a tokenizer of its own, from a data set.
+
+The same data and size give the same bytes. Nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from training.run.errors import CANNOT_CREATE, DATA, NO_INPUT, USAGE, UserError
+from training.run.record import write_json
+from training.sft.template import CHAT_TEMPLATE, PAD, SPECIAL_TOKENS, TURN_END
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast, SmolLM3Config
+
+BUILD_FILE = "podtune_build.json"
+Size = Literal["micro", "tiny"]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The dimensions of a model. The vocabulary is a multiple of 64, which matrix units like."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    max_position_embeddings: int = 2048
+
+
+SHAPES: dict[str, Shape] = {
+    "micro": Shape(1024, 64, 192, 4, 2, 1),  # 0.26 M parameters: tests
+    "tiny": Shape(4096, 256, 1024, 6, 4, 2),  # 7.0 M parameters: the demo
+}
+
+
+def build_model(size: str, data: Path, output: Path, *, seed: int = 0) -> dict[str, Any]:
+    """Write a model folder of ``size`` with a tokenizer trained on ``data``; return what was built, as in podtune_build.json.
+
+    A folder that an earlier build with the same data, size, seed and versions left is kept as it is.
+
+    Raises:
+        UserError: unknown size, unreadable or empty data, an output that holds something else or cannot be written.
+    """
+    if size not in SHAPES:
+        raise UserError(f"unknown size {size!r}", fix=f"choose one of {', '.join(SHAPES)}", code=USAGE)
+    import tokenizers
+    import torch
+    import transformers
+
+    corpus = list(texts(data))
+    if not any(corpus):
+        raise UserError(
+            "there is no text in it", where=str(data), fix="give question/answer, prompt/completion, messages or text", code=DATA
+        )
+    build: dict[str, Any] = {
+        "size": size,
+        "seed": seed,
+        "data_sha256": hashlib.sha256("\0".join(corpus).encode()).hexdigest(),
+        "rows": len(corpus),
+        "versions": {"tokenizers": tokenizers.__version__, "transformers": transformers.__version__, "torch": torch.__version__},
+    }
+    if _same_build(output, build):
+        return {**_read_build(output), "unchanged": True}
+    tokenizer = train_tokenizer(corpus, SHAPES[size])
+    with torch.random.fork_rng(), torch.device("cpu"):  # the weights must not depend on the machine's default device
+        torch.manual_seed(seed)
+        model = transformers.SmolLM3ForCausalLM(model_config(SHAPES[size], tokenizer))
+    model.generation_config = transformers.GenerationConfig(
+        do_sample=False,
+        max_new_tokens=128,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    build |= {"parameters": model.num_parameters(), "vocabulary": len(tokenizer), **asdict(SHAPES[size])}
+    with new_folder(output, replaceable=BUILD_FILE) as part:
+        model.save_pretrained(part)
+        tokenizer.save_pretrained(part)
+        write_json(part / BUILD_FILE, build)
+    return build
+
+
+def train_tokenizer(corpus: list[str], shape: Shape) -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer: every text round-trips, no unknown token. EOS is the stop token, padding is another."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=shape.vocab_size,
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(corpus, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token=TURN_END,
+        pad_token=PAD,
+        chat_template=CHAT_TEMPLATE,
+        model_max_length=shape.max_position_embeddings,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def model_config(shape: Shape, tokenizer: PreTrainedTokenizerFast) -> SmolLM3Config:
+    """SmolLM3 at ``shape``: grouped-query attention, a layer in four without rotary positions, tied embeddings."""
+    from transformers import SmolLM3Config
+
+    return SmolLM3Config(
+        **asdict(shape),
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        rope_parameters={"rope_type": "default", "rope_theta": 50_000.0},  # SmolLM3's own at its short context
+        architectures=["SmolLM3ForCausalLM"],
+    )
+
+
+def texts(data: Path) -> Iterator[str]:
+    """The text of each row of a file or a folder of shards, in file order, whatever shape the rows have.
+
+    Of a folder with files named ``train*`` only those are read, so that no evaluation row shapes the tokenizer.
+    """
+    for file in data_files(data):
+        try:
+            for row in _rows(file):
+                yield "\n".join(_strings(row))
+        except UserError:
+            raise
+        except (OSError, ValueError) as error:  # pyarrow's errors are ValueErrors or OSErrors
+            raise UserError(f"cannot be read: {str(error).splitlines()[0]}", where=str(file), code=DATA) from error
+
+
+def data_files(data: Path) -> list[Path]:
+    """The data files at ``data``: itself, or those of a folder, training files alone where any is named so."""
+    if data.is_file():
+        return [data]
+    kinds = (".parquet", ".jsonl", ".json", ".csv", ".arrow", ".txt")
+    found = [
+        file for file in sorted(data.rglob("*")) if file.suffix in kinds and not file.name.startswith(("dataset_info", "state", "card"))
+    ]
+    training = [file for file in found if any(part.startswith("train") for part in file.relative_to(data).parts)]
+    if not (training or found):
+        problem = "holds no data file" if data.is_dir() else "does not exist"
+        raise UserError(problem, where=str(data), fix="podtune data build --output DIR makes a data set", code=NO_INPUT)
+    return training or found
+
+
+def _rows(file: Path) -> Iterator[Any]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if file.suffix == ".parquet":
+        for batch in pq.ParquetFile(file).iter_batches():
+            yield from batch.to_pylist()
+    elif file.suffix == ".arrow":
+        with pa.memory_map(str(file)) as source:
+            for batch in pa.ipc.open_stream(source):
+                yield from batch.to_pylist()
+    elif file.suffix == ".csv":
+        with file.open(encoding="utf-8", newline="") as lines:
+            yield from csv.DictReader(lines)
+    elif file.suffix == ".txt":
+        yield from ({"text": line} for line in file.read_text(encoding="utf-8").splitlines())
+    else:
+        with file.open(encoding="utf-8") as lines:
+            yield from (json.loads(line) for line in lines if line.strip())
+
+
+def _strings(row: dict[str, Any]) -> Iterator[str]:
+    """The texts of a row that a model would see; provenance columns are none of them."""
+    for name in ("system", "question", "prompt", "instruction", "messages", "answer", "completion", "text"):
+        value = row.get(name)
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, list):
+            yield from (str(message["content"]) for message in value if isinstance(message, dict) and message.get("content"))
+
+
+@contextlib.contextmanager
+def new_folder(output: Path, *, replaceable: str) -> Iterator[Path]:
+    """A folder to fill that becomes ``output`` by one rename when the block ends well, and vanishes otherwise.
+
+    Raises:
+        UserError: ``output`` has files and none is called ``replaceable``, or its parent cannot be written.
+    """
+    if output.exists() and not (output.is_dir() and (not any(output.iterdir()) or (output / replaceable).exists())):
+        raise UserError("exists and was not made by this command", where=str(output), fix="give another --output", code=CANNOT_CREATE)
+    part = output.with_name(f".{output.name}.{os.getpid()}.part")
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        part.mkdir()
+    except OSError as error:
+        raise UserError(f"cannot be written: {error.strerror}", where=str(output), code=CANNOT_CREATE) from error
+    try:
+        yield part
+        if output.exists():
+            old = part.with_suffix(".old")
+            output.rename(old)
+            part.rename(output)
+            shutil.rmtree(old)
+        else:
+            part.rename(output)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def _read_build(folder: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((folder / BUILD_FILE).read_text(encoding="utf-8"))
+    return content
+
+
+def _same_build(folder: Path, build: dict[str, Any]) -> bool:
+    if not (folder / BUILD_FILE).exists():
+        return False
+    left = _read_build(folder)
+    return all(left.get(key) == value for key, value in build.items()) and (folder / "model.safetensors").exists()
