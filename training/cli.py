@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from training.commands import model
+from training.commands import aim, model
 from training.run.errors import UserError, report
 
 app = typer.Typer(
@@ -19,6 +19,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(model.app, name="model")
+app.command("aim-sync")(aim.aim_sync)
 
 
 def main() -> None:

@@ -1,0 +1,438 @@
+"""Aim as a view of a run's files. The training process neither imports Aim nor holds its locks.
+
+run.json and metrics.jsonl are the truth. :func:`start_tracker` starts one child process which tails them and is the only
+writer of the Aim repo; whatever Aim does (hang, crash, a full disk, a dead server) stays in that child. Without it,
+``podtune aim-sync`` builds the same Aim run from the same files later. See docs/aim.md for names and contexts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import fcntl
+import gc
+import hashlib
+import importlib.util
+import os
+import select
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from training.run.follow import MetricsTail, Position, read_record, state
+from training.run.record import Json, write_json
+
+STATE_FILE, STATE_SCHEMA = "aim.json", "podtune.aim/1"
+POLL_S = 1.0
+CLOSE_LIMIT_S = 60.0  # Aim's client can hang for ever when its server died: the child then ends itself
+IDENTITY_KEYS = ("mode", "strategy", "model", "world_size", "nnodes", "nproc_per_node", "global_batch_size", "seed")
+PARAMS = (*IDENTITY_KEYS, "data", "provenance", "config")
+NOT_SERIES = ("time", "step", "epoch", "split")
+
+
+# ---------------------------------------------------------------- the training process's side
+
+
+class Tracker:
+    """The child process that follows a run. Made by :func:`start_tracker`."""
+
+    def __init__(self, child: subprocess.Popen[str] | None, run_dir: Path, repo: str) -> None:
+        self._child, self._run_dir, self._repo = child, run_dir, repo
+
+    def finish(self, timeout_s: float = 5.0) -> None:
+        """Let the child catch up and close the Aim run; call it once run.json says how the run ended.
+
+        Returns within ``timeout_s`` seconds, never raises. What was not done by then is said in one line on stderr.
+        """
+        child, self._child = self._child, None
+        if child is None or child.stdin is None or child.stdout is None:
+            return
+        with contextlib.suppress(OSError, ValueError):
+            child.stdin.close()  # the child reads the end of its input as "come to an end"
+        try:
+            code = child.wait(timeout_s)
+            said = child.stdout.read().strip() if code else ""
+            if code:
+                self._warn(said or f"the tracker ended with code {code}")
+        except subprocess.TimeoutExpired:
+            self._warn(f"still writing after {timeout_s:.0f} s; left to itself for at most {CLOSE_LIMIT_S:.0f} s")
+        except (OSError, ValueError) as error:
+            self._warn(str(error))
+
+    def _warn(self, what: str) -> None:
+        print(
+            f"podtune: warning: Aim: {what}. The run's files are complete: podtune aim-sync {self._run_dir} --repo {self._repo}",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def start_tracker(run_dir: Path, repo: str) -> Tracker:
+    """Start the child that shows ``run_dir`` in the Aim repo ``repo`` (a folder or aim://host:port). Rank 0 only.
+
+    Call it once run.json exists with status "running". Never raises: without Aim it warns and returns a tracker that
+    does nothing.
+    """
+    run_dir = Path(run_dir).resolve()
+    repo = repo if "://" in repo else str(Path(repo).resolve())
+    tracker = Tracker(None, run_dir, repo)
+    if importlib.util.find_spec("aim") is None:
+        tracker._warn("not installed (the extra podtune[aim])")
+        return tracker
+    command = [sys.executable, "-m", "training.run.tracking", str(run_dir), "--repo", repo, "--follow", "--parent", str(os.getpid())]
+    root = str(Path(__file__).resolve().parents[2])
+    path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+    try:
+        # A session of its own: Ctrl-C and torchrun's signals end the training first, and the child sees its files closed.
+        child = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,
+            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        )
+    except OSError as error:
+        tracker._warn(f"the tracker did not start: {error}")
+        return tracker
+    return Tracker(child, run_dir, repo)
+
+
+# ---------------------------------------------------------------- one run in one Aim repo
+
+
+class AimRun:
+    """One run of an Aim repo, opened for writing. Every method may raise whatever Aim or the disk raises."""
+
+    def __init__(self, repo: str, run_hash: str | None, record: Json) -> None:
+        self._repo = open_repo(repo)
+        known = run_hash if run_hash and self._repo.run_exists(run_hash) else None
+        self._run = _writable_run(self._repo, known, record.get("started_at"))
+        self.hash: str = self._run.hash
+        self.created = known is None
+        self._run.name = str(record.get("name", self.hash))
+        self._run.experiment = experiment(record)
+        for tag in tags(record):
+            if tag not in self._run.tags:
+                self._run.add_tag(tag)
+        for key in PARAMS:
+            if key in record:
+                self._run[key] = _plain(record[key])
+        self._run["status"] = "running"
+
+    def track(self, entry: Json) -> int:
+        """Write one line of metrics.jsonl and return how many points that made. The same line again changes nothing."""
+        at = _timestamp(entry.get("time"))
+        epoch = entry.get("epoch")
+        points = 0
+        for name, value in entry.items():
+            number = _number(value)
+            if name in NOT_SERIES or number is None:
+                continue
+            # Run.track() stamps the time of the call; a run synced later keeps its own times this way.
+            self._run._tracker._track(
+                number,
+                at,
+                name,
+                int(entry["step"]),
+                int(epoch) if isinstance(epoch, int | float) else None,
+                context={"subset": str(entry["split"])},
+            )
+            points += 1
+        return points
+
+    def forget(self) -> None:
+        """Drop every series, because the metrics file was cut back; the caller tracks it again from the top."""
+        meta, series = self._run.meta_run_tree, self._run.series_run_trees[2]
+        for context, names in list((meta.get("traces", {}) or {}).items()):
+            for name in list(names):
+                del series[(context, name)]
+        for key in ("traces", "typed_traces"):
+            with contextlib.suppress(KeyError):
+                del meta[key]
+        self._run._tracker.sequence_infos.clear()
+        self._run._tracker.contexts.clear()
+
+    def abandon(self) -> None:
+        """Close the databases after a failure; the next attempt opens the run again."""
+        self._run.close()
+
+    def close(self, status: str, reason: str, record: Json) -> None:
+        """Write how the run ended and let go of it, so that nothing shows it as in progress."""
+        self._run["status"] = status
+        self._run["reason"] = reason
+        for key in ("measurements", "exit_code"):
+            if key in record:
+                self._run[key] = _plain(record[key])
+        self._run.close()
+        with contextlib.suppress(Exception):  # `aim up` holds the index while it runs, and then indexes by itself
+            _index(self._repo, self.hash)
+
+
+def experiment(record: Json) -> str:
+    """The Aim experiment of a run: its configuration's ``experiment``, else the name of its data set, else its mode."""
+    config, data = record.get("config") or {}, record.get("data") or {}
+    named = config.get("experiment") if isinstance(config, dict) else None
+    path = Path(str(data.get("path") or "")) if isinstance(data, dict) else Path()
+    dataset = path.parent.name if path.stem in ("train", "data") else path.stem  # DIR/train.parquet is the data set DIR
+    return str(named or dataset or record.get("mode") or "podtune")
+
+
+def tags(record: Json) -> list[str]:
+    """Short labels to filter by in Aim: mode, strategy and world size."""
+    found = [record.get("mode"), record.get("strategy"), f"world-{record['world_size']}" if "world_size" in record else None]
+    return [str(tag) for tag in found if tag]
+
+
+def open_repo(repo: str) -> Any:
+    """Aim's Repo object for ``repo``, made if there is none; under a file lock, because a fresh repo opened twice breaks."""
+    from aim.sdk.repo import Repo
+
+    if "://" in repo:
+        return Repo.from_path(repo)
+    folder = Path(repo).parent if Path(repo).name == ".aim" else Path(repo)
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".aim-init.lock").open("a") as lock:
+        fcntl.lockf(lock, fcntl.LOCK_EX)
+        return Repo.from_path(str(folder), init=not (folder / ".aim" / "VERSION").exists())
+
+
+def _writable_run(repo: Any, run_hash: str | None, started_at: object) -> Any:
+    from aim.sdk.run import BasicRun
+
+    created_at = datetime.datetime.fromtimestamp(_timestamp(started_at), datetime.UTC).replace(tzinfo=None)
+
+    class RunOfFiles(BasicRun):  # type: ignore[misc,unused-ignore]
+        """A run whose creation time is the training's start; without Aim's resource tracker and terminal capture."""
+
+        _props: Any
+
+        @property
+        def props(self) -> Any:
+            if self._props is None:
+                self._props = self.repo.request_props(self.hash, self.read_only, created_at)
+            return self._props
+
+    # Forcing is safe: the lock of the state file makes this the only podtune process that writes this run, and a leftover
+    # soft lock of a killed one (same pod name, process numbers used again) would otherwise have to be removed by hand.
+    return RunOfFiles(run_hash, repo=repo, force_resume=run_hash is not None)
+
+
+def _index(repo: Any, run_hash: str) -> None:
+    from aim.sdk.index_manager import RepoIndexManager
+
+    if not repo.is_remote_repo:
+        RepoIndexManager.get_index_manager(repo).index(run_hash)
+
+
+def _plain(value: Any) -> Any:
+    """``value`` as Aim stores it: no None inside, keys are strings."""
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value if item is not None]
+    return value if isinstance(value, str | int | float | bool) else str(value)
+
+
+def _number(value: object) -> float | int | None:
+    if isinstance(value, bool):
+        return int(value)
+    if isinstance(value, int | float):
+        return value
+    return float(value) if value in ("nan", "inf", "-inf") and isinstance(value, str) else None
+
+
+def _timestamp(value: object) -> float:
+    try:
+        return datetime.datetime.fromisoformat(str(value)).timestamp()
+    except ValueError:
+        return time.time()
+
+
+# ---------------------------------------------------------------- following files
+
+
+class Follower:
+    """Keeps one run of an Aim repo equal to one run's folder. Used by the tracker, ``aim-sync`` and the Aim pod alike.
+
+    What was written is remembered in RUN_DIR/aim.json (beside the Aim repo where the folder is read-only): the run's hash,
+    how far metrics.jsonl was read, and how the Aim run was closed. That file's lock makes this the only writer.
+    """
+
+    def __init__(self, run_dir: Path, repo: str, *, rebuild: bool = False) -> None:
+        self.run_dir, self.repo, self.lines, self.points = Path(run_dir).resolve(), repo, 0, 0
+        self._aim: AimRun | None = None
+        self._folder = _state_folder(self.run_dir, repo)
+        self._lock = _lock(self._folder / f".{STATE_FILE}.lock")
+        self._state = _read_state(self._folder / STATE_FILE)["repos"].get(repo, {})
+        known = {} if rebuild else self._state
+        self._tail = MetricsTail(self.run_dir, Position(int(known.get("offset", 0)), str(known.get("digest", ""))))
+        self._rebuild = rebuild
+
+    def update(self, *, ended: bool = False) -> str | None:
+        """Write what is new. ``ended``: the process that trains is known to be gone. Returns the final status, if there.
+
+        Raises whatever Aim raises; what was not remembered as written is written again by the next call.
+        """
+        record = read_record(self.run_dir)
+        if record is None:
+            return None
+        status, reason = state(self.run_dir, record)
+        if ended and status == "running":
+            status, reason = "error", "died"
+        end = f"{status} {reason} {record.get('ended_at', '')}" if status != "running" else ""
+        before = self._tail.position
+        entries, rewritten = self._tail.read()
+        if not entries and not rewritten and not self._rebuild and (self._aim or end) and self._state.get("closed", "") == end:
+            return status if end else None
+        try:
+            self._write(entries, rewritten, record, status, reason, end)
+        except BaseException:
+            self._tail = MetricsTail(self.run_dir, before)
+            self._let_go()
+            raise
+        return status if end else None
+
+    def _write(self, entries: list[Json], rewritten: bool, record: Json, status: str, reason: str, end: str) -> None:
+        if self._aim is None:
+            self._aim = AimRun(self.repo, self._state.get("hash"), record)
+            if self._aim.created and self._state.get("hash"):  # someone deleted the run, or the whole repo: all of it again
+                self._tail = MetricsTail(self.run_dir)
+                entries, _ = self._tail.read()
+            self._remember(hash=self._aim.hash, closed="")
+        if rewritten or self._rebuild:
+            self._aim.forget()
+            self._rebuild = False
+        for entry in entries:
+            self.points += self._aim.track(entry)
+        self.lines += len(entries)
+        if end:
+            self._aim.close(status, reason, record)
+            self._aim = None
+        self._remember(offset=self._tail.position.offset, digest=self._tail.position.digest, closed=end)
+
+    def _let_go(self) -> None:
+        """After a failure: close Aim's databases, which this process could not open a second time."""
+        aim, self._aim = self._aim, None
+        if aim is not None:
+            with contextlib.suppress(Exception):
+                aim.abandon()
+            del aim
+        gc.collect()
+
+    def _remember(self, **changed: Any) -> None:
+        self._state.update(changed)
+        content = _read_state(self._folder / STATE_FILE)
+        content["repos"][self.repo] = self._state
+        write_json(self._folder / STATE_FILE, content)
+
+    @property
+    def hash(self) -> str:
+        """The Aim run's hash, empty before the first update."""
+        return str(self._state.get("hash", ""))
+
+    def leave(self) -> None:
+        """Close what is open, as far as it was written, and let another process write this run."""
+        self._let_go()
+        self._lock.close()
+
+
+class Busy(RuntimeError):
+    """Another process writes this run's view."""
+
+
+def _lock(path: Path) -> IO[str]:
+    file = path.open("a")
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        file.close()
+        raise Busy("another process is writing this run to Aim") from error
+    return file
+
+
+def _state_folder(run_dir: Path, repo: str) -> Path:
+    if os.access(run_dir, os.W_OK) or "://" in repo:
+        return run_dir
+    folder = Path(repo) / ".podtune" / hashlib.sha256(str(run_dir).encode()).hexdigest()[:16]
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _read_state(path: Path) -> Json:
+    import json
+
+    with contextlib.suppress(OSError, ValueError):
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(found, dict) and found.get("schema") == STATE_SCHEMA:
+            return found
+    return {"schema": STATE_SCHEMA, "repos": {}}
+
+
+# ---------------------------------------------------------------- the child
+
+
+def follow_parent(run_dir: Path, repo: str, parent: int) -> str:
+    """Follow one run until the process that trains ends or closes our standard input. Returns "" or what went wrong."""
+    follower: Follower | None = None
+    pause, problem = POLL_S, ""
+    ended = threading.Event()
+    threading.Thread(target=_watch_parent, args=(parent, ended), daemon=True).start()
+    while True:
+        last = ended.wait(pause)
+        try:
+            follower = follower or Follower(run_dir, repo)
+            follower.update(ended=last)
+            pause, problem = POLL_S, ""
+        except Exception as error:  # whatever Aim or its disk does, it is tried again and never reaches the training
+            problem = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+            pause = min(2 * pause, 30.0)
+        if last:
+            return problem
+
+
+def _watch_parent(parent: int, ended: threading.Event) -> None:
+    """Set ``ended`` when the parent closes our standard input or is gone; end the process if it then hangs in Aim."""
+    while os.getppid() == parent and not select.select([0], [], [], POLL_S)[0]:
+        pass
+    ended.set()
+    time.sleep(CLOSE_LIMIT_S)
+    os._exit(1)
+
+
+@contextlib.contextmanager
+def silent() -> Iterator[None]:
+    """Send what Aim prints (progress bars, advice, tracebacks of its threads) to nowhere."""
+    import logging
+
+    logging.getLogger("aim").setLevel(logging.CRITICAL)
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
+        yield
+
+
+def main(arguments: list[str]) -> None:
+    """The child's entry: RUN_DIR --repo REPO --follow --parent PID; says on stdout in one line what went wrong, if it did."""
+    import argparse
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("run_dir", type=Path)
+    parser.add_argument("--repo", required=True)
+    parser.add_argument("--follow", action="store_true", required=True)
+    parser.add_argument("--parent", type=int, required=True)
+    options = parser.parse_args(arguments)
+    os.nice(10)
+    os.environ.setdefault("AIM_UI_TELEMETRY_ENABLED", "0")
+    with silent():
+        problem = follow_parent(options.run_dir, options.repo, options.parent)
+    with contextlib.suppress(OSError):
+        print(problem, flush=True)
+    os._exit(1 if problem else 0)  # Aim's exit handlers wait for a server that may be gone
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
