@@ -59,6 +59,7 @@ def build_model(size: str, data: Path, output: Path, *, seed: int = 0) -> dict[s
     import tokenizers
     import torch
     import transformers
+    from safetensors.torch import save_file
 
     corpus = list(texts(data))
     if not any(corpus):
@@ -86,7 +87,11 @@ def build_model(size: str, data: Path, output: Path, *, seed: int = 0) -> dict[s
     )
     build |= {"parameters": model.num_parameters(), "vocabulary": len(tokenizer), **asdict(SHAPES[size])}
     with new_folder(output, replaceable=BUILD_FILE) as part:
-        model.save_pretrained(part)
+        # not model.save_pretrained: it imports deepspeed where that is installed, which prints to stdout
+        weights = {name: tensor for name, tensor in model.state_dict().items() if name != "lm_head.weight"}  # tied to the embedding
+        save_file(weights, part / "model.safetensors", metadata={"format": "pt"})
+        model.config.save_pretrained(part)
+        model.generation_config.save_pretrained(part)
         tokenizer.save_pretrained(part)
         write_json(part / BUILD_FILE, build)
     return build
@@ -128,6 +133,7 @@ def model_config(shape: Shape, tokenizer: PreTrainedTokenizerFast) -> SmolLM3Con
         pad_token_id=tokenizer.pad_token_id,
         rope_parameters={"rope_type": "default", "rope_theta": 50_000.0},  # SmolLM3's own at its short context
         architectures=["SmolLM3ForCausalLM"],
+        dtype="float32",
     )
 
 
