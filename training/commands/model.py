@@ -29,7 +29,7 @@ def build(
     podtune model build --data datasets/qa --output models/tiny
     podtune model build --size micro --data rows.jsonl --output /tmp/micro
     """
-    from training.sft.build import build_model
+    from training.sft.new_model import build_model
 
     built = build_model(size, data, output, seed=seed)
     if as_json:
