@@ -1,0 +1,426 @@
+"""What a strategy costs before it is run: memory a rank, bytes on the wire, time a step, and what limits it.
+
+Pure formulas, no torch. Sources:
+
+- memory of states: Rajbhandari et al. 2019 (ZeRO), sections 3.1 and 5: with K = 12 for Adam in mixed precision, 16 bytes a
+  parameter, of which stage 1 divides the optimizer's, stage 2 the gradients' too, stage 3 the weights' too;
+- activations: Korthikanti et al. 2022 (see :mod:`training.bench.shapes`);
+- volumes: ring collectives as NVIDIA/nccl-tests reckons bus bandwidth (doc/PERFORMANCE.md): an all-reduce of S bytes over
+  n ranks puts 2 (n-1)/n S on each rank's link, an all-gather or reduce-scatter (n-1)/n S;
+- bubble: Huang et al. 2019 (GPipe), section 2.3: (P-1)/(M+P-1), for 1F1B too (Narayanan et al. 2021, section 2.2.1).
+
+It is a plan: peaks times an assumed utilisation, perfect balance, no fragmentation. The report puts it beside what was measured.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from training.bench.hardware import LINKS, Hardware, Link, link_row
+from training.bench.shapes import Checkpointing, Opaque, Shape, Transformer
+from training.bench.sizes import STRATEGIES
+from training.run.errors import USAGE, UserError, near
+
+GIB = 2**30
+Optimizer = Literal["adamw", "adamw-8bit", "sgd"]
+
+# Bytes a parameter: weights, gradients, and of the optimizer the fp32 copy of the weights and each of Adam's two moments.
+_BYTES: dict[str, tuple[float, float, float, float]] = {
+    "fp32": (4, 4, 0, 4),
+    "bf16": (2, 2, 0, 2),
+    "bf16-mixed": (2, 2, 4, 4),
+    "fp16-mixed": (2, 2, 4, 4),
+    "fp8-mixed": (2, 2, 4, 4),
+}
+PRECISIONS = tuple(_BYTES)
+_MOMENTS: dict[str, tuple[int, float | None]] = {"adamw": (2, None), "adamw-8bit": (2, 1.0), "sgd": (1, None)}
+
+UTILISATION = 0.4  # of the peak; well-tuned training shows 0.3 to 0.6 (docs: PaLM 0.46, Llama on H100 0.3 to 0.58)
+USABLE = 0.94  # of a device's memory: CUDA's context, NCCL's buffers and fragmentation take the rest
+DDP_BUCKET = 25 * 2**20
+RANKS_PER_NODE = 8
+DATA_PARALLEL = ("ddp", "fsdp", "fsdp-grad-op", "hsdp", "zero2", "zero3")
+PIPELINES = ("pipeline-gpipe", "pipeline-1f1b")
+_STAGE = {"zero2": 2, "fsdp-grad-op": 2, "zero3": 3, "fsdp": 3, "hsdp": 3}
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One kind of message of a step: ``calls`` of ``message_bytes`` together, over ``ranks`` ranks."""
+
+    kind: Literal["all_reduce", "all_gather", "reduce_scatter", "send"]
+    calls: int
+    message_bytes: float
+    ranks: int
+    between_nodes: bool = False
+
+    @property
+    def bytes_per_rank(self) -> float:
+        """Bytes that the busiest rank puts on its link in a step (nccl-tests' bus bandwidth factors)."""
+        if self.kind == "send":
+            return self.message_bytes
+        return (2 if self.kind == "all_reduce" else 1) * (self.ranks - 1) / self.ranks * self.message_bytes
+
+    def seconds(self, link: Link, sharing: int = 1) -> float:
+        """Time on ``link`` that ``sharing`` rings use at once: latency a hop and call, and bytes over bus bandwidth."""
+        hops = 1 if self.kind == "send" else (2 if self.kind == "all_reduce" else 1) * (self.ranks - 1)
+        return self.calls * hops * link.latency_s + sharing * self.bytes_per_rank / link.bus_bandwidth
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The estimate for one rank and one step. GiB are 2^30 bytes. ``None``: cannot be said without hardware."""
+
+    strategy: str
+    world_size: int
+    precision: str
+    batch_size: int
+    parameters: int
+    weights_gib: float
+    gradients_gib: float
+    optimizer_gib: float
+    activations_gib: float
+    buffers_gib: float
+    total_gib: float
+    bytes_per_step: float
+    bubble_share: float
+    flops_per_step: float
+    compute_time_s: float | None
+    communication_time_s: float | None
+    exposed_communication_s: float | None
+    step_time_s: float | None
+    hardware: str | None
+    memory_gib: float | None
+    fits: bool | None
+    limited_by: str | None
+    communication: list[dict[str, Any]] = field(default_factory=list)
+
+    def as_json(self) -> dict[str, Any]:
+        """All fields as plain values."""
+        return asdict(self)
+
+
+def state_bytes(precision: str, optimizer: str = "adamw") -> tuple[float, float, float]:
+    """Bytes a trained parameter: weights, gradients, optimizer state (with mixed precision's fp32 copy of the weights).
+
+    Raises:
+        UserError: unknown precision or optimizer.
+    """
+    if precision not in _BYTES:
+        raise UserError(
+            f"unknown precision '{precision}'{near(precision, PRECISIONS)}",
+            where="--precision",
+            fix=f"one of {', '.join(PRECISIONS)}",
+            code=USAGE,
+        )
+    if optimizer not in _MOMENTS:
+        known = tuple(_MOMENTS)
+        raise UserError(
+            f"unknown optimizer '{optimizer}'{near(optimizer, known)}", where="--optimizer", fix=f"one of {', '.join(known)}", code=USAGE
+        )
+    weights, gradients, copy, moment = _BYTES[precision]
+    count, width = _MOMENTS[optimizer]
+    return weights, gradients, copy + count * (moment if width is None else width)
+
+
+def partition(parts: tuple[float, float, float], stage: int, ranks: int) -> tuple[float, float, float]:
+    """Weights, gradients and optimizer state a rank under ZeRO ``stage`` 0 to 3 over ``ranks`` (ZeRO, figure 1)."""
+    weights, gradients, optimizer = parts
+    return (
+        weights / (ranks if stage >= 3 else 1),
+        gradients / (ranks if stage >= 2 else 1),
+        optimizer / (ranks if stage >= 1 else 1),
+    )
+
+
+def bubble_share(stages: int, micro_batches: int) -> float:
+    """The idle share of a pipeline's step, (P-1)/(M+P-1); with one micro-batch it is naive model parallelism's 1 - 1/P."""
+    return (stages - 1) / (micro_batches + stages - 1)
+
+
+def estimate(
+    shape: Shape,
+    *,
+    strategy: str,
+    world_size: int,
+    precision: str = "bf16-mixed",
+    batch_size: int = 8,
+    hardware: Hardware | None = None,
+    interconnect: Link | None = None,
+    nodes: int | None = None,
+    micro_batches: int = 8,
+    accumulation: int = 1,
+    activation_checkpointing: Checkpointing = "none",
+    optimizer: str = "adamw",
+    lora_r: int | None = None,
+    gradient_bytes: float | None = None,
+    utilisation: float = UTILISATION,
+) -> Plan:
+    """The plan for training ``shape`` with ``strategy``.
+
+    Args:
+        batch_size: sequences or images a step over **all** ranks and accumulation steps (the global batch).
+        hardware: without it there are no times and no verdict.
+        interconnect: the slowest link between ranks; by default the hardware's own within a machine, and 100 Gb Ethernet
+            between ``nodes`` machines.
+        nodes: machines; by default one for every eight ranks.
+        micro_batches: of the pipeline strategies.
+        gradient_bytes: width of the gradients on the wire, where it differs from the precision's.
+        utilisation: the share of peak FLOP/s that the compute reaches.
+
+    Raises:
+        UserError: a name or number that cannot be.
+    """
+    _check(shape, strategy, world_size, batch_size, micro_batches, accumulation, lora_r)
+    nodes = nodes or math.ceil(world_size / RANKS_PER_NODE)
+    ranks_per_node = math.ceil(world_size / nodes)
+    layout = _Layout(shape, strategy, world_size, nodes, precision, batch_size, micro_batches, accumulation, activation_checkpointing)
+    trained = shape.parameters if lora_r is None else shape.lora_parameters(lora_r)
+    weights, gradients, states = layout.states(state_bytes(precision, optimizer), trained)
+    activations, buffers = layout.activations(), layout.buffers(trained)
+    collectives = layout.collectives(trained, gradient_bytes)
+    total = weights + gradients + states + activations + buffers
+    bubble = layout.bubble
+    flops = shape.flops_per_sample * batch_size * (2 / 3 if lora_r else 1) * _RECOMPUTE[activation_checkpointing]
+    times = None
+    if hardware is not None:
+        peak = hardware.peak(precision)
+        if peak is None:
+            raise UserError(
+                f"{hardware.name} has no {precision}", where="--precision", fix=f"one of {', '.join(hardware.flops)}", code=USAGE
+            )
+        per_rank = peak / ranks_per_node if hardware.shared else peak
+        compute = layout.rank_flops(flops) / (per_rank * utilisation)
+        # the optimizer reads weights, gradients and states and writes them back: bound by memory, not by arithmetic
+        compute += 2 * (weights + gradients + states) / (hardware.memory_bandwidth / (ranks_per_node if hardware.shared else 1))
+        times = _times(layout, collectives, compute, hardware, interconnect, ranks_per_node)
+    memory = None if hardware is None else hardware.memory_gib / (ranks_per_node if hardware.shared else 1)
+    fits = None if memory is None else total <= memory * USABLE * GIB
+    return Plan(
+        strategy=strategy,
+        world_size=world_size,
+        precision=precision,
+        batch_size=batch_size,
+        parameters=shape.parameters,
+        weights_gib=weights / GIB,
+        gradients_gib=gradients / GIB,
+        optimizer_gib=states / GIB,
+        activations_gib=activations / GIB,
+        buffers_gib=buffers / GIB,
+        total_gib=total / GIB,
+        bytes_per_step=sum(item.bytes_per_rank for item in collectives),
+        bubble_share=bubble,
+        flops_per_step=flops,
+        compute_time_s=times.compute if times else None,
+        communication_time_s=times.communication if times else None,
+        exposed_communication_s=times.exposed if times else None,
+        step_time_s=times.step if times else None,
+        hardware=hardware.name if hardware else None,
+        memory_gib=memory,
+        fits=fits,
+        limited_by=None if times is None else "memory" if fits is False else times.limited_by,
+        communication=[{**asdict(item), "bytes_per_rank": item.bytes_per_rank} for item in collectives],
+    )
+
+
+# Backward costs twice a forward pass, so that a second forward pass makes 3 into 4. Selective computes only cheap things again.
+_RECOMPUTE: dict[str, float] = {"none": 1.0, "selective": 1.02, "full": 4 / 3, "sequential": 4 / 3}
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Who holds what, and who sends what to whom."""
+
+    shape: Shape
+    strategy: str
+    world_size: int
+    nodes: int
+    precision: str
+    batch_size: int
+    micro_batches: int
+    accumulation: int
+    checkpointing: Checkpointing
+
+    @property
+    def width(self) -> float:
+        """Bytes of an activation or of a weight that is computed with."""
+        return 4.0 if self.precision == "fp32" else 2.0
+
+    @property
+    def stages(self) -> int:
+        """Parts into which the layers are cut."""
+        return self.world_size if self.strategy in (*PIPELINES, "naive-mp") else 1
+
+    @property
+    def replicas(self) -> int:
+        """Parts into which the batch is cut."""
+        return self.world_size if self.strategy in DATA_PARALLEL else 1
+
+    @property
+    def shards(self) -> int:
+        """Ranks that share one copy of the states: within a machine for hsdp, or half of a single machine."""
+        if self.strategy == "hsdp":
+            return max(1, self.world_size // (self.nodes if self.nodes > 1 else 2))
+        return self.world_size if self.strategy in _STAGE else 1
+
+    @property
+    def bubble(self) -> float:
+        return bubble_share(self.stages, self.micro_batches if self.strategy in PIPELINES else 1)
+
+    def held(self, parameters: float) -> float:
+        """Parameters of the fullest rank before sharding."""
+        if self.strategy == "tensor":
+            return parameters * (1 - self._divided_share * (1 - 1 / self.world_size))
+        return parameters / self.stages
+
+    @property
+    def _divided_share(self) -> float:
+        return self.shape.divisible / self.shape.parameters
+
+    def states(self, per_parameter: tuple[float, float, float], trained: float) -> tuple[float, float, float]:
+        """Bytes of weights, gradients and optimizer; frozen weights (LoRA) have neither of the last two."""
+        stage, (weight, gradient, optimizer) = _STAGE.get(self.strategy, 0), per_parameter
+        held, held_trained = self.held(self.shape.parameters), self.held(trained)
+        extra = held_trained if trained < self.shape.parameters else 0  # adapters come on top of the weights
+        return partition((weight * (held + extra), gradient * held_trained, optimizer * held_trained), stage, self.shards)
+
+    def activations(self) -> float:
+        """Bytes kept for the backward pass on the fullest rank, with the logits at their worst moment."""
+        samples = self.batch_size / (self.replicas * self.accumulation)
+        tensor = self.world_size if self.strategy == "tensor" else 1
+        units = self.shape.units / self.stages
+        kept = self._kept(units, tensor)
+        if self.strategy not in PIPELINES:
+            return samples * (kept * self.width + self.shape.head_elements * (self.width + 12))
+        # GPipe holds every micro-batch of its stage; 1F1B at most P of them on the first stage, one on the last
+        in_flight = min(self.stages, self.micro_batches) if self.strategy == "pipeline-1f1b" else self.micro_batches
+        micro = samples / self.micro_batches
+        waiting = self.micro_batches if self.strategy == "pipeline-gpipe" else 1
+        head = micro * self.shape.head_elements * (waiting * (self.width + 4) + 8)
+        first, last = in_flight * micro * kept * self.width, waiting * micro * kept * self.width + head
+        return max(first, last)
+
+    def _kept(self, units: float, tensor: int) -> float:
+        """Elements a sample over ``units`` blocks; a block (or segment) that is computed again is whole for that moment."""
+        whole = self.shape.layer_elements("none", tensor)
+        if self.checkpointing == "sequential":
+            segments = max(1, math.isqrt(math.ceil(units)))
+            return segments * self.shape.layer_elements("full", tensor) + units / segments * whole
+        if self.checkpointing in ("full", "selective"):
+            return units * self.shape.layer_elements(self.checkpointing, tensor) + min(1.0, units) * whole
+        return units * whole
+
+    def buffers(self, trained: float) -> float:
+        """Bytes of what is gathered or bucketed for a moment: two units (one at work, one prefetched) with full sharding."""
+        if self.strategy in ("fsdp", "hsdp", "zero3"):
+            return 2.0 * self.width * self.shape.largest_unit
+        return 0.0
+
+    def collectives(self, trained: float, gradient_bytes: float | None) -> list[Collective]:
+        """The messages of one step, all accumulation steps included; no_sync leaves one gradient reduction."""
+        n, units = self.world_size, self.shape.units
+        if n == 1 or self.strategy == "single":
+            return []
+        grads = trained * (gradient_bytes or self.width)
+        weights = self.shape.parameters * self.width
+        buckets = max(1, math.ceil(grads / DDP_BUCKET))
+        hidden = self.batch_size * self.shape.boundary_elements * self.width
+        match self.strategy:
+            case "ddp":
+                return [Collective("all_reduce", buckets, grads, n, self.nodes > 1)]
+            case "zero2" | "fsdp-grad-op":
+                gathered = trained * self.width if self.strategy == "zero2" else weights  # only what was updated changes
+                gathers = 1 if self.strategy == "zero2" else self.accumulation
+                return [
+                    Collective("reduce_scatter", max(buckets, units), grads, n, self.nodes > 1),
+                    Collective("all_gather", units * gathers, gathered * gathers, n, self.nodes > 1),
+                ]
+            case "fsdp" | "zero3" | "hsdp":
+                inner, outer = self.shards, n // self.shards
+                between = self.nodes > 1 and self.strategy != "hsdp"
+                found = []
+                if inner > 1:
+                    gathers = 2 * self.accumulation  # before the forward and again before the backward pass
+                    found = [
+                        Collective("all_gather", units * gathers, weights * gathers, inner, between),
+                        Collective("reduce_scatter", units, grads, inner, between),
+                    ]
+                if outer > 1:
+                    found.append(Collective("all_reduce", units, grads / inner, outer, self.nodes > 1))
+                return found
+            case "tensor":  # Megatron-LM, section 3: two all-reduces forward and two backward in each layer
+                return [Collective("all_reduce", 4 * units * self.accumulation, 4 * units * hidden, n, self.nodes > 1)]
+            case _:  # each rank in the middle passes activations on and gradients back; with two ranks, one of both
+                both = 2 if n > 2 else 1
+                parts = self.micro_batches if self.strategy in PIPELINES else 1
+                return [Collective("send", both * parts * self.accumulation, both * hidden, n, self.nodes > 1)]
+
+    def rank_flops(self, flops: float) -> float:
+        """FLOPs of one rank of a step's ``flops``; tensor parallelism repeats the head and the norms on every rank."""
+        if self.strategy == "tensor" and isinstance(self.shape, Transformer):
+            whole = 6.0 * self.shape.vocabulary * self.shape.hidden * self.shape.sequence_length * self.batch_size
+            return whole + max(0.0, flops - whole) / self.world_size
+        return flops / (1 if self.strategy == "single" else self.world_size)
+
+
+@dataclass(frozen=True)
+class _Times:
+    compute: float
+    communication: float
+    exposed: float
+    idle: float
+
+    @property
+    def step(self) -> float:
+        return self.compute + self.idle + self.exposed
+
+    @property
+    def limited_by(self) -> str:
+        shares = {"compute": self.compute, "communication": self.exposed, "bubble": self.idle}
+        return max(shares, key=lambda name: shares[name])
+
+
+def _times(
+    layout: _Layout, collectives: list[Collective], compute: float, hardware: Hardware, link: Link | None, ranks_per_node: int
+) -> _Times:
+    """Compute, waiting and what of the communication does not hide behind compute.
+
+    DDP and ZeRO-2 reduce gradients during the backward pass (two thirds of the compute), full sharding gathers and reduces
+    all along; what is left over shows. Tensor parallelism's reductions sit between dependent products, and a CPU both
+    computes and copies: nothing hides there.
+    """
+    inside = link or link_row(hardware.link)
+    outside = link or LINKS["ethernet-100g"]
+    communication = sum(
+        item.seconds(outside if item.between_nodes else inside, ranks_per_node if layout.strategy == "hsdp" and item.between_nodes else 1)
+        for item in collectives
+    )
+    hidden_by = {"ddp": 2 / 3, "zero2": 2 / 3, "fsdp-grad-op": 1.0, "fsdp": 1.0, "hsdp": 1.0, "zero3": 1.0}
+    overlap = 0.0 if hardware.shared else hidden_by.get(layout.strategy, 0.0)
+    exposed = max(0.0, communication - overlap * compute)
+    if communication and overlap:  # the last bucket or unit has nothing left to hide behind
+        exposed = max(exposed, communication / max(1, sum(item.calls for item in collectives)))
+    idle = compute * layout.bubble / (1 - layout.bubble)
+    return _Times(compute, communication, exposed, idle)
+
+
+def _check(
+    shape: Shape, strategy: str, world_size: int, batch_size: int, micro_batches: int, accumulation: int, lora_r: int | None
+) -> None:
+    if strategy not in STRATEGIES:
+        raise UserError(
+            f"unknown strategy '{strategy}'{near(strategy, STRATEGIES)}",
+            where="--strategy",
+            fix=f"one of {', '.join(STRATEGIES)}",
+            code=USAGE,
+        )
+    numbers = {"--world-size": world_size, "--batch-size": batch_size, "--micro-batches": micro_batches, "--accumulation": accumulation}
+    for flag, value in {**numbers, "--lora-r": 1 if lora_r is None else lora_r}.items():
+        if value < 1:
+            raise UserError(f"{value} is not a positive number", where=flag, fix="give 1 or more", code=USAGE)
+    if isinstance(shape, Opaque) and shape.parameters < 1:
+        raise UserError(
+            f"{shape.parameters} is not a positive number of parameters", where="--params", fix="for example --params 7.5e9", code=USAGE
+        )
