@@ -11,11 +11,13 @@ import datetime
 import gc
 import os
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from training.run.errors import CONFIG, UNAVAILABLE, PeerLost, UserError
 
+T = TypeVar("T")
 DEFAULT_TIMEOUT_S = 600.0
 
 
@@ -164,21 +166,25 @@ def cleanup_distributed() -> None:
         dist.destroy_process_group()
 
 
-def all_agree(value: bool, world: World) -> bool:
-    """True if ``value`` is true on every rank (a collective call; all ranks must make it)."""
-    return not any_rank(not value, world)
+def on_main(world: World, function: Callable[[], T]) -> T:
+    """Run ``function`` on rank 0 and give every rank its result, or its UserError (a collective call).
 
-
-def any_rank(value: bool, world: World) -> bool:
-    """True if ``value`` is true on at least one rank (a collective call on the CPU backend)."""
-    if world.world_size == 1:
-        return value
-    import torch
+    So a fault that only rank 0 can see ends all ranks with one message, not one rank with it and the others in a timeout.
+    """
     import torch.distributed as dist
 
-    flag = torch.tensor(int(value))
-    dist.all_reduce(flag, op=dist.ReduceOp.MAX)
-    return bool(flag.item())
+    answer: list[Any] = [None, None]
+    if world.is_main:
+        try:
+            answer[0] = function()
+        except UserError as error:
+            answer[1] = error
+    if world.world_size > 1:
+        dist.broadcast_object_list(answer)
+    if answer[1] is not None:
+        raise answer[1]
+    result: T = answer[0]
+    return result
 
 
 @contextlib.contextmanager
@@ -191,3 +197,16 @@ def main_first(world: World) -> Iterator[None]:
     yield
     if world.world_size > 1 and world.is_main:
         dist.barrier()
+
+
+def peer_failure(error: BaseException) -> PeerLost | None:
+    """``error`` as a :class:`PeerLost` if it is how a collective reports a dead, hung or unreachable rank; else None."""
+    if isinstance(error, PeerLost):
+        return error
+    import torch.distributed as dist
+
+    text = str(error)
+    signs = ("Connection closed by peer", "Connection reset", "Timed out waiting", "Broken pipe", "NCCL", "wait timeout", "collective operation")
+    if isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and any(sign in text for sign in signs)):
+        return PeerLost(f"another rank died or stopped answering: {text.splitlines()[0][:300]}")
+    return None

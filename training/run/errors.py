@@ -5,8 +5,11 @@ Codes 64-78 are those of sysexits.h and mean that the user has to change somethi
 
 from __future__ import annotations
 
+import json
 import os
 import sys
+import time
+import traceback
 from pathlib import Path
 from typing import NoReturn
 
@@ -16,6 +19,7 @@ DATA = 65  # the content of an input: data set, record, checkpoint
 NO_INPUT = 66  # an input that is missing or cannot be read
 UNAVAILABLE = 69  # a service or program that is needed: hub, cluster, GPU, helm
 SOFTWARE = 70  # a fault of podtune itself
+OUT_OF_MEMORY = 71  # the GPU or the pod is too small for this batch, length and model
 CANNOT_CREATE = 73  # an output that cannot be written
 IO = 74  # reading or writing failed half-way: a full disk
 NO_PERMISSION = 77
@@ -51,12 +55,24 @@ class PeerLost(RuntimeError):
 
 
 def report(error: BaseException, *, rank: int | None = None) -> int:
-    """Print ``error`` to stderr and, in a pod, one line of it to the termination log; return the exit code."""
+    """Say what went wrong, for people and for the launcher; return the exit code.
+
+    A :class:`UserError` met by every rank is printed once, by rank 0. One line goes to the pod's termination log, and the
+    message to the file in which torchrun looks for the root cause.
+    """
     code = exit_code(error)
     who = "" if rank is None else f"rank {rank}: "
-    text = str(error) if isinstance(error, UserError | PeerLost) else f"{type(error).__name__}: {error}"
-    print(f"podtune: {who}error: {text}", file=sys.stderr, flush=True)
+    known = isinstance(error, UserError | PeerLost)
+    text = str(error) if known else f"{type(error).__name__}: {error}"
+    if not known and not isinstance(error, SystemExit):
+        traceback.print_exception(error)
+    if not rank or not isinstance(error, UserError):
+        print(f"podtune: {'' if rank == 0 else who}error: {text}", file=sys.stderr, flush=True)
     terminate_log(f"{who}{text}", code)
+    if error_file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+        message = {"message": text, "errorCode": code, "extraInfo": {"timestamp": str(int(time.time()))}}
+        Path(error_file).parent.mkdir(parents=True, exist_ok=True)
+        Path(error_file).write_text(json.dumps({"message": message}), encoding="utf-8")
     return code
 
 

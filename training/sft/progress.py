@@ -1,0 +1,179 @@
+"""What a run says while it runs: one line a logging step, metrics.jsonl, and the measurements of run.json. Rank 0."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from training.run.record import MetricsLog
+
+
+class Progress(TrainerCallback):  # type: ignore[misc]
+    """Times every step on every rank; on rank 0 also writes and prints."""
+
+    def __init__(self, output_dir: Path, *, is_main: bool, from_step: int, tokens_before: int) -> None:
+        self.step_times: list[float] = []
+        self.time_to_first_step_s: float | None = None
+        self.losses: dict[str, float] = {}
+        self.samples = 0
+        self._log = MetricsLog(output_dir / "metrics.jsonl", from_step=from_step) if is_main else None
+        self._tokens, self._first_tokens = tokens_before, tokens_before
+        self._windows: list[tuple[int, float]] = []  # real tokens and seconds of training between two logging steps
+        self._window_steps = 0
+        self._started = 0.0
+        self._from_step = from_step
+        self._display = _Terminal() if is_main and sys.stdout.isatty() else _Lines()
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if self._log:
+            self._display.start(state.max_steps, self._from_step)
+
+    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self._started = time.monotonic()
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self.step_times.append(time.monotonic() - self._started)
+        self._window_steps += 1
+        self.samples += args.train_batch_size * args.world_size * args.gradient_accumulation_steps
+        if self.time_to_first_step_s is None:
+            self.time_to_first_step_s = time.time() - psutil.Process().create_time()
+        if self._log:
+            self._display.advance(state.global_step)
+
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict[str, Any] | None = None, **_: Any
+    ) -> None:
+        if not self._log or not logs:
+            return
+        if "loss" in logs:
+            self._train_line(state, dict(logs))
+        elif "eval_loss" in logs:
+            self._eval_line(state, dict(logs))
+
+    def _train_line(self, state: TrainerState, logs: dict[str, Any]) -> None:
+        assert self._log
+        seconds = sum(self.step_times[-self._window_steps :]) if self._window_steps else 0.0
+        tokens = int(logs["tokens"])
+        if seconds:
+            self._windows.append((tokens - self._tokens, seconds))
+            logs["tokens_per_s"] = (tokens - self._tokens) / seconds
+            logs["step_time_s"] = seconds / self._window_steps
+            logs["eta_s"] = (state.max_steps - state.global_step) * logs["step_time_s"]
+        self._tokens, self._window_steps = tokens, 0
+        self.losses.setdefault("first", logs["loss"])
+        self.losses["last"] = logs["loss"]
+        logs.pop("num_tokens", None)  # TRL's count, of this attempt only
+        self._log.write("train", state.global_step, {"epoch": state.epoch} | logs)
+        self._display.train(state, logs)
+
+    def _eval_line(self, state: TrainerState, logs: dict[str, Any]) -> None:
+        assert self._log
+        metrics = {key.removeprefix("eval_"): value for key, value in logs.items() if key != "epoch"}
+        metrics.pop("num_tokens", None)
+        metrics["perplexity"] = math.exp(min(metrics["loss"], 700.0)) if math.isfinite(metrics["loss"]) else metrics["loss"]
+        self.losses.setdefault("eval_first", metrics["loss"])
+        self.losses["eval"] = metrics["loss"]
+        self._log.write("eval", state.global_step, {"epoch": state.epoch, "tokens": self._tokens} | metrics)
+        self._display.evaluation(state, metrics)
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if self._log:
+            self._display.stop()
+            self._log.close()
+
+    def measurements(self) -> dict[str, Any]:
+        """The record's measurements that this process can know alone. Step times leave out the first two steps."""
+        times = self.step_times[2:] or self.step_times
+        windows = self._windows[1:] or self._windows
+        found: dict[str, Any] = {"steps": self._from_step + len(self.step_times), "tokens": self._tokens, "loss": self.losses}
+        if self.samples:
+            found["samples"] = self.samples
+        if windows:
+            found["tokens_per_s"] = sum(tokens for tokens, _ in windows) / sum(seconds for _, seconds in windows)
+        if times:
+            ordered = sorted(times)
+            found["step_time_s"] = {
+                "mean": statistics.fmean(times),
+                "std": statistics.pstdev(times),
+                "p50": statistics.median(ordered),
+                "p95": ordered[min(len(ordered) - 1, math.ceil(0.95 * len(ordered)) - 1)],
+                "n": len(times),
+            }
+        if self.time_to_first_step_s is not None:
+            found["time_to_first_step_s"] = self.time_to_first_step_s
+        return found
+
+
+def duration(seconds: float) -> str:
+    """``75`` as ``1m15s``."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    return f"{whole // 60}m{whole % 60:02d}s" if whole < 3600 else f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+
+
+def train_line(state: TrainerState, logs: dict[str, Any]) -> str:
+    """One tidy line: step, loss, gradient norm, learning rate, real tokens a second, time left."""
+    width = len(str(state.max_steps))
+    line = f"step {state.global_step:>{width}}/{state.max_steps}  loss {logs['loss']:.4f}"
+    if "grad_norm" in logs:
+        line += f"  grad {logs['grad_norm']:.3f}"
+    line += f"  lr {logs['learning_rate']:.2e}"
+    if "tokens_per_s" in logs:
+        line += f"  {logs['tokens_per_s']:,.0f} tokens/s  eta {duration(logs['eta_s'])}"
+    return line
+
+
+def eval_line(state: TrainerState, metrics: dict[str, Any]) -> str:
+    """One line for an evaluation."""
+    return f"eval at step {state.global_step}  loss {metrics['loss']:.4f}  perplexity {metrics['perplexity']:.2f}"
+
+
+class _Lines:
+    """One line a logging step: for logs, files and pods."""
+
+    def start(self, max_steps: int, done: int) -> None:
+        print(f"training: steps {done} to {max_steps}", flush=True)
+
+    def advance(self, step: int) -> None:
+        """Nothing between the lines."""
+
+    def train(self, state: TrainerState, logs: dict[str, Any]) -> None:
+        print(train_line(state, logs), flush=True)
+
+    def evaluation(self, state: TrainerState, metrics: dict[str, Any]) -> None:
+        print(eval_line(state, metrics), flush=True)
+
+    def stop(self) -> None:
+        """Nothing is open."""
+
+
+class _Terminal(_Lines):
+    """A progress bar with the last figures beside it; evaluations stay as lines above."""
+
+    def start(self, max_steps: int, done: int) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+        from rich.progress import Progress as Bar
+
+        self._bar = Bar(TextColumn("training"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
+        self._task = self._bar.add_task("", total=max_steps, completed=done)
+        self._bar.start()
+
+    def advance(self, step: int) -> None:
+        self._bar.update(self._task, completed=step)
+
+    def train(self, state: TrainerState, logs: dict[str, Any]) -> None:
+        self._bar.update(self._task, description=train_line(state, logs).split("  ", 1)[1])
+
+    def evaluation(self, state: TrainerState, metrics: dict[str, Any]) -> None:
+        self._bar.console.print(eval_line(state, metrics))
+
+    def stop(self) -> None:
+        self._bar.stop()

@@ -1,0 +1,197 @@
+"""The record of a fine-tune while it happens: run.json, the tracker, the heartbeat, and what resumes what."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from training.run import checkpoint
+from training.run.checkpoint import Checkpoint
+from training.run.distributed import World
+from training.run.errors import UserError, exit_code
+from training.run.heartbeat import Heartbeat
+from training.run.provenance import provenance
+from training.run.record import emit_record, end_record, new_record, now, write_json
+from training.sft.progress import Progress, duration
+
+if TYPE_CHECKING:
+    from training.sft.build import Arguments
+    from training.sft.inputs import Inputs
+    from training.sft.trainer import PodtuneTrainer
+
+
+def resume_facts(arguments: Arguments, world: World, inputs: Inputs) -> dict[str, Any]:
+    """What must not change between a checkpoint and the run that resumes it: world, batch, schedule, data, model."""
+    training = arguments.training
+    return {
+        "world_size": world.world_size,
+        "strategy": arguments.strategy,
+        "per_device_train_batch_size": training.per_device_train_batch_size,
+        "gradient_accumulation_steps": training.gradient_accumulation_steps,
+        "learning_rate": training.learning_rate,
+        "lr_scheduler_type": str(getattr(training.lr_scheduler_type, "value", training.lr_scheduler_type)),
+        "warmup_steps": training.warmup_steps,
+        "num_train_epochs": training.num_train_epochs,
+        "max_steps": training.max_steps,
+        "seed": training.seed,
+        "max_length": training.max_length,
+        "packing": training.packing,
+        "data": inputs.facts["fingerprint"],
+        "model": str(arguments.model.model_name_or_path),
+        "use_peft": arguments.model.use_peft,
+    }
+
+
+def find_checkpoint(arguments: Arguments, facts: dict[str, Any]) -> Checkpoint | None:
+    """The checkpoint to go on from: the one named, else the newest complete one in output_dir, else none. Rank 0.
+
+    Raises:
+        UserError: the one named is damaged, all are, or they belong to a run that differs from this one.
+    """
+    named = arguments.training.resume_from_checkpoint
+    output_dir = Path(arguments.training.output_dir)
+    if named and named not in ("True", "true", True):
+        path = Path(named)
+        if reason := checkpoint.damage(path) if path.is_dir() else "there is no such folder":
+            raise UserError(f"cannot be resumed: {reason}", where=str(path), fix="name a complete checkpoint, or none")
+        manifest = json.loads((path / checkpoint.MANIFEST).read_text(encoding="utf-8"))
+        found: Checkpoint | None = Checkpoint(path, int(manifest["step"]), manifest["facts"])
+    elif arguments.run.auto_resume:
+        found, warnings = checkpoint.newest_complete(output_dir)
+        for warning in warnings:
+            print(f"podtune: warning: {warning}", file=sys.stderr, flush=True)
+    elif checkpoint.checkpoints(output_dir):
+        raise UserError(
+            "holds checkpoints of an earlier run, and auto_resume is off", where=str(output_dir), fix="use another output_dir, or resume"
+        )
+    else:
+        found = None
+    if found is not None:
+        for change in checkpoint.check_resume(found, facts, allowed=arguments.run.allow_resume_change):
+            print(f"podtune: warning: resuming although {change}", file=sys.stderr, flush=True)
+    return found
+
+
+class Run:
+    """What one start of a fine-tune leaves behind. Every rank has one; only rank 0's writes."""
+
+    def __init__(self, arguments: Arguments, world: World, inputs: Inputs, resume: Checkpoint | None) -> None:
+        training = arguments.training
+        self.world = world
+        self.output_dir = Path(training.output_dir)
+        self.step = resume.step if resume else 0
+        self.progress = Progress(
+            self.output_dir, is_main=world.is_main, from_step=self.step, tokens_before=resume.facts["tokens"] if resume else 0
+        )
+        self.record: dict[str, Any] = {}
+        self._tracker: Any = None
+        self._heartbeat: Heartbeat | None = None
+        if not world.is_main:
+            return
+        self.record = new_record(
+            mode="sft",
+            name=arguments.name,
+            config=arguments.resolved(),
+            strategy=arguments.strategy,
+            model=str(arguments.model.model_name_or_path),
+            world_size=world.world_size,
+            nnodes=world.nnodes,
+            nproc_per_node=world.local_world_size,
+            global_batch_size=training.per_device_train_batch_size * world.world_size * training.gradient_accumulation_steps,
+            seed=training.seed,
+            data=inputs.facts,
+            provenance=provenance(),
+        )
+        earlier = self._earlier()
+        self.record["started_at"] = earlier.get("started_at", self.record["started_at"])
+        self.record["attempts"] = [*earlier.get("attempts", []), {"started_at": now(), "from_step": self.step}]
+        if first := earlier.get("measurements", {}).get("loss"):
+            self.progress.losses |= {key: value for key, value in first.items() if key in ("first", "eval_first")}
+        self._write()
+        self._heartbeat = Heartbeat(self.output_dir)
+        self.progress.on_step = self._heartbeat.step
+        if arguments.run.aim_repo:
+            from training.run.tracking import start_tracker
+
+            self._tracker = start_tracker(self.output_dir, arguments.run.aim_repo)
+
+    def _earlier(self) -> dict[str, Any]:
+        """The record that an earlier start left here, if this one goes on from it."""
+        with contextlib.suppress(OSError, ValueError):
+            earlier = json.loads((self.output_dir / "run.json").read_text(encoding="utf-8"))
+            if self.step and isinstance(earlier, dict):
+                return earlier
+        return {}
+
+    def _write(self) -> None:
+        write_json(self.output_dir / "run.json", self.record)
+
+    def measure(self, trainer: PodtuneTrainer) -> None:
+        """Fill in the measurements; a collective call, because memory is asked of every rank."""
+        peaks = trainer.peak_memory_gib()
+        self.step = trainer.state.global_step
+        if not self.world.is_main:
+            return
+        found = self.progress.measurements() | {"steps": self.step, "tokens": trainer.tokens}
+        found["peak_memory_gib"] = {"max": max(peaks), "per_rank": peaks, "kind": "allocator" if self.world.device_type == "cuda" else "resident"}
+        found |= trainer.utilisation(found.get("tokens_per_s"))
+        self.record["measurements"] = found
+
+    def end(self, status: Any, code: int, reason: str = "") -> None:
+        """Close the record on the volume, in Aim and on stdout. Rank 0."""
+        if not self.world.is_main:
+            return
+        end_record(self.record, status, code, reason)
+        self._write()
+        if self._heartbeat:
+            self._heartbeat.stop()
+        if self._tracker:
+            self._tracker.finish()
+        if not sys.stdout.isatty():
+            emit_record(self.record, sys.stdout)
+
+    def failed(self, error: BaseException) -> None:
+        """Close the record after ``error``; whatever was measured until then stays in it."""
+        import torch
+
+        out_of_memory = isinstance(error, torch.OutOfMemoryError | MemoryError)
+        if self.record and self.record["status"] == "running":
+            self.record["measurements"] = self.progress.measurements()
+            self.end("oom" if out_of_memory else "error", exit_code(error), str(error)[:2000])
+
+    def answer(self, arguments: Arguments, inputs: Inputs, tokenizer: Any) -> None:
+        """Base and tuned model side by side on held-out rows: answers, exact match, perplexity. Rank 0, group closed."""
+        rows = arguments.run.answer_rows
+        if not rows or inputs.eval_rows is None:
+            return
+        from training.sft.evaluate import compare_with_base
+
+        chosen = inputs.eval_rows.select(range(min(rows, len(inputs.eval_rows))))
+        found = compare_with_base(
+            str(arguments.model.model_name_or_path),
+            self.output_dir / "final",
+            tokenizer,
+            list(chosen),
+            max_new_tokens=arguments.run.answer_max_new_tokens,
+        )
+        self.record["measurements"]["answers"] = found
+
+    def summary(self) -> list[str]:
+        """The closing lines for people."""
+        found = self.record["measurements"]
+        loss = found.get("loss", {})
+        lines = [
+            f"done: {found['steps']} steps, {found['tokens']:,} tokens"
+            + (f", {found['tokens_per_s']:,.0f} tokens/s" if "tokens_per_s" in found else "")
+            + (f", {duration(sum(self.progress.step_times))} of training")
+        ]
+        if "eval" in loss:
+            lines.append(f"eval loss {loss['eval_first']:.4f} -> {loss['eval']:.4f}")
+        lines.append(f"model   {self.output_dir / 'final'}")
+        lines.append(f"record  {self.output_dir / 'run.json'}, {self.output_dir / 'metrics.jsonl'}")
+        return lines
+
+
