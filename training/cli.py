@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from training.commands import aim, model
+from training.commands import aim, bench, model
 from training.run.errors import UserError, report
 
 app = typer.Typer(
@@ -18,6 +18,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.add_typer(bench.app, name="bench")
 app.add_typer(model.app, name="model")
 app.command("aim-sync")(aim.aim_sync)
 

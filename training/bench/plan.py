@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from training.bench.hardware import LINKS, Hardware, Link, link_row
+from training.bench.options import GLOBAL_BATCH_SIZE
 from training.bench.shapes import Checkpointing, Opaque, Shape, Transformer
 from training.bench.sizes import STRATEGIES
 from training.run.errors import USAGE, UserError, near
@@ -27,10 +28,13 @@ GIB = 2**30
 Optimizer = Literal["adamw", "adamw-8bit", "sgd"]
 
 # Bytes a parameter: weights, gradients, and of the optimizer the fp32 copy of the weights and each of Adam's two moments.
+# "mixed" is the ZeRO paper's: 16-bit weights with an fp32 copy. "autocast" is PyTorch's: fp32 weights, 16-bit products;
+# the same 16 bytes, differently spread. Plain bf16 keeps everything in bf16.
 _BYTES: dict[str, tuple[float, float, float, float]] = {
     "fp32": (4, 4, 0, 4),
     "bf16": (2, 2, 0, 2),
     "bf16-mixed": (2, 2, 4, 4),
+    "bf16-autocast": (4, 4, 0, 4),
     "fp16-mixed": (2, 2, 4, 4),
     "fp8-mixed": (2, 2, 4, 4),
 }
@@ -150,7 +154,7 @@ def estimate(
     hardware: Hardware | None = None,
     interconnect: Link | None = None,
     nodes: int | None = None,
-    micro_batches: int = 8,
+    micro_batches: int | None = None,
     accumulation: int = 1,
     activation_checkpointing: Checkpointing = "none",
     optimizer: str = "adamw",
@@ -166,14 +170,15 @@ def estimate(
         interconnect: the slowest link between ranks; by default the hardware's own within a machine, and 100 Gb Ethernet
             between ``nodes`` machines.
         nodes: machines; by default one for every eight ranks.
-        micro_batches: of the pipeline strategies.
+        micro_batches: of the pipeline strategies; by default the most up to 8 that divide the batch.
         gradient_bytes: width of the gradients on the wire, where it differs from the precision's.
         utilisation: the share of peak FLOP/s that the compute reaches.
 
     Raises:
         UserError: a name or number that cannot be.
     """
-    _check(shape, strategy, world_size, batch_size, micro_batches, accumulation, lora_r)
+    micro_batches = micro_batches or max(count for count in range(1, 9) if batch_size % count == 0)
+    check_numbers(shape, strategy, world_size, batch_size, micro_batches, accumulation, lora_r)
     nodes = nodes or math.ceil(world_size / RANKS_PER_NODE)
     ranks_per_node = math.ceil(world_size / nodes)
     layout = _Layout(shape, strategy, world_size, nodes, precision, batch_size, micro_batches, accumulation, activation_checkpointing)
@@ -183,7 +188,7 @@ def estimate(
     collectives = layout.collectives(trained, gradient_bytes)
     total = weights + gradients + states + activations + buffers
     bubble = layout.bubble
-    flops = shape.flops_per_sample * batch_size * (2 / 3 if lora_r else 1) * _RECOMPUTE[activation_checkpointing]
+    flops = shape.flops_per_sample * batch_size * (2 / 3 if lora_r else 1) * RECOMPUTE[activation_checkpointing]
     times = None
     if hardware is not None:
         peak = hardware.peak(precision)
@@ -225,8 +230,27 @@ def estimate(
     )
 
 
+def estimate_all(shape: Shape, **settings: Any) -> tuple[list[Plan], dict[str, str]]:
+    """The plan of every strategy that is possible with ``settings`` (as :func:`estimate` takes them), and why the others are not."""
+    plans, refused = [], {}
+    for strategy in STRATEGIES:
+        try:
+            plans.append(estimate(shape, strategy=strategy, **settings))
+        except UserError as error:
+            if error.where not in ("--world-size", "--strategy", "--batch-size"):
+                raise
+            refused[strategy] = f"{error.what} ({error.fix})"
+    return plans, refused
+
+
+def default_batch_size(model: str, world_size: int, accumulation: int = 1) -> int:
+    """The benchmark's global batch for ``model`` (8 for others), made larger where the ranks could not share it evenly."""
+    parts = world_size * accumulation
+    return math.ceil(GLOBAL_BATCH_SIZE.get(model, 8) / parts) * parts
+
+
 # Backward costs twice a forward pass, so that a second forward pass makes 3 into 4. Selective computes only cheap things again.
-_RECOMPUTE: dict[str, float] = {"none": 1.0, "selective": 1.02, "full": 4 / 3, "sequential": 4 / 3}
+RECOMPUTE: dict[str, float] = {"none": 1.0, "selective": 1.02, "full": 4 / 3, "sequential": 4 / 3}
 
 
 @dataclass(frozen=True)
@@ -406,9 +430,14 @@ def _times(
     return _Times(compute, communication, exposed, idle)
 
 
-def _check(
-    shape: Shape, strategy: str, world_size: int, batch_size: int, micro_batches: int, accumulation: int, lora_r: int | None
+def check_numbers(
+    shape: Shape, strategy: str, world_size: int, batch_size: int, micro_batches: int, accumulation: int = 1, lora_r: int | None = None
 ) -> None:
+    """Refuse names and numbers that cannot be, and a world that does not divide what the strategy divides.
+
+    Raises:
+        UserError: with the nearest name, or the number that would do.
+    """
     if strategy not in STRATEGIES:
         raise UserError(
             f"unknown strategy '{strategy}'{near(strategy, STRATEGIES)}",
@@ -417,10 +446,37 @@ def _check(
             code=USAGE,
         )
     numbers = {"--world-size": world_size, "--batch-size": batch_size, "--micro-batches": micro_batches, "--accumulation": accumulation}
-    for flag, value in {**numbers, "--lora-r": 1 if lora_r is None else lora_r}.items():
+    for flag, value in {**numbers, "--lora-r": 1 if lora_r is None else lora_r, "--params": shape.parameters}.items():
         if value < 1:
             raise UserError(f"{value} is not a positive number", where=flag, fix="give 1 or more", code=USAGE)
-    if isinstance(shape, Opaque) and shape.parameters < 1:
+    if strategy == "single" and world_size > 1:
+        raise UserError(f"single is one process, not {world_size}", where="--world-size", fix="give 1, or another strategy", code=USAGE)
+    shares = accumulation * (world_size if strategy in DATA_PARALLEL else micro_batches if strategy in PIPELINES else 1)
+    if batch_size % shares:
+        above = math.ceil(batch_size / shares) * shares
+        below = f" or {above - shares}" if above > shares else ""
         raise UserError(
-            f"{shape.parameters} is not a positive number of parameters", where="--params", fix="for example --params 7.5e9", code=USAGE
+            f"a batch of {batch_size} does not divide into {shares} equal parts",
+            where="--batch-size",
+            fix=f"give {above}{below}",
+            code=USAGE,
         )
+    if isinstance(shape, Opaque):
+        return
+    if strategy == "tensor":
+        if not isinstance(shape, Transformer):
+            raise UserError("tensor divides attention heads, and a ResNet has none", where="--strategy", fix="another strategy", code=USAGE)
+        for count, what in ((shape.heads, "heads"), (shape.kv_heads, "key and value heads")):
+            _divides(count, world_size, what)
+    if strategy == "naive-mp" and world_size > shape.units:
+        raise UserError(
+            f"{world_size} ranks cannot share {shape.units} blocks", where="--world-size", fix=f"at most {shape.units}", code=USAGE
+        )
+    if strategy in PIPELINES:
+        _divides(shape.units, world_size, "blocks")
+
+
+def _divides(count: int, world_size: int, what: str) -> None:
+    if count % world_size:
+        would = ", ".join(str(number) for number in range(1, count + 1) if count % number == 0)
+        raise UserError(f"{world_size} does not divide {count} {what}", where="--world-size", fix=f"one of {would}", code=USAGE)

@@ -1,0 +1,146 @@
+"""podtune bench: plan (formulas, no run), run (a sweep of measured cells), report (tables, plots and what they say)."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from training.run.errors import USAGE, UserError
+
+if TYPE_CHECKING:
+    from training.bench.plan import Plan
+
+app = typer.Typer(help="Measure, and foretell, what each way of distributing the work costs.", no_args_is_help=True)
+
+DEFAULT_HARDWARE = "L40S"
+
+
+@app.command("plan")
+def plan(
+    model: Annotated[str, typer.Option(help="a benchmark model, SmolLM3-3B, or hf:PATH of a folder with a config.json")] = "",
+    params: Annotated[str, typer.Option(help="the count of parameters alone, for example 7.5e9")] = "",
+    strategy: Annotated[str, typer.Option(help="a strategy, or all, side by side")] = "all",
+    world_size: Annotated[int, typer.Option(help="processes (GPUs) in all")] = 1,
+    precision: Annotated[str, typer.Option(help="fp32, bf16, bf16-mixed, bf16-autocast, fp16-mixed, fp8-mixed")] = "bf16-mixed",
+    batch_size: Annotated[int | None, typer.Option(help="sequences or images a step over all processes")] = None,
+    sequence_length: Annotated[int | None, typer.Option(help="tokens a sequence")] = None,
+    hardware: Annotated[str, typer.Option(help="L40S, A10, A100-40, A100-80, H100, H200, MI300X, or cpu (probed)")] = DEFAULT_HARDWARE,
+    interconnect: Annotated[str | None, typer.Option(help="the slowest link: pcie4, nvlink4, 25g, 100g, 400g, ...")] = None,
+    nodes: Annotated[int | None, typer.Option(help="machines (default: one for every eight processes)")] = None,
+    micro_batches: Annotated[int | None, typer.Option(help="of the pipelines")] = None,
+    accumulation: Annotated[int, typer.Option(help="forward and backward passes a step")] = 1,
+    activation_checkpointing: Annotated[str, typer.Option(help="none, selective, full, sequential")] = "none",
+    optimizer: Annotated[str, typer.Option(help="adamw, adamw-8bit, sgd")] = "adamw",
+    lora_r: Annotated[int | None, typer.Option(help="LoRA's rank, on all linear maps; the other weights are frozen")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="for scripts")] = False,
+) -> None:
+    """Memory a rank, bytes on the wire, time a step, what limits it: from formulas, before anything runs.
+
+    \b
+    Examples:
+      podtune bench plan --model tinygpt-124m --strategy all --world-size 8 --hardware H100
+      podtune bench plan --params 7.5e9 --strategy zero3 --world-size 64 --json
+      podtune bench plan --model SmolLM3-3B --strategy single --precision bf16 --activation-checkpointing full --batch-size 8
+    """
+    from training.bench import plan as planner
+    from training.bench.hardware import hardware_row, link_row
+    from training.bench.shapes import Opaque, shape_of
+
+    if bool(model) == bool(params):
+        raise UserError("give --model or --params, one of them", where="podtune bench plan", fix="--model tinygpt-124m", code=USAGE)
+    shape = shape_of(model, sequence_length) if model else Opaque(_count(params), sequence_length or 1024)
+    if activation_checkpointing not in planner.RECOMPUTE:
+        raise UserError(
+            f"unknown '{activation_checkpointing}'",
+            where="--activation-checkpointing",
+            fix=f"one of {', '.join(planner.RECOMPUTE)}",
+            code=USAGE,
+        )
+    settings: dict[str, Any] = {
+        "world_size": world_size,
+        "precision": precision,
+        "batch_size": batch_size if batch_size is not None else planner.default_batch_size(model, world_size, accumulation),
+        "hardware": hardware_row(hardware),
+        "interconnect": link_row(interconnect) if interconnect else None,
+        "nodes": nodes,
+        "micro_batches": micro_batches,
+        "accumulation": accumulation,
+        "activation_checkpointing": activation_checkpointing,
+        "optimizer": optimizer,
+        "lora_r": lora_r,
+    }
+    if strategy != "all":
+        one = planner.estimate(shape, strategy=strategy, **settings)
+        typer.echo(json.dumps(one.as_json(), indent=2) if as_json else _table([one]))
+        return
+    plans, refused = planner.estimate_all(shape, **settings)
+    if not plans:
+        raise UserError(next(iter(refused.values())), where="podtune bench plan", code=USAGE)
+    if as_json:
+        typer.echo(json.dumps({"plans": [one.as_json() for one in plans], "impossible": refused}, indent=2))
+        return
+    typer.echo(_table(plans))
+    for name, why in refused.items():
+        typer.echo(f"  {name}: not possible here: {why}")
+
+
+def _count(text: str) -> int:
+    units = {"k": 1e3, "m": 1e6, "b": 1e9}
+    scale = units.get(text[-1:].lower(), 1.0)
+    try:
+        count = float(text[:-1] if scale != 1.0 else text) * scale
+        return int(count)
+    except (ValueError, OverflowError):
+        raise UserError(f"'{text}' is not a number", where="--params", fix="for example 7.5e9 or 124M", code=USAGE) from None
+
+
+def _table(plans: list[Plan]) -> str:
+    """The plans side by side, GiB a rank."""
+    first = plans[0]
+    head = (
+        "strategy",
+        "weights",
+        "gradients",
+        "optimizer",
+        "activations",
+        "buffers",
+        "total GiB",
+        "sent/step",
+        "bubble",
+        "step",
+        "fits",
+        "limited by",
+    )
+    rows = [
+        (
+            one.strategy,
+            *(f"{value:.2f}" for value in (one.weights_gib, one.gradients_gib, one.optimizer_gib, one.activations_gib, one.buffers_gib)),
+            f"{one.total_gib:.2f}",
+            _bytes(one.bytes_per_step),
+            f"{one.bubble_share:.0%}",
+            "-" if one.step_time_s is None else f"{one.step_time_s * 1000:.1f} ms",
+            "-" if one.fits is None else "yes" if one.fits else "NO",
+            one.limited_by or "-",
+        )
+        for one in plans
+    ]
+    widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
+    lines = [
+        "  ".join(
+            cell.ljust(width) if not index else cell.rjust(width) for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in (head, *rows)
+    ]
+    given = f"{first.parameters:,} parameters, {first.precision}, batch {first.batch_size} over {first.world_size} ranks"
+    where = f"{first.hardware} ({first.memory_gib:.1f} GiB a rank)" if first.memory_gib is not None else "no hardware"
+    return "\n".join([f"{given}, on {where}; memory in GiB a rank", *lines])
+
+
+def _bytes(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"
