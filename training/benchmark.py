@@ -1,0 +1,211 @@
+"""Measure one model under one strategy: one cell, one record.
+
+    python -m training.benchmark --model tinygpt-test --strategy single
+    torchrun --nproc-per-node 2 -m training.benchmark --model tinygpt-test --strategy ddp --output /tmp/cell
+
+Rank 0 writes OUTPUT/run.json and prints the record between markers. A failed cell is a record too: out of memory, a hang, a
+dead peer. Exit codes: 0 measured; 2, 64-78 the command line or the machine does not fit; 70 parity failed; 170 a peer or a
+collective was lost.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from training.bench.models import Size
+from training.bench.options import Options, read_options
+from training.run import errors
+from training.run.distributed import World, cleanup_distributed, read_world, setup_distributed
+from training.run.errors import PeerLost, UserError
+from training.run.provenance import provenance
+from training.run.record import RUN_FILE, Json, Status, emit_record, end_record, new_record, write_json
+
+if TYPE_CHECKING:
+    from training.bench.loop import Run
+
+CLAIM = ".ended"  # whoever creates it writes the record: the rank that failed, while the others hang on it
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one cell; the exit code."""
+    world = World()
+    try:
+        world = read_world()
+        options, size, _ = read_options(arguments, world)
+        output = _prepare_output(options, world)
+    except UserError as error:
+        return errors.report(error) if world.is_main else error.code
+    return _run_cell(options, size, output)
+
+
+def _run_cell(options: Options, size: Size, output: Path) -> int:
+    _configure(options)
+    from training.bench.watchdog import Watchdog
+
+    record = new_record(
+        mode="benchmark",
+        name=output.name,
+        config=asdict(options),
+        strategy=options.strategy,
+        model=options.model,
+        global_batch_size=options.global_batch_size,
+        seed=options.seed,
+    )
+    record["attempts"].append({"started_at": record["started_at"], "from_step": 0})
+    run: Run | None = None
+
+    def hang(doing: str) -> None:
+        reason = f"hang: nothing ended for {watchdog.patience:.0f} s while {doing}"
+        _finish(record, "error", errors.PEER_LOST, reason, output)
+        print(f"podtune: error: {reason}", file=sys.stderr, flush=True)
+        os._exit(errors.PEER_LOST)
+
+    watchdog = Watchdog(options.timeout_s, hang)
+    try:
+        world = setup_distributed(options.timeout_s, use_cpu=options.cpu)
+        _identify(record, world)
+        from training.bench.loop import Run, measure
+        from training.bench.machine import refuse_what_the_device_lacks
+
+        refuse_what_the_device_lacks(options, world)
+        run = Run(options, size, world, watchdog)
+        record["measurements"] = measure(run)
+        run = None
+        cleanup_distributed()
+        return _conclude(record, world, output)
+    except BaseException as error:
+        return _fail(record, error, run, output)
+    finally:
+        watchdog.stop()
+
+
+def _conclude(record: Json, world: World, output: Path) -> int:
+    parity = record["measurements"]["parity"]
+    if parity["status"] != "failed":
+        if world.is_main:
+            _finish(record, "ok", errors.OK, "", output)
+        return errors.OK
+    reason = f"parity: failed, losses differ by {parity['max_relative_difference']:.1e} (relative), tolerance {parity['tolerance']:.0e}"
+    if world.is_main:
+        _finish(record, "error", errors.SOFTWARE, reason, output)
+        print(f"podtune: error: {record['strategy']}: {reason}", file=sys.stderr)
+    return errors.SOFTWARE
+
+
+def _fail(record: Json, error: BaseException, run: Run | None, output: Path) -> int:
+    """Whatever ended the cell, on any rank, is written down by the first rank to come here."""
+    rank = int(record.get("rank", 0))
+    if _is_out_of_memory(error):
+        held = run.held if run else {}
+        if run is not None and run.world.device_type == "cuda":
+            held |= _cuda_memory(run.world)
+        record["measurements"] = {"held_at_oom": held}
+        reason = f"out of memory on rank {rank}: {str(error).splitlines()[0]}"
+        _finish(record, "oom", errors.UNAVAILABLE, reason, output)
+        advice = UserError(
+            reason,
+            where=f"{record['model']} under {record['strategy']}",
+            fix="lower --global-batch-size, raise --accumulation, use --activation-checkpointing full, or shard with fsdp or zero3",
+            code=errors.UNAVAILABLE,
+        )
+        return errors.report(advice, rank=rank)
+    if isinstance(error, RuntimeError) and not isinstance(error, PeerLost) and _is_communication(error):
+        error = PeerLost(f"a collective failed, so another rank died or hangs: {str(error).splitlines()[0][:300]}")
+    text = str(error) if isinstance(error, UserError | PeerLost) else f"{type(error).__name__}: {error}"
+    code = errors.exit_code(error)
+    _finish(record, "error", code, text, output)
+    if not isinstance(error, UserError | PeerLost | SystemExit):
+        import traceback
+
+        traceback.print_exception(error)
+    return errors.report(error, rank=rank)
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    import torch
+
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
+
+
+def _is_communication(error: RuntimeError) -> bool:
+    import torch.distributed as dist
+
+    known = ("Connection closed by peer", "Connection reset by peer", "Timed out waiting", "timed out", "Broken pipe", "gloo", "NCCL")
+    return isinstance(error, dist.DistBackendError | dist.DistNetworkError) or any(words in str(error) for words in known)
+
+
+def _cuda_memory(world: World) -> Json:
+    import torch
+
+    free, total = torch.cuda.mem_get_info(world.device)
+    return {
+        "allocated_gib": torch.cuda.max_memory_allocated(world.device) / 2**30,
+        "reserved_gib": torch.cuda.max_memory_reserved(world.device) / 2**30,
+        "device_free_gib": free / 2**30,
+        "device_total_gib": total / 2**30,
+    }
+
+
+def _finish(record: Json, status: Status, code: int, reason: str, output: Path) -> None:
+    try:
+        os.close(os.open(output / CLAIM, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+    except FileExistsError:
+        return
+    end_record(record, status, code, reason)
+    write_json(output / RUN_FILE, record)
+    emit_record(record, sys.stdout)
+
+
+def _prepare_output(options: Options, world: World) -> Path:
+    """The folder, empty of an earlier cell's result. Every rank tries, since one that fails writes there too."""
+    output = Path(options.output)
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        if world.is_main:
+            (output / RUN_FILE).unlink(missing_ok=True)
+            (output / CLAIM).unlink(missing_ok=True)
+        if not os.access(output, os.W_OK):
+            raise PermissionError("not writable")
+    except OSError as error:
+        raise UserError(f"cannot write there: {error}", where=f"--output {output}", code=errors.CANNOT_CREATE) from None
+    return output
+
+
+def _identify(record: Json, world: World) -> None:
+    record.update(
+        rank=world.rank,
+        world_size=world.world_size,
+        nnodes=world.nnodes,
+        nproc_per_node=world.local_world_size,
+        provenance=provenance(),
+    )
+
+
+def _configure(options: Options) -> None:
+    """What must be set before torch is loaded, and how torchrun ends us when a peer has failed."""
+    if options.cpu:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    os.environ["OMP_NUM_THREADS"] = str(options.threads)
+    if "LOCAL_RANK" not in os.environ and options.strategy != "single":
+        # One process without torchrun: a group of one, so that every strategy runs as it would among many.
+        alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+        os.environ.update(alone)
+
+    def end(signum: int, frame: object) -> None:
+        raise SystemExit(128 + signum)
+
+    signal.signal(signal.SIGTERM, end)
+
+
+if __name__ == "__main__":
+    code = main()
+    if code:
+        # Peers may sit in a collective that never ends: leave without waiting for the threads of the process group.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
