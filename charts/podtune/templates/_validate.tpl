@@ -1,0 +1,92 @@
+{{/*
+What the schema cannot say in a sentence. Each refusal is "PATH: WHAT | fix: WHAT TO DO", which podtune takes apart.
+*/}}
+{{- define "podtune.validate" -}}
+{{- $name := include "podtune.name" . }}
+{{- $nodes := int .Values.distributed.nodes }}
+{{- $elastic := .Values.distributed.elastic }}
+{{- $longest := ternary 50 48 (eq .Values.api "pytorchjob") }}
+{{- if gt (len $name) $longest }}
+{{- fail (printf "release name: '%s' has %d characters, pods need it to have at most %d | fix: install under a shorter name, or set fullnameOverride" $name (len $name) $longest) }}
+{{- end }}
+{{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $name) }}
+{{- fail (printf "release name: '%s' cannot name a Service (lower-case letters, digits and dashes, a letter first) | fix: choose such a name, or set fullnameOverride" $name) }}
+{{- end }}
+{{- if eq .Values.mode "sft" }}
+{{- $config := fromYaml .Values.config }}
+{{- if hasKey $config "Error" }}
+{{- fail (printf "config: is not a YAML mapping: %s | fix: give it as a text block (config: |) in the form that trl's sft takes" ($config.Error | replace "\n" " ")) }}
+{{- end }}
+{{- $output := .Values.persistence.output.mountPath }}
+{{- with $config.output_dir }}
+{{- if not (hasPrefix (printf "%s/" $output) (printf "%s/" .)) }}
+{{- fail (printf "config: output_dir %s is not on the output volume (%s), so the model would be lost with the pod | fix: leave output_dir out, the chart sets it" . $output) }}
+{{- end }}
+{{- end }}
+{{- if and $config.strategy .Values.distributed.strategy (ne $config.strategy .Values.distributed.strategy) }}
+{{- fail (printf "distributed.strategy: is %s, but config says strategy: %s | fix: say it in one place" .Values.distributed.strategy $config.strategy) }}
+{{- end }}
+{{- end }}
+{{- if include "podtune.elastic" . }}
+{{- if not $elastic.minNodes }}
+{{- fail "distributed.elastic.minNodes: is not set, but maxNodes is | fix: set both, for example minNodes 2 and maxNodes 4" }}
+{{- end }}
+{{- if or (gt (int $elastic.minNodes) $nodes) (gt $nodes (int $elastic.maxNodes)) }}
+{{- fail (printf "distributed.nodes: %d is not between elastic.minNodes %d and elastic.maxNodes %d | fix: start with a count of pods in that range" $nodes (int $elastic.minNodes) (int $elastic.maxNodes)) }}
+{{- end }}
+{{- else if $elastic.minNodes }}
+{{- fail "distributed.elastic.maxNodes: is not set, but minNodes is | fix: set both, or neither for a job of fixed size" }}
+{{- end }}
+{{- with (.Values.resources.limits | default dict) }}
+{{- range $resource, $quantity := . }}
+{{- if and (hasSuffix "/gpu" $resource) (ne (int $quantity) (int $.Values.distributed.nprocPerNode)) }}
+{{- fail (printf "distributed.nprocPerNode: is %d, but resources.limits gives a pod %d of %s | fix: make the two equal: one process a GPU" (int $.Values.distributed.nprocPerNode) (int $quantity) $resource) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- range $resource, $quantity := (.Values.resources.requests | default dict) }}
+{{- $limit := get ($.Values.resources.limits | default dict) $resource }}
+{{- if and (contains "/" $resource) (ne (toString $quantity) (toString $limit)) }}
+{{- fail (printf "resources.requests: asks for %v of %s, but limits says %v | fix: set the limit alone; the request follows it" $quantity $resource ($limit | default "nothing")) }}
+{{- end }}
+{{- end }}
+{{- if lt (int .Values.runPolicy.terminationGracePeriodSeconds) (add (int .Values.runPolicy.shutdownTimeoutSeconds) 30) }}
+{{- fail (printf "runPolicy.terminationGracePeriodSeconds: %d s is too short for a shutdownTimeoutSeconds of %d s, so a pod would be killed while it saves | fix: make it at least %d" (int .Values.runPolicy.terminationGracePeriodSeconds) (int .Values.runPolicy.shutdownTimeoutSeconds) (add (int .Values.runPolicy.shutdownTimeoutSeconds) 30)) }}
+{{- end }}
+{{- range .Values.env }}
+{{- if regexMatch "^(RANK|LOCAL_RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT|PET_.*)$" .name }}
+{{- fail (printf "env: sets %s, which is the operator's, so pods would not find each other | fix: leave it out" .name) }}
+{{- end }}
+{{- if and .value (regexMatch "(TOKEN|SECRET|PASSWORD|API_KEY)$" .name) }}
+{{- fail (printf "env: holds %s in plain text, which everyone who reads the release sees | fix: refer to a Secret by valueFrom.secretKeyRef, or set hfToken.existingSecret" .name) }}
+{{- end }}
+{{- end }}
+{{- range splitList " " (include "podtune.jobVolumes" .) }}
+{{- include "podtune.validateSharing" (dict "root" $ "key" .) }}
+{{- end }}
+{{- end }}
+
+{{/* One volume in several pods: ReadWriteMany, in the values or, where the cluster can be asked, in the claim itself. */}}
+{{- define "podtune.validateSharing" -}}
+{{- $root := .root }}
+{{- $volume := index $root.Values.persistence .key }}
+{{- $pods := printf "%d pods" (int $root.Values.distributed.nodes) }}
+{{- $shared := gt (int $root.Values.distributed.nodes) 1 }}
+{{- if and (eq .key "output") $root.Values.aim.enabled (not $shared) }}
+{{- $shared = true }}
+{{- $pods = "the job's pod and the Aim pod" }}
+{{- end }}
+{{- if $shared }}
+{{- if not $volume.existingClaim }}
+{{- if not (has "ReadWriteMany" $volume.accessModes) }}
+{{- fail (printf "persistence.%s.accessModes: is [%s], but %s share the volume | fix: set it to [ReadWriteMany] with a storageClass that offers it (NFS, CephFS, EFS, Filestore, Azure Files)" .key (join ", " $volume.accessModes) $pods) }}
+{{- end }}
+{{- else }}
+{{- with (lookup "v1" "PersistentVolumeClaim" $root.Release.Namespace $volume.existingClaim) }}
+{{- if not (has "ReadWriteMany" .spec.accessModes) }}
+{{- fail (printf "persistence.%s.existingClaim: the claim %s is [%s], but %s share the volume | fix: use a claim that is ReadWriteMany" $.key $volume.existingClaim (join ", " .spec.accessModes) $pods) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
