@@ -111,8 +111,8 @@ class Stats:
         if self.rows_truncated:
             end = "end" if options.truncation_mode == "keep_start" else "start"
             found.append(
-                f"{self.rows_truncated} of {self.rows} rows are longer than max_length {options.max_length} (the longest: {self.longest} tokens): "
-                f"their {end} is cut off, {self.cut_tokens} tokens"
+                f"{self.rows_truncated} of {self.rows} rows are longer than max_length {options.max_length} "
+                f"(the longest: {self.longest} tokens): their {end} is cut off, {self.cut_tokens} tokens"
             )
         if self.rows_dropped:
             found.append(f"{self.rows_dropped} of {self.rows} rows are left out: the cut to max_length leaves nothing to train in them")
@@ -120,8 +120,8 @@ class Stats:
             found.append(f"{self.rows_untrained} rows have no trained token")
         if self.rows_diverged:
             found.append(
-                f"in {self.rows_diverged} of {self.rows} rows the prompt alone is not how the whole row starts (the template, or tokens that "
-                "merge over the border): the model will see another context when it answers"
+                f"in {self.rows_diverged} of {self.rows} rows the prompt alone is not how the whole row starts (the template, or tokens "
+                "that merge over the border): the model will see another context when it answers"
             )
         return found
 
@@ -195,7 +195,11 @@ def prepare(
 
     def make(path: Path) -> cache.Info:
         stats = _write(path, dataset, tokenizer, options, shape)
-        return {"rows": stats.rows_kept, "stats": dataclasses.asdict(stats) | {"fingerprint": content}, "options": dataclasses.asdict(options)}
+        return {
+            "rows": stats.rows_kept,
+            "stats": dataclasses.asdict(stats) | {"fingerprint": content},
+            "options": dataclasses.asdict(options),
+        }
 
     key = cache_key(content, tokenizer, options)
     path, info, was_there = cache.get_or_make(cache_dir, key, make, wait_s=wait_s)
@@ -304,9 +308,7 @@ def fingerprint(dataset: Dataset) -> str:
     return of_tables(dataset.column_names, (rows[start : start + step] for start in range(0, len(rows), step)))
 
 
-def check_tokenizer(
-    tokenizer: PreTrainedTokenizerBase, model_vocab_size: int | None, options: TokenizeOptions, shape: Shape
-) -> list[str]:
+def check_tokenizer(tokenizer: PreTrainedTokenizerBase, model_vocab_size: int | None, options: TokenizeOptions, shape: Shape) -> list[str]:
     """Make sure that the tokenizer can train ``shape``; return warnings.
 
     Args:
@@ -334,7 +336,9 @@ def check_tokenizer(
     training_template(tokenizer, options)
     plain = not shape.conversational and shape.name != "tokenized" and not (shape.name == "question-answer" and tokenizer.chat_template)
     if tokenizer.eos_token_id is None and plain:
-        raise refuse("it has no EOS token, so the model could not learn where an answer ends", "set --eos_token, for example '<|endoftext|>'")
+        raise refuse(
+            "it has no EOS token, so the model could not learn where an answer ends", "set --eos_token, for example '<|endoftext|>'"
+        )
     if tokenizer.pad_token_id is None:
         raise refuse("it has no padding token", "set --pad_token to a token that is never part of an answer")
     highest = max(tokenizer.get_vocab().values(), default=0)

@@ -161,7 +161,10 @@ class Encoder:
             return None
         found = []
         for tools, more in itertools.islice(
-            zip(columns.get("tools") or itertools.repeat(None), columns.get("chat_template_kwargs") or itertools.repeat(None), strict=False), rows
+            zip(
+                columns.get("tools") or itertools.repeat(None), columns.get("chat_template_kwargs") or itertools.repeat(None), strict=False
+            ),
+            rows,
         ):
             found.append({"tools": json.loads(tools) if isinstance(tools, str) else tools, **(more or {})})
         return found
@@ -276,7 +279,9 @@ class Encoder:
     def _finish(self, ids: list[list[int]], masks: list[NDArray[np.bool_] | None], diverged: int) -> Encoded:
         lengths = np.fromiter(map(len, ids), dtype=np.int64, count=len(ids))
         flat = np.fromiter(itertools.chain.from_iterable(ids), dtype=np.int32, count=int(lengths.sum()))
-        trained = np.concatenate([np.ones(n, np.bool_) if mask is None else mask for mask, n in zip(masks, lengths, strict=True)] or [np.ones(0, np.bool_)])
+        trained = np.concatenate(
+            [np.ones(n, np.bool_) if mask is None else mask for mask, n in zip(masks, lengths, strict=True)] or [np.ones(0, np.bool_)]
+        )
         longest = int(lengths.max(initial=0))
         limit = self.options.max_length
         truncated = cut = dropped = 0

@@ -92,7 +92,8 @@ def _ask(name: str, kind: Kind) -> UserError | str | None:
             return f"{type(error).__name__}: {str(error)[:120]}"
         return None
 
-    return within(TIMEOUT_S, ask, f"no answer within {TIMEOUT_S:.0f} s")
+    silent: UserError | str | None = f"no answer within {TIMEOUT_S:.0f} s"
+    return within(TIMEOUT_S, ask, silent)
 
 
 def within(seconds: float, call: Callable[[], T], otherwise: T) -> T:

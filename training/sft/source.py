@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from training.run.errors import DATA, NO_INPUT, USAGE, UserError
+from training.run.errors import DATA, USAGE, UserError
 from training.sft import files, hub
 from training.sft.shapes import Shape, bad_cell, cell_problem, check_rows, detect
 
@@ -62,7 +62,7 @@ def sources(values: Mapping[str, Any]) -> list[Source]:
     Raises:
         UserError: neither ``dataset_name`` nor ``datasets`` is given.
     """
-    mixture = tuple(dataclasses.asdict(entry) if dataclasses.is_dataclass(entry) else dict(entry) for entry in values.get("datasets") or ())  # type: ignore[call-overload]
+    mixture = tuple(dict(entry) if isinstance(entry, Mapping) else dict(vars(entry)) for entry in values.get("datasets") or ())
     name = values.get("dataset_name")
     if not mixture and not name:
         raise UserError(
