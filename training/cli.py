@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from training.commands import aim, bench, collect, manifests, model
+from training.commands import aim, bench, collect, manifests, model, runs
 from training.run.errors import UserError, report
 
 app = typer.Typer(
@@ -21,6 +21,9 @@ app = typer.Typer(
 app.add_typer(bench.app, name="bench")
 app.add_typer(model.app, name="model")
 app.command("aim-sync")(aim.aim_sync)
+app.command()(runs.runs)
+app.command()(runs.compare)
+app.command()(runs.watch)
 app.command("collect")(collect.collect)
 app.command("lint")(manifests.lint)
 

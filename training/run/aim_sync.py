@@ -11,12 +11,11 @@ import threading
 from pathlib import Path
 
 from training.run.errors import CANNOT_CREATE, NO_INPUT, OK, UNAVAILABLE, UserError
-from training.run.follow import read_record
+from training.run.follow import find_runs, read_record
 from training.run.record import RUN_FILE
 from training.run.tracking import Busy, Follower, silent
 
 FOLLOW_POLL_S = 2.0
-MAX_DEPTH = 4
 
 
 def sync(root: Path, repo: str, *, follow: bool, forever: bool, rebuild: bool, as_json: bool) -> int:
@@ -49,27 +48,6 @@ def sync(root: Path, repo: str, *, follow: bool, forever: bool, rebuild: bool, a
     for follower in followers.values():
         follower.leave()
     return OK
-
-
-def find_runs(root: Path) -> list[Path]:
-    """Folders with a run.json at or below ``root``, not deeper than four levels and not inside another run."""
-    if (root / RUN_FILE).exists():
-        return [root]
-    found: list[Path] = []
-    level = [root]
-    for _ in range(MAX_DEPTH):
-        below = [Path(entry.path) for folder in level for entry in _folders(folder)]
-        found += [folder for folder in below if (folder / RUN_FILE).exists()]
-        level = [folder for folder in below if not (folder / RUN_FILE).exists()]
-    return sorted(found)
-
-
-def _folders(folder: Path) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(folder) as entries:
-            return [entry for entry in entries if entry.is_dir(follow_symlinks=False) and not entry.name.startswith((".", "checkpoint-"))]
-    except OSError:
-        return []
 
 
 def _update(run_dir: Path, repo: str, followers: dict[Path, Follower], *, rebuild: bool, patient: bool, as_json: bool) -> bool:

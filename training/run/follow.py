@@ -16,6 +16,7 @@ from training.run.heartbeat import life
 from training.run.record import METRICS_FILE, RUN_FILE, SCHEMA, Json
 
 _FINGERPRINT_BYTES = 4096
+MAX_DEPTH = 4
 
 
 @dataclass(frozen=True)
@@ -85,3 +86,24 @@ def state(run_dir: Path, record: Json) -> tuple[str, str]:
     if status == "running" and life(run_dir) == "dead":
         return "error", "died"
     return status, reason
+
+
+def find_runs(root: Path) -> list[Path]:
+    """Folders with a run.json at or below ``root``, not deeper than four levels and not inside another run."""
+    if (root / RUN_FILE).exists():
+        return [root]
+    found: list[Path] = []
+    level = [root]
+    for _ in range(MAX_DEPTH):
+        below = [Path(entry.path) for folder in level for entry in _folders(folder)]
+        found += [folder for folder in below if (folder / RUN_FILE).exists()]
+        level = [folder for folder in below if not (folder / RUN_FILE).exists()]
+    return sorted(found)
+
+
+def _folders(folder: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return [entry for entry in entries if entry.is_dir(follow_symlinks=False) and not entry.name.startswith((".", "checkpoint-"))]
+    except OSError:
+        return []

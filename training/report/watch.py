@@ -1,0 +1,183 @@
+"""A run while it goes on, in a terminal: progress, time left, loss, speed, evaluation, warnings. No torch.
+
+Reads only the run's files, so it can be started and stopped at will, on any machine that sees the folder.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from training.report.runs import Run, load_run, number, progress
+from training.report.tables import duration, shown
+from training.run.follow import MetricsTail
+from training.run.record import RUN_FILE
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+REFRESH_S = 1.0
+BARS = "▁▂▃▄▅▆▇█"
+SLOW_RANK = 1.5  # a rank whose step takes so many times the median's is called slow
+
+
+def watch(run_dir: Path, *, once: bool) -> int:
+    """Show the run until it ends or Ctrl-C; ``once``: print it as it stands. Returns 0.
+
+    Raises:
+        UserError: no run there.
+    """
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    view = View(run_dir)
+    if once or not console.is_terminal:
+        console.print(view.render(width=console.width))
+        return 0
+    from rich.live import Live
+
+    with Live(view.render(width=console.width), console=console, refresh_per_second=4, screen=False) as live:
+        while view.run.status == "running":
+            time.sleep(REFRESH_S)
+            view.update()
+            live.update(view.render(width=console.width))
+    return 0
+
+
+class View:
+    """The last state of a run, kept up to date from its files; only new metrics lines are parsed."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run: Run = load_run(Path(run_dir), curves=False)
+        self.run.entries = {}
+        self._tail = MetricsTail(self.run.path)
+        self._record_at = 0
+        self.update()
+
+    def update(self) -> None:
+        """Read what is new."""
+        entries, rewritten = self._tail.read()
+        if rewritten:
+            self.run.entries = {}
+        for entry in entries:
+            self.run.entries.setdefault(str(entry["split"]), []).append(entry)
+        changed_at = (self.run.path / RUN_FILE).stat().st_mtime_ns
+        if changed_at != self._record_at:
+            self._record_at = changed_at
+            self.run.record = json.loads((self.run.path / RUN_FILE).read_text(encoding="utf-8"))
+        self.run.__dict__.pop("status", None)  # computed once a look: a heartbeat can stop without any file changing
+
+    def render(self, *, width: int) -> RenderableType:
+        """A panel of at most ``width`` characters."""
+        from rich.console import Group
+        from rich.panel import Panel
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        run = self.run
+        going = progress(run)
+        rows = Table.grid(padding=(0, 2))
+        rows.add_column(style="dim", no_wrap=True)
+        rows.add_column(overflow="fold")
+        for label, value in self.facts(spark_width=max(10, min(60, width - 40))):
+            rows.add_row(label, Text(value))
+        parts: list[Any] = [ProgressBar(total=1.0, completed=going.share or 0.0, width=max(10, width - 6)), rows]
+        parts += [Text(f"! {warning}", style="yellow") for warning in self.warnings()]
+        return Panel(Group(*parts), title=Text(f"{run.name} · {run.one_line()}"), title_align="left", width=width)
+
+    def facts(self, *, spark_width: int) -> list[tuple[str, str]]:
+        """Label and value of each line; what is not recorded has no line."""
+        run, going = self.run, progress(self.run)
+        total = f" of {going.total_steps:,}" if going.total_steps else ""
+        left = f", {duration(going.eta_s)} left" if going.eta_s is not None and run.status == "running" else ""
+        found = [("step", f"{going.step:,}{total}, running for {duration(run.seconds())}{left}")]
+        if run.status != "running":
+            reason = f": {run.record['reason']}" if run.record.get("reason") else ""
+            found[0] = ("step", f"{going.step:,}{total}, {run.status} after {duration(run.seconds())}{reason}")
+        losses = run.curve("train", "loss")[1]
+        if losses:
+            found.append(("loss", f"{shown(losses[-1])}  {sparkline(losses, spark_width)}  from {shown(losses[0])}"))
+        rate, step_time = run.last("train", "tokens_per_s"), run.last("train", "step_time_s")
+        if rate is not None:
+            found.append(("speed", f"{shown(rate)} tokens/s" + (f", {shown(step_time)} s a step" if step_time else "")))
+        if run.entries.get("eval"):
+            found.append(("evaluation", self._evaluation(run.entries["eval"][-1])))
+        found += [(str(key), str(value)) for key, value in self._system()]
+        if answer := self._sample():
+            found.append(("last answer", answer))
+        return found
+
+    def _evaluation(self, entry: dict[str, Any]) -> str:
+        keys = [key for key in ("loss", "perplexity", "mean_token_accuracy") if number(entry.get(key)) is not None]
+        return f"at step {int(entry['step']):,}: " + ", ".join(f"{key.replace('_', ' ')} {shown(number(entry[key]))}" for key in keys)
+
+    def _system(self) -> list[tuple[str, str]]:
+        """The last system line of each pod: memory and GPU use, as they were recorded."""
+        latest: dict[str, dict[str, Any]] = {}
+        for entry in self.run.entries.get("system", []):
+            latest[str(entry.get("pod", ""))] = entry
+        lines = []
+        for pod, entry in latest.items():
+            values = [
+                f"{key.removesuffix('_gib').replace('_', ' ')} {shown(number(value))}{' GiB' if key.endswith('_gib') else ''}"
+                for key, value in entry.items()
+                if key not in ("step", "epoch", "tokens") and number(value) is not None
+            ]
+            lines.append((pod or "system", ", ".join(values)))
+        return lines
+
+    def _sample(self) -> str | None:
+        for entry in reversed(self.run.entries.get("eval", [])):
+            if isinstance(entry.get("sample"), str):
+                return str(entry["sample"])
+        examples = self.run.measured("answers", "examples")
+        if isinstance(examples, list) and examples and isinstance(examples[-1], dict):
+            question, answer = (
+                examples[-1].get("question") or examples[-1].get("prompt"),
+                examples[-1].get("tuned") or examples[-1].get("answer"),
+            )
+            return " → ".join(str(part) for part in (question, answer) if part) or None
+        return None
+
+    def warnings(self) -> list[str]:
+        """What a person should look at: a dead or silent process, a loss that is no number or grows, a slow rank, slow data."""
+        run, going = self.run, progress(self.run)
+        found = []
+        if run.status == "died":
+            found.append("the process is gone and left no result: see its log; the same command resumes from the last checkpoint")
+        if going.stalled and going.silent_s is not None:
+            found.append(f"no step for {duration(going.silent_s)}: a rank hangs, or the data does not come")
+        last = run.last("train", "loss")
+        if last is not None and not math.isfinite(last):
+            found.append(f"the loss is {last}")
+        losses = run.curve("train", "loss")[1]
+        if len(losses) >= 20 and min(losses[-5:]) > 2 * min(losses):
+            found.append(f"the loss rose from {shown(min(losses))} to {shown(losses[-1])}: a lower learning rate may help")
+        newest = (run.entries.get("train") or [{}])[-1]
+        per_rank = newest.get("step_time_s_per_rank")
+        if isinstance(per_rank, list) and len(per_rank) > 1:
+            slowest = max(range(len(per_rank)), key=per_rank.__getitem__)
+            median = sorted(per_rank)[len(per_rank) // 2]
+            if median and per_rank[slowest] > SLOW_RANK * median:
+                found.append(f"rank {slowest} is slow: {shown(float(per_rank[slowest]))} s a step against {shown(float(median))} s")
+        wait, step_time = number(newest.get("data_wait_s")), number(newest.get("step_time_s"))
+        if wait and step_time and wait > 0.1 * step_time:
+            found.append(f"{wait / step_time:.0%} of a step waits for data: more dataloader workers may help")
+        return found
+
+
+def sparkline(values: list[float], width: int) -> str:
+    """``values`` as at most ``width`` bars, each the mean of an equal stretch."""
+    if not values:
+        return ""
+    count = min(width, len(values))
+    means = []
+    for index in range(count):
+        stretch = values[index * len(values) // count : (index + 1) * len(values) // count]
+        means.append(sum(stretch) / len(stretch))
+    low, high = min(means), max(means)
+    return "".join(BARS[round((mean - low) / (high - low) * (len(BARS) - 1)) if high > low else 0] for mean in means)
