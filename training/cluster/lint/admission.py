@@ -80,6 +80,14 @@ def wrong_api_version(job: Job) -> Iterator[Found]:
         yield Found(("apiVersion",), f"{job.kind} is of {wanted}, not of {job.document.content['apiVersion']}")
 
 
+@rule("PT007", "error", fix="keep one of them")
+def given_twice(job: Job) -> Iterator[Found]:
+    """Two items with one key, as two variables or containers of one name or two mounts at one path, are refused."""
+    for problem in job.problems:
+        if problem.kind == "duplicate":
+            yield Found(problem.path, f"{problem.path[-2]} has {problem.expected} {problem.value.get(problem.expected)!r} twice")
+
+
 @rule("PT010", "error", fix="lower-case letters, digits and '-', beginning with a letter", values="fullnameOverride (or the release name)")
 def bad_name(job: Job) -> Iterator[Found]:
     """The job's name has to be a DNS-1035 label, as its pods' Services are named after it."""

@@ -103,18 +103,6 @@ def mount_without_volume(job: Job) -> Iterator[Found]:
                     yield Found((*container.path, "volumeMounts", index), found)
 
 
-@rule("PT306", "error", fix="name each once")
-def name_given_twice(job: Job) -> Iterator[Found]:
-    """Two containers, volumes, ports or mounts of one name: the webhook takes it, and then no pod can be created."""
-    for template in job.templates:
-        groups = [("containers", "name", template.pod.get("containers")), ("volumes", "name", template.pod.get("volumes"))]
-        groups += [("containers", "mountPath", container.spec.get("volumeMounts")) for container in template.containers]
-        for field, key, items in groups:
-            seen = [item.get(key) for item in items or []]
-            for name in sorted({str(name) for name in seen if seen.count(name) > 1}):
-                yield Found((*template.pod_path, field), f"{template.role} has the {key} {name!r} more than once")
-
-
 @rule("PT401", "warning", fix="give each job a port of its own", values="port, hostNetwork")
 def host_network_port(job: Job) -> Iterator[Found]:
     """With hostNetwork two jobs on one node clash on port 23456, and without dnsPolicy ClusterFirstWithHostNet the master's

@@ -18,7 +18,7 @@ Path_ = tuple[str | int, ...]
 
 @dataclass(frozen=True)
 class Problem:
-    """One violation. ``kind`` is "unknown", "type", "missing" or "pattern"; ``expected`` depends on it."""
+    """One violation. ``kind`` is "unknown", "type", "missing", "pattern" or "duplicate"; ``expected`` depends on it."""
 
     kind: str
     path: Path_
@@ -84,6 +84,7 @@ def check(value: Any, schema: dict[str, Any], problems: list[Problem], path: Pat
     if isinstance(value, dict):
         return _check_object(value, schema, problems, path)
     if isinstance(value, list) and "items" in schema:
+        _check_keys(value, schema.get("x-kubernetes-list-map-keys", ()), problems, path)
         items = [check(item, schema["items"], problems, (*path, index)) for index, item in enumerate(value)]
         return [item for item in items if item is not None]
     return value
@@ -109,6 +110,17 @@ def _check_object(value: dict[Any, Any], schema: dict[str, Any], problems: list[
         if value.get(key) is None:
             problems.append(Problem("missing", (*path, key), None, key))
     return kept
+
+
+def _check_keys(items: list[Any], keys: list[str], problems: list[Problem], path: Path_) -> None:
+    """Lists that Kubernetes keeps as maps refuse two items with the same key: containers and env by name, mounts by path."""
+    seen: list[list[Any]] = []
+    for index, item in enumerate(items):
+        identity = [item.get(key) for key in keys] if isinstance(item, dict) else []
+        if any(part is not None for part in identity):
+            if identity in seen:
+                problems.append(Problem("duplicate", (*path, index), item, keys[0]))
+            seen.append(identity)
 
 
 def _is(value: Any, kinds: str | list[str]) -> bool:
