@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from training.commands import aim, bench, collect, manifests, model, runs
+from training.commands import aim, bench, collect, generate, manifests, model, runs
 from training.run.errors import UserError, report
 
 app = typer.Typer(
@@ -20,6 +20,7 @@ app = typer.Typer(
 )
 app.add_typer(bench.app, name="bench")
 app.add_typer(model.app, name="model")
+app.command()(generate.generate)
 app.command("aim-sync")(aim.aim_sync)
 app.command()(runs.runs)
 app.command()(runs.compare)

@@ -6,7 +6,6 @@ The same data and size give the same bytes. Nothing is downloaded.
 from __future__ import annotations
 
 import contextlib
-import csv
 import hashlib
 import json
 import os
@@ -16,8 +15,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from training.run.errors import CANNOT_CREATE, DATA, NO_INPUT, USAGE, UserError
+from training.run.errors import CANNOT_CREATE, DATA, USAGE, UserError
 from training.run.record import write_json
+from training.sft import files
 from training.sft.template import CHAT_TEMPLATE, PAD, SPECIAL_TOKENS, TURN_END
 
 if TYPE_CHECKING:
@@ -138,75 +138,49 @@ def model_config(shape: Shape, tokenizer: PreTrainedTokenizerFast) -> SmolLM3Con
 
 
 def texts(data: Path) -> Iterator[str]:
-    """The text of each row of a file or a folder of shards, in file order, whatever shape the rows have.
+    """The text of each row of a file, or of the training split of a folder, in file order, whatever shape the rows have."""
+    for row in data_rows(data):
+        yield "\n".join(_strings(row))
 
-    Of a folder with files named ``train*`` only those are read, so that no evaluation row shapes the tokenizer.
+
+def data_rows(data: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a data file or of the training split of a folder.
+
+    Raises:
+        UserError: missing, of an unknown kind, or unreadable, by row.
     """
-    for file in data_files(data):
-        try:
-            for row in _rows(file):
-                yield "\n".join(_strings(row))
-        except UserError:
-            raise
-        except (OSError, ValueError) as error:  # pyarrow's errors are ValueErrors or OSErrors
-            raise UserError(f"cannot be read: {str(error).splitlines()[0]}", where=str(file), code=DATA) from error
-
-
-def data_files(data: Path) -> list[Path]:
-    """The data files at ``data``: itself, or those of a folder, training files alone where any is named so."""
-    if data.is_file():
-        return [data]
-    kinds = (".parquet", ".jsonl", ".json", ".csv", ".arrow", ".txt")
-    found = [
-        file for file in sorted(data.rglob("*")) if file.suffix in kinds and not file.name.startswith(("dataset_info", "state", "card"))
-    ]
-    training = [file for file in found if any(part.startswith("train") for part in file.relative_to(data).parts)]
-    if not (training or found):
-        problem = "holds no data file" if data.is_dir() else "does not exist"
-        raise UserError(problem, where=str(data), fix="podtune data build --output DIR makes a data set", code=NO_INPUT)
-    return training or found
-
-
-def _rows(file: Path) -> Iterator[Any]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    if file.suffix == ".parquet":
-        for batch in pq.ParquetFile(file).iter_batches():
-            yield from batch.to_pylist()
-    elif file.suffix == ".arrow":
-        with pa.memory_map(str(file)) as source:
-            for batch in pa.ipc.open_stream(source):
+    found = files.find(data)
+    for file in found.files("train"):
+        if found.format in ("parquet", "arrow"):
+            for batch in files.batches(file, found.format):
                 yield from batch.to_pylist()
-    elif file.suffix == ".csv":
-        with file.open(encoding="utf-8", newline="") as lines:
-            yield from csv.DictReader(lines)
-    elif file.suffix == ".txt":
-        yield from ({"text": line} for line in file.read_text(encoding="utf-8").splitlines())
-    else:
-        with file.open(encoding="utf-8") as lines:
-            yield from (json.loads(line) for line in lines if line.strip())
+        else:
+            yield from (row for _, row in files.rows(file, found.format))
 
 
 def _strings(row: dict[str, Any]) -> Iterator[str]:
     """The texts of a row that a model would see; provenance columns are none of them."""
-    for name in ("system", "question", "prompt", "instruction", "messages", "answer", "completion", "text"):
+    for name in ("system", "question", "prompt", "instruction", "messages", "conversations", "answer", "completion", "text"):
         value = row.get(name)
         if isinstance(value, str):
             yield value
         elif isinstance(value, list):
-            yield from (str(message["content"]) for message in value if isinstance(message, dict) and message.get("content"))
+            turns = (turn.get("content") or turn.get("value") for turn in value if isinstance(turn, dict))
+            yield from (text for text in turns if isinstance(text, str))
 
 
 @contextlib.contextmanager
-def new_folder(output: Path, *, replaceable: str) -> Iterator[Path]:
+def new_folder(output: Path, *, replaceable: str | None = None) -> Iterator[Path]:
     """A folder to fill that becomes ``output`` by one rename when the block ends well, and vanishes otherwise.
 
     Raises:
         UserError: ``output`` has files and none is called ``replaceable``, or its parent cannot be written.
     """
-    if output.exists() and not (output.is_dir() and (not any(output.iterdir()) or (output / replaceable).exists())):
-        raise UserError("exists and was not made by this command", where=str(output), fix="give another --output", code=CANNOT_CREATE)
+    ours = replaceable is not None and (output / replaceable).exists()
+    if output.exists() and not ours and not (output.is_dir() and not any(output.iterdir())):
+        raise UserError(
+            "exists and was not made by this command", where=str(output), fix="give another --output, or remove it", code=CANNOT_CREATE
+        )
     part = output.with_name(f".{output.name}.{os.getpid()}.part")
     try:
         output.parent.mkdir(parents=True, exist_ok=True)

@@ -7,9 +7,10 @@ belongs to the frame of the conversation and is not trained.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
-from training.run.errors import CONFIG, UserError
+from training.run.errors import CONFIG, DATA, UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -29,6 +30,30 @@ CHAT_TEMPLATE = (
 )
 
 Messages = list[dict[str, Any]]
+
+
+def prompt_and_answer(row: dict[str, Any]) -> tuple[str | Messages, str | None]:
+    """What a row asks and the answer it has, for every shape of data set; plain text is an answer to an empty prompt.
+
+    Raises:
+        UserError: none of the shapes.
+    """
+    if turns := row.get("messages") or row.get("conversations"):
+        messages = [{"role": turn.get("role") or turn.get("from"), "content": turn.get("content") or turn.get("value")} for turn in turns]
+        last = max((at for at, turn in enumerate(messages) if turn["role"] == "assistant"), default=len(messages))
+        return messages[:last], str(messages[last]["content"]) if last < len(messages) else None
+    if row.get("question") is not None:
+        return [{"role": "user", "content": row["question"]}], row.get("answer")
+    if row.get("prompt") is not None:
+        completion = row.get("completion")
+        return row["prompt"], str(completion[0]["content"]) if isinstance(completion, list) else completion
+    if row.get("text") is not None:
+        return "", row["text"]
+    raise UserError(
+        f"no shape that is understood: the columns are {', '.join(sorted(row)) or 'none'}",
+        fix="give messages, question and answer, prompt (and completion), or text",
+        code=DATA,
+    )
 
 
 def prompt_ids(tokenizer: PreTrainedTokenizerBase, prompt: str | Messages) -> list[int]:
@@ -67,6 +92,23 @@ def stop_token_ids(tokenizer: PreTrainedTokenizerBase, generation_config: Any = 
     configured = getattr(generation_config, "eos_token_id", None)
     ids = set(configured if isinstance(configured, list) else [configured]) | {tokenizer.eos_token_id}
     return sorted(token for token in ids if token is not None)
+
+
+def has_generation_markers(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """True if the template marks what assistant-only loss trains."""
+    template = tokenizer.chat_template
+    text = template.get("default", "") if isinstance(template, dict) else template or ""
+    return re.search(r"\{%-?\s*generation\s*-?%\}", text) is not None
+
+
+def stop_token_trained(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """True if what the template marks of an assistant turn ends with a special token, by which the model learns to stop."""
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
+    found = tokenizer.apply_chat_template(turns, tokenize=True, return_dict=True, return_assistant_tokens_mask=True)
+    marked = [token for token, trained in zip(found["input_ids"], found["assistant_masks"], strict=True) if trained]
+    while marked and not tokenizer.decode([marked[-1]]).strip():
+        marked.pop()
+    return bool(marked) and marked[-1] in tokenizer.get_added_vocab().values()
 
 
 def _needs_template(tokenizer: PreTrainedTokenizerBase) -> None:
