@@ -97,6 +97,40 @@ def read_world(env: Mapping[str, str] = os.environ) -> World:
     )
 
 
+@dataclass(frozen=True)
+class Pod:
+    """A pod's place in a job, for a program that starts torchrun itself. ``master_addr`` is the first pod's name."""
+
+    node_rank: int
+    nnodes: int
+    nproc_per_node: int
+    master_addr: str
+    master_port: int
+
+
+def read_pod(env: Mapping[str, str] = os.environ) -> Pod:
+    """What the operator tells torchrun of this pod, in PET_* variables. Needs no torch.
+
+    Raises:
+        UserError: not a pod of a job, an elastic job (its size may change), or processes a pod not given as a number.
+    """
+    missing = [name for name in ("PET_NNODES", "PET_NPROC_PER_NODE") if not env.get(name)]
+    nodes = env.get("PET_NNODES", "")
+    if missing or (nodes != "1" and not env.get("PET_MASTER_ADDR")):
+        raise UserError(
+            f"{', '.join(missing) or 'PET_MASTER_ADDR'} is not set: this is not a pod of a job with a fixed number of pods",
+            where="environment",
+            fix="let the training operator start it (the chart's mode: benchmark), without elasticPolicy",
+        )
+    return Pod(
+        node_rank=_integer(env, "PET_NODE_RANK", 0),
+        nnodes=_integer(env, "PET_NNODES", 1),
+        nproc_per_node=_integer(env, "PET_NPROC_PER_NODE", 1),
+        master_addr=env.get("PET_MASTER_ADDR", "127.0.0.1"),
+        master_port=_integer(env, "PET_MASTER_PORT", 29500),
+    )
+
+
 def _integer(env: Mapping[str, str], name: str, default: int, *, first_of_range: bool = False) -> int:
     value = env.get(name, "")
     text = value.split(":")[0] if first_of_range else value
@@ -206,7 +240,15 @@ def peer_failure(error: BaseException) -> PeerLost | None:
     import torch.distributed as dist
 
     text = str(error)
-    signs = ("Connection closed by peer", "Connection reset", "Timed out waiting", "Broken pipe", "NCCL", "wait timeout", "collective operation")
+    signs = (
+        "Connection closed by peer",
+        "Connection reset",
+        "Timed out waiting",
+        "Broken pipe",
+        "NCCL",
+        "wait timeout",
+        "collective operation",
+    )
     if isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and any(sign in text for sign in signs)):
         return PeerLost(f"another rank died or stopped answering: {text.splitlines()[0][:300]}")
     return None
