@@ -12,7 +12,7 @@ from training.report.runs import Run
 from training.report.tables import Cell, Column, Table, duration, shown
 from training.run.record import Json
 
-AT = {"step": "at equal steps", "tokens": "at equal tokens", "time": "at equal time (seconds since the start)"}
+AT = {"step": "at equal steps", "tokens": "at equal tokens", "time": "at equal time since the start"}
 LABELS = {"step": "step", "tokens": "tokens (real, all ranks)", "time": "time since start (s)"}
 CHARTS = (
     ("Evaluation loss by step", "eval", "loss", "step", "loss (nats per token)"),
@@ -42,7 +42,8 @@ def _difference_table(group: str, rows: Sequence[Json], names: Sequence[str]) ->
 
 
 def _plain(value: Any) -> Cell:
-    return value if value is None or isinstance(value, str | int | float) else str(value)
+    """A setting as it was written: 0.0003, not rounded to a table's digits; what a run does not have shows as a dash."""
+    return None if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _equal_table(axis: str, rows: Sequence[Json], names: Sequence[str]) -> Table:
@@ -116,7 +117,7 @@ def html_page(found: Json, runs: Sequence[Run]) -> str:
                 run.get("strategy"),
                 run.get("world_size"),
                 run.get("global_batch_size"),
-                run["started_at"],
+                _day(run["started_at"]),
                 run["path"],
             ]
             for run in found["runs"]
@@ -135,11 +136,7 @@ def html_page(found: Json, runs: Sequence[Run]) -> str:
         sections.append(Section("limits", "Not comparable, and why", [part for part in warnings if part]))
     sections += [
         Section("curves", "Curves", ['<div class="charts">', *_charts(runs, names), "</div>"]),
-        Section(
-            "equal",
-            "At equal steps, tokens and time",
-            [table.html() for table in shown_tables["equal"]] or [paragraph("No common stretch.")],
-        ),
+        Section("equal", "At equal steps, tokens and time", _side_by_side(shown_tables["equal"])),
         Section("final", "At the end", [table.html() for table in shown_tables["final"]]),
     ]
     return page(
@@ -151,6 +148,12 @@ def html_page(found: Json, runs: Sequence[Run]) -> str:
     )
 
 
+def _side_by_side(several: Sequence[Table]) -> list[str]:
+    if not several:
+        return [paragraph("The runs have no stretch in common.")]
+    return ['<div class="tables">', *(f"<div>{table.html()}</div>" for table in several), "</div>"]
+
+
 def _charts(runs: Sequence[Run], names: Sequence[str]) -> list[str]:
     charts = []
     for title, split, metric, axis, label in CHARTS:
@@ -158,7 +161,16 @@ def _charts(runs: Sequence[Run], names: Sequence[str]) -> list[str]:
             Series(name, *run.curve(split, metric, axis), colour=index % 8)
             for index, (run, name) in enumerate(zip(runs, names, strict=True))
         ]
-        charts.append(line_chart(title, x=LABELS[axis], y=label, series=series, log_y=metric == "grad_norm" and _wide(series)))
+        charts.append(
+            line_chart(
+                title,
+                x=LABELS[axis],
+                y=label,
+                series=series,
+                log_y=metric == "grad_norm" and _wide(series),
+                smooth=metric != "learning_rate",
+            )
+        )
     split, metric = next(((split, metric) for split, metric in MEMORY if any(run.curve(split, metric)[0] for run in runs)), MEMORY[-1])
     series = [
         Series(name, *run.curve(split, metric, "step"), colour=index % 8) for index, (run, name) in enumerate(zip(runs, names, strict=True))
@@ -182,6 +194,10 @@ def _about(run: Json) -> str:
         run["path"],
     ]
     return " · ".join(str(part) for part in parts if part)
+
+
+def _day(started_at: Any) -> str:
+    return str(started_at)[:16].replace("T", " ") + " UTC"
 
 
 def _conclusions(found: Json) -> list[str]:

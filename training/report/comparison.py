@@ -412,7 +412,12 @@ def _speed(runs: Sequence[Run], names: Sequence[str]) -> Json | None:
     ratio = rates[best] / rates[second]
     noise = _combined(errors[best], errors[second])
     exceeds = None if noise is None else ratio - 1 > CLEAR * noise
-    spread = "" if noise is None else f", {'more' if exceeds else 'not more'} than the spread of their steps ({CLEAR * noise:.1%})"
+    figures = f"{rates[best]:,.0f} against {rates[second]:,.0f} {key.replace('_per_s', '/s')}"
+    if exceeds is False:
+        text = f"Speed is the same within the spread of the steps ({CLEAR * noise:.1%}): {figures}." if noise is not None else figures
+    else:
+        spread = "" if noise is None else f", more than the spread of the steps ({CLEAR * noise:.1%})"
+        text = f"{names[best]} is {ratio:.2f} times as fast as {names[second]}: {figures}{spread}."
     return {
         "metric": key,
         "values": rates,
@@ -420,8 +425,7 @@ def _speed(runs: Sequence[Run], names: Sequence[str]) -> Json | None:
         "ratio": ratio,
         "noise": noise,
         "exceeds_noise": exceeds,
-        "text": f"{names[best]} is {ratio:.2f} times as fast as {names[second]} ({rates[best]:,.0f} against {rates[second]:,.0f} "
-        f"{key.replace('_per_s', '/s')}){spread}.",
+        "text": text,
     }
 
 

@@ -20,6 +20,8 @@ from training.report.tables import Column, Table, shown
 WIDTH, HEIGHT = 600, 330
 LEFT, RIGHT, TOP, BOTTOM = 72, 14, 40, 58
 MAX_POINTS = 400  # a curve of more points is thinned: no screen shows more, and the page stays small
+SMOOTH_FROM, SMOOTH_SHARE = 80, 40  # a running mean from so many points on, over so small a share of them
+MARKED_POINTS = 25  # a curve of so few points shows each of them
 TABLE_ROWS = 12
 COLOURS = 8
 DASHES = ("", "12 3", "3 3", "12 3 3 3", "6 4", "18 4", "2 4", "6 2 2 2")  # told apart without colour, too
@@ -40,22 +42,38 @@ class Series:
         return [(a, b) for a, b in zip(self.x, self.y, strict=True) if math.isfinite(a) and math.isfinite(b)]
 
 
-def line_chart(title: str, *, x: str, y: str, series: Sequence[Series], note: str = "", log_y: bool = False) -> str:
-    """An HTML ``<figure>``: curves over a common axis. ``x`` and ``y`` are axis labels with their units."""
-    drawn = [(one, thin(one.points(), MAX_POINTS)) for one in series]
-    everything = [point for _, points in drawn for point in points if not log_y or point[1] > 0]
+def line_chart(title: str, *, x: str, y: str, series: Sequence[Series], note: str = "", log_y: bool = False, smooth: bool = False) -> str:
+    """An HTML ``<figure>``: curves over a common axis. ``x`` and ``y`` are axis labels with their units.
+
+    ``smooth``: a curve of many points is drawn faintly, with its running mean over it; the note says so.
+    """
+    drawn = [[point for point in one.points() if not log_y or point[1] > 0] for one in series]
+    everything = [point for points in drawn for point in points]
     if not everything:
         return f'<figure class="chart"><figcaption>{html.escape(title)}</figcaption><p class="note">No run recorded this.</p></figure>'
     x_axis = Axis.fit([point[0] for point in everything], LEFT, WIDTH - RIGHT)
     y_axis = Axis.fit([point[1] for point in everything], HEIGHT - BOTTOM, TOP, log=log_y)
-    curves = []
-    for index, (one, points) in enumerate(drawn):
-        colour = index % COLOURS if one.colour is None else one.colour
-        spots = [(x_axis.at(a), y_axis.at(b)) for a, b in points if not log_y or b > 0]
-        curves.append(_curve(index, colour, one.name, spots, one.points_only or len(spots) == 1))
     frame = _grid(x_axis, y_axis) + _axis_titles(x, y)
+    curves = []
+    for index, (one, points) in enumerate(zip(series, drawn, strict=True)):
+        layers = [points]
+        if smooth and len(points) >= SMOOTH_FROM:
+            layers.append(running_mean(points, len(points) // SMOOTH_SHARE))
+        spots = [[(x_axis.at(a), y_axis.at(b)) for a, b in thin(layer, MAX_POINTS)] for layer in layers]
+        curves.append(_curve(index, index % COLOURS if one.colour is None else one.colour, one, spots))
+    if smooth and any(len(points) >= SMOOTH_FROM for points in drawn):
+        note = " ".join(filter(None, [note, f"Faint: as recorded. Bold: running mean over 1/{SMOOTH_SHARE} of the run."]))
     label = f"{title}: {y} by {x} for {', '.join(one.name for one in series)}"
     return _figure(title, label, frame + "".join(curves), _legend(series), note, _data_table(series, x, y))
+
+
+def running_mean(points: Sequence[tuple[float, float]], width: int) -> list[tuple[float, float]]:
+    """Each point's mean with the ``width - 1`` before it (fewer at the start)."""
+    sums = [0.0]
+    for _, value in points:
+        sums.append(sums[-1] + value)
+    starts = [max(0, end - width) for end in range(1, len(sums))]
+    return [(points[end - 1][0], (sums[end] - sums[start]) / (end - start)) for end, start in enumerate(starts, 1)]
 
 
 def bar_chart(title: str, *, y: str, bars: Sequence[tuple[str, float | None]], note: str = "") -> str:
@@ -65,7 +83,7 @@ def bar_chart(title: str, *, y: str, bars: Sequence[tuple[str, float | None]], n
         return f'<figure class="chart"><figcaption>{html.escape(title)}</figcaption><p class="note">Nothing was measured.</p></figure>'
     row, left = 34, 190
     height = TOP + row * len(bars) + BOTTOM
-    axis = Axis.fit([0.0, *known], left, WIDTH - 84)
+    axis = Axis.fit([0.0, *known], left, WIDTH - 84, intervals=3)
     parts = [
         f'<line class="grid" x1="{axis.at(tick):.1f}" x2="{axis.at(tick):.1f}" y1="{TOP}" y2="{height - BOTTOM}"/>'
         f'<text class="tick" text-anchor="middle" x="{axis.at(tick):.1f}" y="{height - BOTTOM + 22}">{tick_label(tick)}</text>'
@@ -115,8 +133,8 @@ class Axis:
     log: bool = False
 
     @classmethod
-    def fit(cls, values: Sequence[float], start: float, end: float, *, log: bool = False) -> Axis:
-        """An axis over ``values`` with ticks at 1, 2, 2.5 or 5 times a power of ten (decades when ``log``)."""
+    def fit(cls, values: Sequence[float], start: float, end: float, *, log: bool = False, intervals: int = 6) -> Axis:
+        """An axis over ``values`` with ticks at 1, 2, 2.5 or 5 times a power of ten (decades when ``log``), about ``intervals`` apart."""
         low, high = min(values), max(values)
         if log:
             low, high = math.floor(math.log10(low)), math.ceil(math.log10(high))
@@ -124,7 +142,7 @@ class Axis:
             return cls(low, high, start, end, tuple(10.0**power for power in range(int(low), int(high) + 1)), True)
         if low == high:
             low, high = (low - abs(low) * 0.1, high + abs(high) * 0.1) if low else (0.0, 1.0)
-        step = _round_step((high - low) / 6)
+        step = _round_step((high - low) / intervals)
         low, high = math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step
         return cls(low, high, start, end, tuple(low + step * index for index in range(round((high - low) / step) + 1)))
 
@@ -153,11 +171,17 @@ def tick_label(value: float) -> str:
     return f"{float(mantissa):g}e{int(power)}"
 
 
-def _curve(index: int, colour: int, name: str, spots: list[tuple[float, float]], dots: bool) -> str:
-    line = "" if dots else f'<polyline points="{" ".join(f"{a:.1f},{b:.1f}" for a, b in spots)}"/>'
-    marks = "".join(f'<circle cx="{a:.1f}" cy="{b:.1f}" r="4"/>' for a, b in spots) if dots else ""
-    dash = f' stroke-dasharray="{DASHES[index % len(DASHES)]}"' if DASHES[index % len(DASHES)] else ""
-    return f'<g class="series colour-{colour}" data-series="{index}"{dash}><title>{html.escape(name)}</title>{line}{marks}</g>'
+def _curve(index: int, colour: int, one: Series, layers: list[list[tuple[float, float]]]) -> str:
+    """A group for one series: its recorded values, and over them the running mean if there is one."""
+    parts = []
+    for depth, spots in enumerate(layers):
+        faint = ' class="raw"' if depth < len(layers) - 1 else ""
+        dash = f' stroke-dasharray="{DASHES[index % len(DASHES)]}"' if DASHES[index % len(DASHES)] and not faint else ""
+        if not one.points_only:
+            parts.append(f'<polyline{faint}{dash} points="{" ".join(f"{a:.1f},{b:.1f}" for a, b in spots)}"/>')
+        if one.points_only or len(spots) <= MARKED_POINTS:
+            parts += [f'<circle cx="{a:.1f}" cy="{b:.1f}" r="3.5"/>' for a, b in spots]
+    return f'<g class="series colour-{colour}" data-series="{index}"><title>{html.escape(one.name)}</title>{"".join(parts)}</g>'
 
 
 def _grid(x_axis: Axis, y_axis: Axis) -> str:
@@ -255,10 +279,7 @@ def _draw_training_loss(axes: object, points: list[tuple[float, float]]) -> None
         return
     steps, losses = [point[0] for point in points], [point[1] for point in points]
     width = max(1, len(points) // 50)
-    sums = [0.0]
-    for loss in losses:
-        sums.append(sums[-1] + loss)
-    smooth = [(sums[end] - sums[max(0, end - width)]) / (end - max(0, end - width)) for end in range(1, len(sums))]
+    smooth = [value for _, value in running_mean(points, width)]
     if width > 1:
         axes.plot(steps, losses, color="#93c5fd", linewidth=0.8, alpha=0.8)  # type: ignore[attr-defined]
     label = f"training, mean of {width} points" if width > 1 else "training"

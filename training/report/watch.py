@@ -83,9 +83,11 @@ class View:
         rows = Table.grid(padding=(0, 2))
         rows.add_column(style="dim", no_wrap=True)
         rows.add_column(overflow="fold")
+        if going.share is not None:
+            rows.add_row("done", ProgressBar(total=1.0, completed=going.share, width=max(10, width - 20)))
         for label, value in self.facts(spark_width=max(10, min(60, width - 40))):
             rows.add_row(label, Text(value))
-        parts: list[Any] = [ProgressBar(total=1.0, completed=going.share or 0.0, width=max(10, width - 6)), rows]
+        parts: list[Any] = [rows]
         parts += [Text(f"! {warning}", style="yellow") for warning in self.warnings()]
         return Panel(Group(*parts), title=Text(f"{run.name} · {run.one_line()}"), title_align="left", width=width)
 
