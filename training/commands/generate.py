@@ -93,11 +93,10 @@ def load(name: str, trust_remote_code: bool) -> tuple[PreTrainedModel, PreTraine
 
 
 def ask(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, messages: Messages, sampling: Sampling, streamer: Any = None) -> str:
-    """One answer; a model without chat template gets the last message as plain text."""
+    """One answer."""
     from training.sft.answers import answer
 
-    prompt = messages if tokenizer.chat_template else str(messages[-1]["content"])
-    return answer(model, tokenizer, [prompt], sampling, streamer=streamer)[0]
+    return answer(model, tokenizer, [messages], sampling, streamer=streamer)[0]
 
 
 def show(names: list[str], answers: list[str]) -> None:

@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from training.run.errors import CONFIG, DATA, UNAVAILABLE, UserError
+from training.run.errors import DATA, UNAVAILABLE, UserError
 from training.sft.origin import Origin, explained, locate_model
 
 if TYPE_CHECKING:
@@ -145,48 +145,6 @@ def check_quantization(wanted: bool) -> None:
         )
     if importlib.util.find_spec("bitsandbytes") is None:
         raise UserError("load_in_4bit and load_in_8bit need bitsandbytes", fix="pip install 'podtune[qlora]'", code=UNAVAILABLE)
-
-
-def check_tokenizer(tokenizer: PreTrainedTokenizerBase, vocab_size: int, *, conversational: bool) -> None:
-    """What a fine-tune needs of a tokenizer, asked before the model is loaded.
-
-    Args:
-        vocab_size: rows of the model's embedding.
-        conversational: the data set has messages, which need a chat template.
-
-    Raises:
-        UserError: no EOS, no padding token, no template, or ids that the embedding does not have.
-    """
-    where = str(tokenizer.name_or_path)
-    if tokenizer.eos_token_id is None:
-        raise UserError(
-            "the tokenizer has no EOS token, so the model would never learn to stop",
-            where=where,
-            fix="set eos_token to a token of its vocabulary",
-            code=CONFIG,
-        )
-    if tokenizer.pad_token_id is None:
-        raise UserError(
-            "the tokenizer has no padding token",
-            where=where,
-            fix="set pad_token to a token of its vocabulary that is never part of an answer",
-            code=CONFIG,
-        )
-    if conversational and not tokenizer.chat_template:
-        raise UserError(
-            "the tokenizer has no chat template, and the data set has messages",
-            where=where,
-            fix="set chat_template_path to a tokenizer or a .jinja file that has one",
-            code=CONFIG,
-        )
-    highest = max(tokenizer.get_vocab().values())
-    if highest >= vocab_size:
-        raise UserError(
-            f"the tokenizer has ids up to {highest}, the model's embedding only {vocab_size} rows",
-            where=where,
-            fix="use the tokenizer that belongs to the model, or resize the embedding",
-            code=CONFIG,
-        )
 
 
 @dataclass(frozen=True)

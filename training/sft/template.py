@@ -60,11 +60,11 @@ def prompt_ids(tokenizer: PreTrainedTokenizerBase, prompt: str | Messages) -> li
     """The ids a model continues from: messages with the template's generation prompt, or plain text as it is.
 
     Raises:
-        UserError: messages, but the tokenizer has no chat template.
+        UserError: a conversation, but the tokenizer has no chat template.
     """
+    prompt = _without_template(tokenizer, prompt)
     if isinstance(prompt, str):
         return list(tokenizer(prompt)["input_ids"])
-    _needs_template(tokenizer)
     return list(tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=True, return_dict=True)["input_ids"])
 
 
@@ -72,8 +72,9 @@ def scored_ids(tokenizer: PreTrainedTokenizerBase, prompt: str | Messages, answe
     """Token ids of prompt and answer, and for each whether it is scored: the answer with its stop token, not the prompt.
 
     Works for templates without generation markers too: the answer is what the conversation has beyond the generation
-    prompt, up to and including the first stop token. An empty prompt scores every token.
+    prompt, up to its last special token. An empty prompt scores every token.
     """
+    prompt = _without_template(tokenizer, prompt)
     head = prompt_ids(tokenizer, prompt) if prompt else []
     if isinstance(prompt, str):
         ids = list(tokenizer(prompt + answer)["input_ids"])
@@ -81,9 +82,10 @@ def scored_ids(tokenizer: PreTrainedTokenizerBase, prompt: str | Messages, answe
         return ids, [position >= len(head) for position in range(len(ids))]
     messages = [*prompt, {"role": "assistant", "content": answer}]
     ids = list(tokenizer.apply_chat_template(messages, tokenize=True, return_dict=True)["input_ids"])
-    start = next((at for at, (left, right) in enumerate(zip(head, ids, strict=False)) if left != right), min(len(head), len(ids)))
-    added = set(tokenizer.get_added_vocab().values())
-    end = next((at + 1 for at in range(len(ids) - 1, start, -1) if ids[at] in added), len(ids))
+    differs = (at for at, (left, right) in enumerate(zip(head, ids, strict=False)) if left != right)
+    start = next(differs, min(len(head), len(ids)))
+    special = set(tokenizer.get_added_vocab().values())
+    end = next((at + 1 for at in range(len(ids) - 1, start, -1) if ids[at] in special), len(ids))
     return ids, [start <= position < end for position in range(len(ids))]
 
 
@@ -111,11 +113,15 @@ def stop_token_trained(tokenizer: PreTrainedTokenizerBase) -> bool:
     return bool(marked) and marked[-1] in tokenizer.get_added_vocab().values()
 
 
-def _needs_template(tokenizer: PreTrainedTokenizerBase) -> None:
-    if not tokenizer.chat_template:
-        raise UserError(
-            "the tokenizer has no chat template, so messages cannot be turned into text",
-            where=str(tokenizer.name_or_path),
-            fix="set chat_template_path to a tokenizer or a .jinja file that has one, or use plain prompts",
-            code=CONFIG,
-        )
+def _without_template(tokenizer: PreTrainedTokenizerBase, prompt: str | Messages) -> str | Messages:
+    """``prompt`` as it is; a single question to a tokenizer without template as the line of text that training makes of it."""
+    if isinstance(prompt, str) or tokenizer.chat_template:
+        return prompt
+    if len(prompt) == 1:
+        return str(prompt[0]["content"]) + "\n"
+    raise UserError(
+        "the tokenizer has no chat template, so a conversation cannot be turned into text",
+        where=str(tokenizer.name_or_path),
+        fix="use a tokenizer that has one, or one plain question at a time",
+        code=CONFIG,
+    )
