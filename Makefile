@@ -3,6 +3,7 @@ PYTHON ?=
 VENV := .venv
 BIN := $(VENV)/bin
 DEMO_DIR ?= demo
+DEMO_ARGS ?=
 
 .PHONY: setup demo test test-cluster lint clean requirements
 
@@ -14,7 +15,7 @@ setup:
 	$$py scripts/setup_venv.py $(VENV)
 
 demo: setup
-	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python scripts/demo.py --output $(DEMO_DIR)
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python scripts/demo.py --output $(DEMO_DIR) $(DEMO_ARGS)
 
 test: setup
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest

@@ -1,6 +1,6 @@
 """Write training/sft/config_keys.json: the keys of TRL's dataclasses and ours, so that checking needs no import of TRL.
 
-    python scripts/config_keys.py            # after a change of TRL or of RunArguments
+python scripts/config_keys.py            # after a change of TRL or of RunArguments
 """
 
 from __future__ import annotations

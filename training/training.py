@@ -9,8 +9,10 @@ configuration and the data are known to be good.
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,101 +21,113 @@ if __package__ in (None, ""):  # python training/training.py: let `training` mea
 
 from training.run import checkpoint
 from training.run.distributed import World, cleanup_distributed, main_first, on_main, peer_failure, read_world, setup_distributed
-from training.run.errors import CANNOT_CREATE, OK, PREEMPTED, UserError, report
+from training.run.errors import OK, PREEMPTED, UserError, report
 from training.run.heartbeat import claim
-from training.run.threads import limit_threads
-from training.sft import config, data
+from training.sft import config, inputs
+from training.sft.threads import cpu_threads
 
 if TYPE_CHECKING:
-    from training.run.checkpoint import Checkpoint
-    from training.sft.build import Arguments
+    from training.sft.resolve import Arguments
+    from training.sft.run import Run
     from training.sft.trainer import PodtuneTrainer, StopTogether
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the program and return its exit code; every failure is a sentence and a code (see training.run.errors)."""
     argv = sys.argv[1:] if argv is None else argv
-    if {"-h", "--help", "--help_all"} & set(argv):
-        print(config.help_text(everything="--help_all" in argv))
+    if {"-h", "--help", "--help_all", "--help-all"} & set(argv):
+        print(config.help_text(everything="all" in "".join(argv)))
         return OK
     world = World()
     try:
         world = read_world()
         settings = config.read(argv)
         check_inputs(settings, world)
-        limit_threads(world)
+        before_imports(world)
         world = setup_distributed(settings.values.get("timeout_s", 600.0), use_cpu=bool(settings.values.get("use_cpu")))
         return fine_tune(settings, world)
     except Exception as error:
-        # No tidying of the process group here: peers may sit in a collective. The launcher ends them.
-        if not isinstance(error, UserError) and "torch" in sys.modules:
-            error = peer_failure(error) or error
-        return report(error, rank=world.rank)
+        # Nothing is tidied here: peers may sit in a collective, and the launcher ends them.
+        return report((peer_failure(error) if "torch" in sys.modules else None) or error, rank=world.rank)
 
 
 def check_inputs(settings: config.Settings, world: World) -> None:
-    """Data set and output folder, before torch is imported. One process a pod looks."""
+    """Data set and output folder, before torch is imported. One process of each pod looks."""
     if world.local_rank == 0:
-        for source in data.sources(settings.values):
-            data.check_source(source)
+        inputs.check_sources(settings.values)
         checkpoint.check_writable(Path(settings.values["output_dir"]))
 
 
+def before_imports(world: World) -> None:
+    """What libraries read from the environment when they are imported: threads, and that they need not talk about it."""
+    os.environ["OMP_NUM_THREADS"] = str(cpu_threads(world))
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    if not Path("/dev/nvidiactl").exists():
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed warns that it finds no accelerator
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it needs a GPU, and says so where none is asked for
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"transformers|trl")
+
+
 def fine_tune(settings: config.Settings, world: World) -> int:
-    """Everything after the process group is open."""
-    from training.sft.build import build
+    """Everything after the process group is open; returns the exit code."""
+    from training.sft.resolve import resolve
     from training.sft.trainer import StopTogether
 
-    arguments = build(settings, world)
+    arguments = resolve(settings, world)
     output_dir = Path(arguments.training.output_dir)
-    lock = on_main(world, lambda: claim(output_dir))
+    held: list[Any] = []
+    on_main(world, lambda: held.append(claim(output_dir)))  # two jobs in one folder would ruin both
     with StopTogether() as stop:
-        trainer, run, resume = load(arguments, world, stop)
+        loaded = load(arguments, world, stop)
+        if loaded is None:  # an earlier start finished it
+            cleanup_distributed()
+            return OK
+        trainer, run = loaded
         try:
-            trainer.train(resume_from_checkpoint=str(resume.path) if resume else None)
-        except BaseException as error:
+            trainer.train(resume_from_checkpoint=run.resume_path)
+        except Exception as error:
             run.failed(error)
             raise
         finished = trainer.state.global_step >= trainer.state.max_steps
         if finished:
-            save_final(trainer, world, output_dir / "final")
+            trainer.save_final(output_dir / "final")
         run.measure(trainer)
-    trainer.release()
-    cleanup_distributed()
-    if not world.is_main:
-        return OK if finished else PREEMPTED
-    if not finished:
-        run.end("preempted", PREEMPTED, f"SIGTERM; saved at step {run.step}")
-        return PREEMPTED
-    run.answer(arguments)
-    run.end("ok", OK)
-    lock.release()
-    return OK
+        trainer.release()
+        cleanup_distributed()
+    if world.is_main:
+        if finished:
+            run.answer()
+        run.end("ok" if finished else "preempted", OK if finished else PREEMPTED)
+        held[0].release()
+    return OK if finished else PREEMPTED
 
 
-def load(arguments: Arguments, world: World, stop: StopTogether) -> tuple[PodtuneTrainer, Any, Checkpoint | None]:
-    """Tokenizer, data, checkpoint and model, in the order in which a mistake costs least."""
-    from trl import get_peft_config, get_quantization_config
+def load(arguments: Arguments, world: World, stop: StopTogether) -> tuple[PodtuneTrainer, Run] | None:
+    """Tokenizer, data, checkpoint and model, in the order in which a mistake costs least; None if nothing is left to do."""
+    from trl import get_peft_config
 
-    from training.sft import model as models
-    from training.sft.progress import Progress
-    from training.sft.run import Run
+    from training.sft.loading import load_model, load_tokenizer, vocabulary_size
+    from training.sft.run import Run, find_checkpoint, is_finished, resume_facts
     from training.sft.trainer import PodtuneTrainer
 
-    training, name = arguments.training, arguments.model.model_name_or_path
-    tokenizer = models.load_tokenizer(name, arguments.model.model_revision, training.trust_remote_code)
-    with main_first(world):
-        prepared = data.prepare(arguments, tokenizer)
-    facts = resume_facts(arguments, world, prepared)
+    tokenizer = load_tokenizer(arguments)
+    with main_first(world):  # the first one tokenises, the others find it in the cache
+        rows = inputs.prepare(arguments, tokenizer, vocabulary_size(arguments))
+    facts = resume_facts(arguments, world, rows)
     resume = on_main(world, lambda: find_checkpoint(arguments, facts))
-    quantization = get_quantization_config(arguments.model)
-    model = models.load_model(arguments)
-    run = Run(arguments, world, prepared, facts, resume)
+    if resume and is_finished(arguments, resume):
+        if world.is_main:
+            print(
+                f"{arguments.training.output_dir} is finished at step {resume.step}: a higher max_steps with --allow_resume_change goes on"
+            )
+        return None
+    model = load_model(arguments)
+    run = Run(arguments, world, rows, tokenizer, resume)
     trainer = PodtuneTrainer(
         model=model,
-        args=training,
-        train_dataset=prepared.train,
-        eval_dataset=prepared.eval,
+        args=arguments.training,
+        train_dataset=rows.train,
+        eval_dataset=rows.eval,
         processing_class=tokenizer,
         peft_config=get_peft_config(arguments.model),
         callbacks=[run.progress, stop],
@@ -121,4 +135,10 @@ def load(arguments: Arguments, world: World, stop: StopTogether) -> tuple[Podtun
         facts=facts,
         lean=arguments.run.loss == "lean",
     )
-    return trainer, run, resume
+    stop.trainer = trainer
+    run.announce(trainer)
+    return trainer, run
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -31,7 +31,9 @@ class RunArguments:
         metadata={"help": "rows to answer with the base and the tuned model at the end: sample answers, exact match, perplexity"},
     )
     answer_max_new_tokens: int = field(default=64, metadata={"help": "longest answer of those, in tokens"})
-    auto_resume: bool = field(default=True, metadata={"help": "continue from the newest complete checkpoint in output_dir, if there is one"})
+    auto_resume: bool = field(
+        default=True, metadata={"help": "continue from the newest complete checkpoint in output_dir, if there is one"}
+    )
     allow_resume_change: bool = field(
         default=False, metadata={"help": "resume although the world size, batch, schedule, data or model changed since the checkpoint"}
     )

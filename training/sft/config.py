@@ -184,9 +184,7 @@ def convert(key: str, value: Value, where: str) -> Value:
         raise UserError(f"{key} is {value!r}, not {_names[kind]}", where=where, code=CONFIG) from None
     choices = spec.get("choices")
     if choices and str(converted) not in choices:
-        raise UserError(
-            f"{key} is {value!r}{near(str(converted), choices)}", where=where, fix="one of " + ", ".join(choices), code=CONFIG
-        )
+        raise UserError(f"{key} is {value!r}{near(str(converted), choices)}", where=where, fix="one of " + ", ".join(choices), code=CONFIG)
     return converted
 
 
@@ -254,13 +252,17 @@ def check(settings: Settings) -> None:
         if values.get(one) and values.get(other):
             raise wrong(one, f"{other} is set too, and only one can hold", f"remove {one} or {other}")
     if values.get("global_batch_size") and values.get("gradient_accumulation_steps") and values.get("per_device_train_batch_size"):
-        raise wrong("global_batch_size", "it is solved from the batch and the world, but gradient_accumulation_steps is given too", "give one")
+        raise wrong(
+            "global_batch_size", "it is solved from the batch and the world, but gradient_accumulation_steps is given too", "give one"
+        )
     if values.get("strategy", "auto") != "auto" and (values.get("fsdp") or values.get("deepspeed")):
         raise wrong("strategy", "fsdp or deepspeed is configured by hand too", "remove strategy, or fsdp/deepspeed")
     if values.get("packing") and values.get("max_length", 1) is None:
         raise wrong("packing", "packing needs max_length")
     if (values.get("load_in_4bit") or values.get("load_in_8bit")) and not values.get("use_peft"):
-        raise wrong("load_in_4bit" if values.get("load_in_4bit") else "load_in_8bit", "quantised weights cannot be trained in full", "--use_peft")
+        raise wrong(
+            "load_in_4bit" if values.get("load_in_4bit") else "load_in_8bit", "quantised weights cannot be trained in full", "--use_peft"
+        )
     if "aim" in _items(values.get("report_to", "none")):
         raise wrong("report_to", "Aim is not a tracker of transformers", "--aim_repo FOLDER")
     if values.get("ignore_data_skip"):
@@ -297,7 +299,9 @@ def help_text(*, everything: bool = False) -> str:
     if everything:
         lines.append("TRL's keys (type, default):")
         for key, spec in theirs:
-            lines.append(f"  --{key:<42}{spec['type']:<6} {spec['default']}" + (f"  {{{','.join(spec['choices'])}}}" if spec.get("choices") else ""))
+            lines.append(
+                f"  --{key:<42}{spec['type']:<6} {spec['default']}" + (f"  {{{','.join(spec['choices'])}}}" if spec.get("choices") else "")
+            )
     else:
         lines.append(f"TRL's {len(theirs)} keys are all taken (learning_rate, max_length, packing, use_peft, ...): --help_all lists them.")
     return "\n".join(lines)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from training.run.errors import CONFIG, USAGE, UserError
-from training.sft import data
+from training.run.errors import DATA, USAGE, UserError
+from training.sft import source
 
 if TYPE_CHECKING:
     import datasets
 
-    from training.sft.build import Arguments
+    from training.sft.resolve import Arguments
 
 
 @dataclass(frozen=True)
@@ -22,47 +23,29 @@ class Inputs:
     eval: datasets.Dataset | None
     eval_rows: datasets.Dataset | None
     facts: dict[str, Any]
-
-
-def training_source(values: dict[str, Any]) -> data.Source:
-    """The training set that the settings or the parsed arguments name."""
-    return data.Source(
-        name=values.get("dataset_name"),
-        config=values.get("dataset_config"),
-        split=values.get("dataset_train_split") or "train",
-        streaming=bool(values.get("dataset_streaming") or values.get("streaming")),
-        mixture=tuple(values.get("datasets") or ()),
-        text_field=values.get("dataset_text_field") or "text",
-    )
-
-
-def eval_source(values: dict[str, Any]) -> data.Source | None:
-    """The set to evaluate on: the one named, else the split that lies beside the training split, else None."""
-    if named := values.get("eval_dataset_name"):
-        return data.Source(name=named, split=values.get("dataset_test_split") or "test", text_field=values.get("dataset_text_field") or "text")
-    return data.find_eval_split(training_source(values), prefer=values.get("dataset_test_split") or "test")
+    warnings: tuple[str, ...]
 
 
 def check_sources(values: dict[str, Any]) -> None:
-    """Both sets, before torch is imported. Raises :class:`UserError`."""
-    data.check_source(training_source(values))
-    other = eval_source(values)
-    if other is not None:
-        data.check_source(other)
+    """Training and evaluation set, before torch is imported. Raises :class:`UserError`."""
+    for each in source.sources(values):
+        source.check_source(each, text_field=values.get("dataset_text_field") or "text")
 
 
-def prepare(arguments: Arguments, tokenizer: Any) -> Inputs:
+def prepare(arguments: Arguments, tokenizer: Any, vocabulary: int) -> Inputs:
     """Load, tokenise and (if asked) pack. The result is the same on every rank; the first one fills the cache.
+
+    ``vocabulary`` is the number of rows of the model's embedding.
 
     Raises:
         UserError: no row would be trained, or there is nothing to evaluate on although evaluation is asked for.
     """
+    from training.sft import data
+
     training, run = arguments.training, arguments.run
-    values = arguments.resolved() | {"datasets": [vars(part) for part in arguments.mixture.datasets]}
-    raw = data.load_split(training_source(values))
-    other = eval_source(values)
-    raw_eval = data.load_split(other) if other is not None else None
-    if raw_eval is None and (size := run.eval_split_size or arguments.mixture.test_split_size):
+    values = arguments.resolved()
+    raw, raw_eval = (*(source.load_split(each) for each in source.sources(values)), None)[:2]
+    if raw_eval is None and (size := run.eval_split_size):
         parts = raw.train_test_split(test_size=int(size) if size >= 1 else size, seed=training.seed)
         raw, raw_eval = parts["train"], parts["test"]
     if raw_eval is None and (training.eval_strategy != "no" or run.answer_rows):
@@ -75,31 +58,54 @@ def prepare(arguments: Arguments, tokenizer: Any) -> Inputs:
     if raw_eval is not None and run.max_eval_rows:
         raw_eval = raw_eval.select(range(min(run.max_eval_rows, len(raw_eval))))
     options = data.TokenizeOptions(
-        max_length=training.max_length if not training.packing else None,
+        max_length=None if training.packing else training.max_length,
         truncation_mode=training.truncation_mode,
         completion_only_loss=training.completion_only_loss,
         assistant_only_loss=training.assistant_only_loss,
         dataset_text_field=training.dataset_text_field,
     )
-    train = data.tokenize(raw, tokenizer, options, cache_dir=run.tokenized_cache)
-    evaluation = None if raw_eval is None else data.tokenize(raw_eval, tokenizer, options, cache_dir=run.tokenized_cache)
-    if len(train) == 0:
+    warnings = data.check_tokenizer(tokenizer, vocabulary, options, data.shape_of(raw, options.dataset_text_field))
+    cache = Path(run.tokenized_cache) if run.tokenized_cache else None
+    train = data.prepare(raw, tokenizer, options, cache_dir=cache)
+    warnings += train.stats.warnings(options)
+    if len(train.dataset) == 0:
         raise UserError(
-            f"none of the {len(raw)} rows has a token to train", where="dataset_name", fix="look at them: podtune data inspect", code=CONFIG
+            f"none of the {len(raw)} rows has a token to train", where="dataset_name", fix="podtune data inspect shows why", code=DATA
         )
-    facts = {
-        "path": values.get("dataset_name") or [part["path"] for part in values["datasets"]],
-        "rows": len(train),
-        "rows_read": len(raw),
-        "fingerprint": data.fingerprint(train),
-        "tokens": data.token_count(train),
+    facts: dict[str, Any] = {
+        "path": values["dataset_name"] or [part["path"] for part in values["datasets"]],
+        "rows": len(train.dataset),
+        "fingerprint": train.stats.fingerprint,
+        "tokens": train.stats.tokens,
+        "trained_tokens": train.stats.trained_tokens,
+        "truncated_rows": train.stats.rows_truncated,
     }
-    if evaluation is not None:
-        facts |= {"eval_rows": len(evaluation), "eval_fingerprint": data.fingerprint(evaluation)}
-    if training.shuffle_dataset:
-        train = train.shuffle(seed=training.seed)
+    rows = train.dataset
+    evaluation = None
+    if raw_eval is not None:
+        held_out = data.prepare(raw_eval, tokenizer, options, cache_dir=cache)
+        evaluation = held_out.dataset
+        facts |= {"eval_rows": len(evaluation), "eval_fingerprint": held_out.stats.fingerprint, "eval_tokens": held_out.stats.tokens}
     if training.packing:
-        train = data.pack(train, training.max_length, training.packing_strategy, training.seed)
+        rows = data.pack(rows, training.max_length, training.packing_strategy, training.seed if training.shuffle_dataset else None)
         if evaluation is not None and training.eval_packing is not False:
-            evaluation = data.pack(evaluation, training.max_length, training.packing_strategy, training.seed)
-    return Inputs(train, evaluation, raw_eval, facts)
+            evaluation = data.pack(evaluation, training.max_length, training.packing_strategy, None)
+    if training.shuffle_dataset:
+        rows = rows.shuffle(seed=training.seed)
+    if evaluation is not None:
+        evaluation = filled(evaluation, training.per_device_eval_batch_size * training.world_size)
+    return Inputs(rows, evaluation, raw_eval, facts, tuple(warnings))
+
+
+def filled(rows: datasets.Dataset, multiple: int) -> datasets.Dataset:
+    """``rows`` and as many unscored copies of the first one as make the count a multiple of ``multiple``.
+
+    Otherwise accelerate evens out the ranks' batches with scored rows, and the evaluation depends on the world's size.
+    """
+    import datasets
+
+    missing = -len(rows) % multiple
+    if not missing:
+        return rows
+    unscored = rows.select([0] * missing).map(lambda row: {"labels": [-100] * len(row["input_ids"])}, features=rows.features)
+    return datasets.concatenate_datasets([rows, unscored])

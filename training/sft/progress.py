@@ -6,6 +6,7 @@ import math
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ class Progress(TrainerCallback):  # type: ignore[misc]
         self.time_to_first_step_s: float | None = None
         self.losses: dict[str, float] = {}
         self.samples = 0
+        self.on_step: Callable[[int], None] = lambda step: None
         self._log = MetricsLog(output_dir / "metrics.jsonl", from_step=from_step) if is_main else None
         self._tokens, self._first_tokens = tokens_before, tokens_before
         self._windows: list[tuple[int, float]] = []  # real tokens and seconds of training between two logging steps
@@ -44,6 +46,7 @@ class Progress(TrainerCallback):  # type: ignore[misc]
         self.samples += args.train_batch_size * args.world_size * args.gradient_accumulation_steps
         if self.time_to_first_step_s is None:
             self.time_to_first_step_s = time.time() - psutil.Process().create_time()
+        self.on_step(state.global_step)
         if self._log:
             self._display.advance(state.global_step)
 

@@ -13,6 +13,7 @@ from training.run.distributed import World
 from training.run.errors import CONFIG, UserError
 from training.sft.arguments import STRATEGIES, RunArguments
 from training.sft.config import Settings
+from training.sft.model import check_quantization
 from training.sft.strategy import resolve_strategy, strategy_settings
 
 DATACLASSES = (ScriptArguments, SFTConfig, ModelConfig, DatasetMixtureConfig, RunArguments)
@@ -51,9 +52,10 @@ def resolve(settings: Settings, world: World) -> Arguments:
     """Decide batch, strategy and hardware choices for ``world`` and let TRL's parser make its dataclasses.
 
     Raises:
-        UserError: a batch that does not divide, a strategy that the world cannot hold, or a value that TRL refuses.
+        UserError: a batch that does not divide, a strategy that the world cannot hold, QLoRA without a GPU, or a value that TRL refuses.
     """
     values = dict(settings.values)
+    check_quantization(bool(values.get("load_in_4bit") or values.get("load_in_8bit")))
     values |= solve_batch(settings, world)
     strategy = resolve_strategy(values.pop("strategy", "auto"), world)
     values |= strategy_settings(strategy, world)
@@ -126,7 +128,7 @@ def hardware_choices(settings: Settings, world: World) -> tuple[dict[str, Any], 
     precision = "bf16 autocast" if bf16 else "fp16 autocast" if fp16 else "fp32"
     if not any(settings.given(key) for key in ("activation_checkpointing", "gradient_checkpointing")):
         # On the CPU memory is not what is short, and recomputing costs a fifth of the speed; on a GPU TRL's default stands.
-        chosen["gradient_checkpointing"] = not on_cpu
+        chosen["activation_checkpointing"] = not on_cpu
     checkpointing = any((values | chosen).get(key) for key in ("activation_checkpointing", "gradient_checkpointing"))
     attention, reason = choose_attention(world.device_type, half_precision=bool(bf16 or fp16))
     if settings.given("attn_implementation"):

@@ -14,11 +14,11 @@ from training.run.distributed import World
 from training.run.errors import UserError, exit_code
 from training.run.heartbeat import Heartbeat
 from training.run.provenance import provenance
-from training.run.record import emit_record, end_record, new_record, now, write_json
+from training.run.record import Status, emit_record, end_record, new_record, now, write_json
 from training.sft.progress import Progress, duration
 
 if TYPE_CHECKING:
-    from training.sft.build import Arguments
+    from training.sft.resolve import Arguments
     from training.sft.inputs import Inputs
     from training.sft.trainer import PodtuneTrainer
 
@@ -75,12 +75,25 @@ def find_checkpoint(arguments: Arguments, facts: dict[str, Any]) -> Checkpoint |
     return found
 
 
+def is_finished(arguments: Arguments, resume: Checkpoint) -> bool:
+    """True if the run in output_dir ended well and this start asks for no step beyond its last checkpoint."""
+    output_dir = Path(arguments.training.output_dir)
+    try:
+        record = json.loads((output_dir / "run.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    ended = record.get("status") == "ok" and (output_dir / "final").is_dir() and record["measurements"].get("steps") == resume.step
+    asked = ("max_steps", "num_train_epochs")
+    return bool(ended and all(record["config"].get(key) == getattr(arguments.training, key) for key in asked))
+
+
 class Run:
     """What one start of a fine-tune leaves behind. Every rank has one; only rank 0's writes."""
 
-    def __init__(self, arguments: Arguments, world: World, inputs: Inputs, resume: Checkpoint | None) -> None:
+    def __init__(self, arguments: Arguments, world: World, rows: Inputs, tokenizer: Any, resume: Checkpoint | None) -> None:
         training = arguments.training
-        self.world = world
+        self.arguments, self.world, self.rows, self.tokenizer = arguments, world, rows, tokenizer
+        self.resume_path = str(resume.path) if resume else None
         self.output_dir = Path(training.output_dir)
         self.step = resume.step if resume else 0
         self.progress = Progress(
@@ -102,7 +115,7 @@ class Run:
             nproc_per_node=world.local_world_size,
             global_batch_size=training.per_device_train_batch_size * world.world_size * training.gradient_accumulation_steps,
             seed=training.seed,
-            data=inputs.facts,
+            data=rows.facts,
             provenance=provenance(),
         )
         earlier = self._earlier()
@@ -129,6 +142,26 @@ class Run:
     def _write(self) -> None:
         write_json(self.output_dir / "run.json", self.record)
 
+    def announce(self, trainer: PodtuneTrainer) -> None:
+        """The start lines: what runs where, with which choices. Rank 0."""
+        if not self.world.is_main:
+            return
+        training, world, record = self.arguments.training, self.world, self.record
+        trained = sum(parameter.numel() for parameter in trainer.model.parameters() if parameter.requires_grad)
+        why = trainer.why_not_lean
+        print(
+            f"{record['name']}: {self.arguments.strategy} on {world.world_size} x {world.device_type} ({world.nnodes} nodes), "
+            f"{trained:,} trained parameters, {record['data']['rows']:,} rows, {record['data']['tokens']:,} tokens\n"
+            f"batch {record['global_batch_size']} = {training.per_device_train_batch_size} a device x {world.world_size} processes "
+            f"x {training.gradient_accumulation_steps} accumulated; {', '.join(self.arguments.notes)}"
+            + (f"; TRL's loss ({why})" if why else ""),
+            flush=True,
+        )
+        for warning in self.rows.warnings:
+            print(f"podtune: warning: {warning}", flush=True)
+        if self.resume_path:
+            print(f"resuming from {self.resume_path}", flush=True)
+
     def measure(self, trainer: PodtuneTrainer) -> None:
         """Fill in the measurements; a collective call, because memory is asked of every rank."""
         peaks = trainer.peak_memory_gib()
@@ -136,20 +169,25 @@ class Run:
         if not self.world.is_main:
             return
         found = self.progress.measurements() | {"steps": self.step, "tokens": trainer.tokens}
-        found["peak_memory_gib"] = {"max": max(peaks), "per_rank": peaks, "kind": "allocator" if self.world.device_type == "cuda" else "resident"}
-        found |= trainer.utilisation(found.get("tokens_per_s"))
+        found["peak_memory_gib"] = {
+            "max": max(peaks),
+            "per_rank": peaks,
+            "kind": "allocator" if self.world.device_type == "cuda" else "resident",
+        }
+        found |= trainer.utilisation(found.get("tokens_per_s"), max(1, self.rows.facts["tokens"] // self.rows.facts["rows"]))
         self.record["measurements"] = found
 
-    def end(self, status: Any, code: int, reason: str = "") -> None:
-        """Close the record on the volume, in Aim and on stdout. Rank 0."""
-        if not self.world.is_main:
-            return
+    def end(self, status: Status, code: int, reason: str = "") -> None:
+        """Close the record on the volume, in Aim and on stdout, and say how it went. Rank 0."""
+        if status == "preempted":
+            reason = f"SIGTERM; saved at step {self.step}, the same command goes on from there"
         end_record(self.record, status, code, reason)
         self._write()
         if self._heartbeat:
             self._heartbeat.stop()
         if self._tracker:
             self._tracker.finish()
+        print("\n".join(self.summary()), flush=True)
         if not sys.stdout.isatty():
             emit_record(self.record, sys.stdout)
 
@@ -162,36 +200,32 @@ class Run:
             self.record["measurements"] = self.progress.measurements()
             self.end("oom" if out_of_memory else "error", exit_code(error), str(error)[:2000])
 
-    def answer(self, arguments: Arguments, inputs: Inputs, tokenizer: Any) -> None:
+    def answer(self) -> None:
         """Base and tuned model side by side on held-out rows: answers, exact match, perplexity. Rank 0, group closed."""
-        rows = arguments.run.answer_rows
-        if not rows or inputs.eval_rows is None:
+        count = self.arguments.run.answer_rows
+        if not count or self.rows.eval_rows is None:
             return
         from training.sft.evaluate import compare_with_base
 
-        chosen = inputs.eval_rows.select(range(min(rows, len(inputs.eval_rows))))
-        found = compare_with_base(
-            str(arguments.model.model_name_or_path),
-            self.output_dir / "final",
-            tokenizer,
-            list(chosen),
-            max_new_tokens=arguments.run.answer_max_new_tokens,
+        self.record["measurements"]["answers"] = compare_with_base(
+            str(self.arguments.model.model_name_or_path),
+            str(self.output_dir / "final"),
+            self.tokenizer,
+            list(self.rows.eval_rows.select(range(min(count, len(self.rows.eval_rows))))),
+            max_new_tokens=self.arguments.run.answer_max_new_tokens,
         )
-        self.record["measurements"]["answers"] = found
 
     def summary(self) -> list[str]:
         """The closing lines for people."""
-        found = self.record["measurements"]
+        found, status = self.record["measurements"], self.record["status"]
         loss = found.get("loss", {})
-        lines = [
-            f"done: {found['steps']} steps, {found['tokens']:,} tokens"
-            + (f", {found['tokens_per_s']:,.0f} tokens/s" if "tokens_per_s" in found else "")
-            + (f", {duration(sum(self.progress.step_times))} of training")
-        ]
+        speed = f", {found['tokens_per_s']:,.0f} tokens/s" if "tokens_per_s" in found else ""
+        lines = [f"{status}: {found.get('steps', 0)} steps, {found.get('tokens', 0):,} tokens{speed}"]
+        if self.record["reason"]:
+            lines.append(self.record["reason"])
         if "eval" in loss:
             lines.append(f"eval loss {loss['eval_first']:.4f} -> {loss['eval']:.4f}")
-        lines.append(f"model   {self.output_dir / 'final'}")
+        if status == "ok":
+            lines.append(f"model   {self.output_dir / 'final'}")
         lines.append(f"record  {self.output_dir / 'run.json'}, {self.output_dir / 'metrics.jsonl'}")
         return lines
-
-

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from training.run.distributed import World
@@ -21,7 +20,9 @@ def resolve_strategy(name: str, world: World) -> str:
         return "ddp"
     if name == "single":
         raise UserError(
-            f"strategy is single but {world.world_size} processes were started", where="strategy", fix="start one process, or --strategy ddp"
+            f"strategy is single but {world.world_size} processes were started",
+            where="strategy",
+            fix="start one process, or --strategy ddp",
         )
     if name == "hsdp" and (world.world_size < 4 or world.world_size % 2):
         raise UserError(
@@ -35,17 +36,19 @@ def resolve_strategy(name: str, world: World) -> str:
 
 
 def require_deepspeed(world: World) -> None:
-    """Check that DeepSpeed can be imported here, and tell it which accelerator to use before anyone imports it."""
+    """Check that DeepSpeed can work here, before anyone imports it."""
     import importlib.util
     import shutil
 
     if importlib.util.find_spec("deepspeed") is None:
         raise UserError("DeepSpeed is not installed", where="strategy", fix="pip install 'podtune[deepspeed]'", code=UNAVAILABLE)
     if world.device_type == "cpu":
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")
         if shutil.which("g++") is None and shutil.which("c++") is None:
             raise UserError(
-                "DeepSpeed compiles a small operator on the CPU and finds no C++ compiler", where="strategy", fix="install g++", code=UNAVAILABLE
+                "DeepSpeed compiles a small operator on the CPU and finds no C++ compiler",
+                where="strategy",
+                fix="install g++",
+                code=UNAVAILABLE,
             )
 
 

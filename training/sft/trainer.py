@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
+import gc
+import resource
 import shutil
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from trl import SFTTrainer
+from transformers import PrinterCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from trl import SFTConfig, SFTTrainer
 
 from training.run import checkpoint
 from training.run.distributed import World
 from training.run.errors import DATA, UserError
-from training.sft.loss import lean_loss
+from training.sft.loss import lean_loss, why_not_lean
 
 _RUNNING, _STOP, _NONFINITE = 0, 1, 2
 
@@ -28,19 +28,35 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
     ``facts`` describes the run in every checkpoint's manifest (see :func:`training.run.checkpoint.check_resume`).
     """
 
-    def __init__(self, *args: Any, world: World, facts: dict[str, Any], lean: bool, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.world, self.facts, self.lean = world, facts, lean
+    model: Any
+
+    def __init__(self, *, args: SFTConfig, world: World, facts: dict[str, Any], lean: bool, **kwargs: Any) -> None:
+        # The rows come tokenised, cut and packed (training.sft.inputs): TRL has nothing left to prepare, and refuses a
+        # max_length that it would not enforce on rows laid end to end.
+        args.dataset_kwargs = {**(args.dataset_kwargs or {}), "skip_prepare_dataset": True}
+        max_length, args.max_length = args.max_length, None
+        super().__init__(args=args, **kwargs)
+        args.max_length = max_length
+        self.remove_callback(PrinterCallback)  # training.sft.progress says it in one tidy line
+        self.world, self.facts = world, facts
+        self.why_not_lean = why_not_lean(self) if lean else "as asked"
         self.tokens = 0  # real tokens of all ranks since the very first start, as of the last logging step
         self._local_tokens = torch.zeros((), dtype=torch.long)
+        self._evaluated = torch.zeros(2, dtype=torch.double)  # summed loss and scored tokens of this evaluation
         self._nonfinite = torch.zeros((), dtype=torch.bool)
+        self._verdict: tuple[torch.Tensor, torch.cuda.Event | None] = (torch.zeros((), dtype=torch.bool), None)
         self._saving = False
 
     # ---- loss and what is counted ----
     def compute_loss(self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
-        if self.lean and self.model.training and not return_outputs:
+        if not self.why_not_lean and self.model.training and not return_outputs:
             return lean_loss(self, model, inputs, num_items_in_batch)
-        return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        found = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        if not self.model.training:
+            mean = (found[0] if return_outputs else found).detach().double().cpu()
+            scored = (inputs["labels"][:, 1:] != -100).sum().cpu()
+            self._evaluated += torch.stack((mean * scored, scored))
+        return found
 
     def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> torch.Tensor:
         # Counted where the batch lies, before it goes to the device: no synchronisation.
@@ -65,16 +81,39 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
         self._local_tokens.zero_()
         return self.tokens
 
-    def agree(self, stop: bool) -> int:
-        """What all ranks do after this step: go on, stop and save, or give up on a loss that is not finite."""
-        state = torch.tensor(_NONFINITE if bool(self._nonfinite) else _STOP if stop else _RUNNING)
+    def agree(self, stop: bool, *, certain: bool) -> int:
+        """What all ranks do after this step: go on, stop and save, or give up on a loss that is not finite.
+
+        A GPU is not waited for unless ``certain`` (before anything is saved or evaluated): its verdict on this step is
+        read after the next one.
+        """
+        state = torch.tensor(_NONFINITE if self._saw_nonfinite(certain) else _STOP if stop else _RUNNING)
         if self.world.world_size > 1:
             dist.all_reduce(state, op=dist.ReduceOp.MAX)
         return int(state)
 
+    def _saw_nonfinite(self, certain: bool) -> bool:
+        if certain or self._nonfinite.device.type == "cpu":
+            return bool(self._nonfinite)
+        before, copied = self._verdict
+        if copied is not None:
+            copied.synchronize()
+        seen = bool(before)
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._verdict = (self._nonfinite.to("cpu", non_blocking=True), event)
+        event.record()
+        return seen
+
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs:
             logs["tokens"] = self.global_tokens()
+        elif "eval_loss" in logs:
+            # transformers averages the batches' means, which depends on how rows fall into batches: weigh by tokens
+            if self.world.world_size > 1:
+                dist.all_reduce(self._evaluated)
+            if self._evaluated[1] > 0:
+                logs["eval_loss"] = float(self._evaluated[0] / self._evaluated[1])
+            self._evaluated.zero_()
         super().log(logs, start_time)
 
     # ---- checkpoints ----
@@ -105,6 +144,57 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
             checkpoint.rotate(output, limit, Path(best) if best else None)
         self.accelerator.wait_for_everyone()
 
+    def save_final(self, target: Path) -> None:
+        """Write the servable model (weights or adapter, tokenizer, template, card) aside and rename it to ``target``.
+
+        A collective call: sharded weights are gathered.
+        """
+        aside = target.parent / checkpoint.SAVING / target.name
+        if self.world.is_main:
+            shutil.rmtree(aside, ignore_errors=True)
+        self.accelerator.wait_for_everyone()
+        self.save_model(str(aside))
+        if self.world.is_main:
+            self.create_model_card(model_name=self.args.run_name)
+            shutil.copy(Path(self.args.output_dir) / "README.md", aside / "README.md")
+            shutil.rmtree(target, ignore_errors=True)
+            aside.rename(target)
+            shutil.rmtree(aside.parent, ignore_errors=True)
+        self.accelerator.wait_for_everyone()
+
+    # ---- measurements ----
+    def peak_memory_gib(self) -> list[float]:
+        """Peak memory of every rank in GiB: the CUDA allocator's, or the process's resident peak. A collective call."""
+        if self.world.device_type == "cuda":
+            peak = torch.cuda.max_memory_allocated() / 2**30
+        else:
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # Linux counts in KiB
+        peaks: list[Any] = [peak]
+        if self.world.world_size > 1:
+            peaks = [None] * self.world.world_size
+            dist.all_gather_object(peaks, peak)
+        return peaks
+
+    def utilisation(self, tokens_per_s: float | None, mean_length: int) -> dict[str, float]:
+        """``flops_per_token`` at rows of ``mean_length`` tokens and, where the hardware's peak is known, ``mfu``."""
+        from training.bench.hardware import peak_flops
+        from training.sft.model import flops_per_token
+
+        found = {"flops_per_token": flops_per_token(self.model.config, mean_length)}
+        name = torch.cuda.get_device_name() if self.world.device_type == "cuda" else "cpu"
+        peak = peak_flops(name, "bf16" if self.args.bf16 else "fp16" if self.args.fp16 else "fp32")
+        if peak and tokens_per_s:
+            found["mfu"] = found["flops_per_token"] * tokens_per_s / (peak * self.world.world_size)
+        return found
+
+    def release(self) -> None:
+        """Let go of model and optimizer, so that the process group can be closed (gloo's threads end badly otherwise)."""
+        self.accelerator.free_memory()
+        self.model = self.model_wrapped = self.optimizer = self.lr_scheduler = None
+        handler = self.callback_handler
+        handler.model = handler.optimizer = handler.lr_scheduler = handler.train_dataloader = handler.eval_dataloader = None
+        gc.collect()
+
 
 class StopTogether(TrainerCallback):  # type: ignore[misc]
     """SIGTERM to any rank: all ranks finish the same step, save, and stop. A loss that is not finite: all ranks stop, unsaved."""
@@ -124,16 +214,9 @@ class StopTogether(TrainerCallback):  # type: ignore[misc]
     def _request(self, *_: object) -> None:
         self.requested = True
 
-    @property
-    def stopped(self) -> bool:
-        """True once the ranks have agreed to stop."""
-        return self._agreed
-
-    _agreed = False
-
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         assert self.trainer is not None
-        decision = self.trainer.agree(self.requested)
+        decision = self.trainer.agree(self.requested, certain=control.should_save or control.should_evaluate)
         if decision == _NONFINITE:
             raise UserError(
                 f"the loss or its gradient is not finite at step {state.global_step}; nothing was saved after it",
@@ -143,16 +226,5 @@ class StopTogether(TrainerCallback):  # type: ignore[misc]
                 code=DATA,
             )
         if decision == _STOP:
-            self._agreed = True
             control.should_training_stop = True
             control.should_save = True
-
-
-@contextlib.contextmanager
-def stopwatch(seconds: dict[str, float], name: str) -> Any:
-    """Add the duration of the block to ``seconds[name]``."""
-    started = time.monotonic()
-    try:
-        yield
-    finally:
-        seconds[name] = seconds.get(name, 0.0) + time.monotonic() - started

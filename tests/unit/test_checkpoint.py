@@ -1,0 +1,89 @@
+"""A checkpoint is complete or invisible, and one that was damaged is never chosen."""
+
+from pathlib import Path
+
+import pytest
+
+from training.run import checkpoint
+from training.run.errors import UserError
+
+FACTS = {"world_size": 2, "learning_rate": 1e-3, "data": "abc"}
+
+
+def save(output: Path, step: int) -> Path:
+    aside = output / checkpoint.SAVING / f"checkpoint-{step}"
+    (aside / "nested").mkdir(parents=True)
+    (aside / "model.safetensors").write_bytes(bytes([step]) * 1000)
+    (aside / "nested" / "optimizer.pt").write_bytes(b"x" * 500)
+    checkpoint.seal(aside, output / aside.name, step, FACTS)
+    return output / aside.name
+
+
+def test_a_first_start_has_no_checkpoint(tmp_path: Path) -> None:
+    assert checkpoint.newest_complete(tmp_path / "absent") == (None, [])
+
+
+def test_the_newest_complete_checkpoint_is_found_with_what_it_was(tmp_path: Path) -> None:
+    save(tmp_path, 9)
+    save(tmp_path, 10)
+    found, warnings = checkpoint.newest_complete(tmp_path)
+    assert found is not None
+    assert (found.step, found.facts, warnings) == (10, FACTS, [])
+
+
+@pytest.mark.parametrize("harm", ["missing", "truncated", "flipped", "no manifest", "torn manifest", "interrupted"])
+def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_used(tmp_path: Path, harm: str) -> None:
+    save(tmp_path, 1)
+    newest = save(tmp_path, 2)
+    weights, manifest = newest / "model.safetensors", newest / checkpoint.MANIFEST
+    if harm == "missing":
+        weights.unlink()
+    elif harm == "truncated":
+        weights.write_bytes(weights.read_bytes()[:-1])
+    elif harm == "flipped":
+        weights.write_bytes(b"\x00" + weights.read_bytes()[1:])
+    elif harm == "no manifest":
+        manifest.unlink()
+    elif harm == "torn manifest":
+        manifest.write_text(manifest.read_text()[:-20])
+    else:
+        newest.rename(tmp_path / checkpoint.SAVING / newest.name)
+    found, warnings = checkpoint.newest_complete(tmp_path)
+    assert found is not None
+    assert found.step == 1
+    assert not (tmp_path / checkpoint.SAVING).exists()
+    if harm != "interrupted":
+        assert (tmp_path / "damaged-checkpoint-2").is_dir()
+        assert "damaged" in warnings[0]
+
+
+def test_when_every_checkpoint_is_damaged_the_run_stops_with_the_list(tmp_path: Path) -> None:
+    for step in (1, 2):
+        (save(tmp_path, step) / "model.safetensors").unlink()
+    with pytest.raises(UserError, match="checkpoint-2: model.safetensors is missing; checkpoint-1"):
+        checkpoint.newest_complete(tmp_path)
+    assert len(checkpoint.checkpoints(tmp_path)) == 2
+
+
+def test_a_change_since_the_checkpoint_is_refused_unless_allowed(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    found, _ = checkpoint.newest_complete(tmp_path)
+    assert found is not None
+    changed = FACTS | {"world_size": 4}
+    with pytest.raises(UserError, match="world_size was 2 and is 4"):
+        checkpoint.check_resume(found, changed, allowed=False)
+    assert checkpoint.check_resume(found, changed, allowed=True) == ["world_size was 2 and is 4"]
+    assert checkpoint.check_resume(found, FACTS, allowed=False) == []
+
+
+def test_rotation_keeps_the_newest_and_the_best(tmp_path: Path) -> None:
+    for step in (1, 2, 3, 10):
+        save(tmp_path, step)
+    checkpoint.rotate(tmp_path, 2, keep=tmp_path / "checkpoint-1")
+    assert [path.name for path in checkpoint.checkpoints(tmp_path)] == ["checkpoint-1", "checkpoint-10"]
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot be written"):
+        checkpoint.check_writable(tmp_path / "file" / "output")

@@ -1,0 +1,129 @@
+"""A configuration is merged in one order and a mistake in it is answered before anything is imported."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from training.run.distributed import World
+from training.run.errors import UserError
+from training.sft import config
+
+NEEDED = ["--model_name_or_path", "m", "--dataset_name", "d", "--output_dir", "o"]
+
+
+def yaml_file(folder: Path, text: str) -> Path:
+    path = folder / "sft.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_the_command_line_beats_the_yaml_beats_the_environment(tmp_path: Path) -> None:
+    path = yaml_file(tmp_path, "learning_rate: 5e-5\nnum_train_epochs: 2\n")
+    environment = {"LEARNING_RATE": "1e-3", "EPOCHS": "7", "BATCH_SIZE": "4"}
+    settings = config.read([*NEEDED, "--config", str(path), "--num-train-epochs=3"], environment)
+    assert settings.values["learning_rate"] == 5e-5  # YAML reads it as text
+    assert settings.values["num_train_epochs"] == 3.0
+    assert settings.values["per_device_train_batch_size"] == 4
+    assert settings.source["per_device_train_batch_size"] == "environment"
+
+
+def test_flags_lists_and_negations_are_read_as_trl_reads_them() -> None:
+    settings = config.read([*NEEDED, "--packing", "--no_gradient_checkpointing", "--lora_target_modules", "q_proj", "v_proj"], {})
+    assert settings.values["packing"] is True
+    assert settings.values["gradient_checkpointing"] is False
+    assert settings.values["lora_target_modules"] == ["q_proj", "v_proj"]
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["--learning_rat", "1"], "did you mean 'learning_rate'"),
+        (["--max_seq_length", "128"], "use max_length"),
+        (["--warmup_ratio", "0.1"], "use warmup_steps"),
+        (["--learning_rate", "fast"], "not a number"),
+        (["--learning_rate", "0"], "must be above 0"),
+        (["--max_steps", "1.5"], "not a whole number"),
+        (["--packing", "maybe"], "not true or false"),
+        (["--strategy", "fdsp"], "did you mean 'fsdp'"),
+        (["--lr_scheduler_type", "cosin"], "did you mean 'cosine'"),
+        (["--bf16", "--fp16"], "only one can hold"),
+        (["--strategy", "ddp", "--fsdp"], "configured by hand too"),
+        (["--load_in_4bit"], "--use_peft"),
+        (["--report_to", "aim"], "--aim_repo"),
+        (["--fsdp_config", "{'version': }"], "not text or a JSON mapping"),
+        (["stray"], "unexpected argument 'stray'"),
+    ],
+)
+def test_a_mistake_is_named_with_its_remedy(words: list[str], complaint: str) -> None:
+    argv = [*words, *NEEDED] if words == ["stray"] else [*NEEDED, *words]
+    with pytest.raises(UserError) as caught:
+        config.read(argv, {})
+    assert complaint in str(caught.value)
+    assert 64 <= caught.value.code <= 78
+
+
+def test_a_misspelled_yaml_key_names_the_file(tmp_path: Path) -> None:
+    path = yaml_file(tmp_path, "learning_rte: 1\n")
+    with pytest.raises(UserError, match="did you mean 'learning_rate'") as caught:
+        config.read([*NEEDED, "--config", str(path)], {})
+    assert str(path) in str(caught.value)
+
+
+def test_broken_yaml_names_the_line(tmp_path: Path) -> None:
+    path = yaml_file(tmp_path, "learning_rate: 1\n  packing: [\n")
+    with pytest.raises(UserError, match=r"sft.yaml:2:"):
+        config.read([*NEEDED, "--config", str(path)], {})
+
+
+def test_help_and_a_wrong_key_are_answered_without_torch(tmp_path: Path) -> None:
+    probe = "import sys, runpy; sys.argv = ['t', *sys.argv[1:]]\ntry: runpy.run_module('training.training', run_name='__main__')\n"
+    probe += "finally: print('torch' in sys.modules, 'pyarrow' in sys.modules)"
+    for words, code in ((["--help"], 0), ([*NEEDED, "--learning_rat", "1"], 78)):
+        started = time.monotonic()
+        done = subprocess.run([sys.executable, "-c", probe, *words], capture_output=True, text=True, timeout=60)
+        assert done.returncode == code, done.stderr
+        assert done.stdout.splitlines()[-1] == "False False"
+        assert time.monotonic() - started < 2.0  # a bound for busy machines; quiet ones take a tenth of it
+
+
+def test_the_list_of_keys_is_the_one_that_trl_has() -> None:
+    from training.sft.resolve import config_keys
+
+    committed = (Path(config.__file__).parent / "config_keys.json").read_text()
+    assert committed == config_keys(), "run: python scripts/config_keys.py"
+
+
+@pytest.mark.parametrize(
+    ("words", "world", "expected"),
+    [
+        (["--global_batch_size", "16"], 1, (8, 2)),
+        (["--global_batch_size", "16"], 2, (8, 1)),
+        (["--global_batch_size", "16", "--per_device_train_batch_size", "2"], 2, (2, 4)),
+        (["--global_batch_size", "24", "--gradient_accumulation_steps", "3"], 2, (4, 3)),
+        (["--global_batch_size", "14"], 1, (7, 2)),
+    ],
+)
+def test_accumulation_is_solved_for_the_world(words: list[str], world: int, expected: tuple[int, int]) -> None:
+    from training.sft.resolve import solve_batch
+
+    solved = solve_batch(config.read([*NEEDED, *words], {}), World(world_size=world))
+    assert (solved["per_device_train_batch_size"], solved["gradient_accumulation_steps"]) == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "fix"),
+    [
+        (["--global_batch_size", "15"], "use 14 or 16"),
+        (["--global_batch_size", "16", "--per_device_train_batch_size", "3"], "one of 1, 2, 4, 8"),
+        (["--global_batch_size", "16", "--gradient_accumulation_steps", "3"], "one of 1, 2, 4, 8"),
+    ],
+)
+def test_an_uneven_split_is_refused_with_sizes_that_work(words: list[str], fix: str) -> None:
+    from training.sft.resolve import solve_batch
+
+    with pytest.raises(UserError) as caught:
+        solve_batch(config.read([*NEEDED, *words], {}), World(world_size=2))
+    assert fix in str(caught.value)
