@@ -49,7 +49,7 @@ def read_prompts(path: Path) -> list[Item]:
         items = []
         for row, content in enumerate(data_rows(path)):
             prompt, reference = prompt_and_answer(content)
-            if not prompt and reference:  # plain text is what to go on from
+            if prompt == "" and reference:  # plain text is what to go on from
                 prompt, reference = reference, None
             if not prompt:
                 raise UserError("there is no prompt in it", where=f"{path}, row {row + 1}", fix="remove the row", code=DATA)
