@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from training.commands import aim, bench, collect, generate, manifests, model, runs
+from training.commands import aim, bench, collect, data, generate, manifests, model, runs
 from training.run.errors import UserError, report
 
 app = typer.Typer(
@@ -19,6 +19,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(bench.app, name="bench")
+app.add_typer(data.app, name="data")
 app.add_typer(model.app, name="model")
 app.command()(generate.generate)
 app.command("aim-sync")(aim.aim_sync)
@@ -27,6 +28,8 @@ app.command()(runs.compare)
 app.command()(runs.watch)
 app.command("collect")(collect.collect)
 app.command("lint")(manifests.lint)
+app.command("launch")(launch.launch)
+app.command("prepare")(launch.prepare)
 
 
 def main() -> None:
