@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from training.commands import aim, bench, collect, data, generate, manifests, model, runs
+from training.commands import aim, bench, collect, data, generate, launch, manifests, model, runs
 from training.run.errors import UserError, report
 
 app = typer.Typer(

@@ -1,0 +1,60 @@
+# syntax=docker/dockerfile:1
+# The image of every pod: training, preparation, benchmark, Aim page. scripts/build_image.sh builds it with what is there.
+#
+# Any Debian or Ubuntu whose python3 is 3.11 or 3.12. CUDA comes with torch's wheels and the driver from the node, so no
+# CUDA base is needed.
+ARG BASE_IMAGE=docker.io/library/debian:bookworm-slim
+
+FROM ${BASE_IMAGE} AS build
+# The extras of pyproject.toml that go in: `aim` for the page, `deepspeed` for zero2 and zero3, `qlora`, `cluster`.
+ARG EXTRAS="aim deepspeed"
+# A page of wheels that win over the index, for example torch's for the CPU alone. Their hashes are not in requirements.txt.
+ARG FIND_LINKS=""
+ENV UV_COMPILE_BYTECODE=1 UV_LINK_MODE=copy UV_PYTHON_DOWNLOADS=never UV_NO_CONFIG=1 UV_HTTP_TIMEOUT=180 VIRTUAL_ENV=/opt/podtune
+# Versions of system packages are the base image's choice: pin the base by digest to pin them.
+# hadolint ignore=DL3008
+RUN apt-get update \
+ && apt-get install -y --no-install-recommends ca-certificates python3 python3-venv \
+ && rm -rf /var/lib/apt/lists/*
+WORKDIR /src
+COPY requirements.txt pyproject.toml README.md ./
+# uv itself by its pinned hash, then everything else by theirs. A certificate of the network, if one is given, is a secret
+# of the build and stays out of the image.
+RUN --mount=type=cache,target=/root/.cache --mount=type=secret,id=ca \
+    if [ -s /run/secrets/ca ]; then export SSL_CERT_FILE=/run/secrets/ca PIP_CERT=/run/secrets/ca; fi \
+ && python3 -m venv /opt/uv && python3 -m venv --without-pip "$VIRTUAL_ENV" \
+ && sed -n '/^uv==/,/[^\\]$/p' requirements.txt > /tmp/uv.txt \
+ && /opt/uv/bin/pip install --require-hashes -r /tmp/uv.txt \
+ && for extra in $EXTRAS; do set -- "$@" "--extra=$extra"; done \
+ && /opt/uv/bin/uv pip install --constraint requirements.txt --build-constraint requirements.txt -r pyproject.toml "$@" \
+      ${FIND_LINKS:+--find-links "$FIND_LINKS" --no-verify-hashes}
+COPY training training
+RUN --mount=type=cache,target=/root/.cache --mount=type=secret,id=ca \
+    if [ -s /run/secrets/ca ]; then export SSL_CERT_FILE=/run/secrets/ca; fi \
+ && /opt/uv/bin/uv pip install --no-deps --build-constraint requirements.txt .
+
+FROM ${BASE_IMAGE}
+# g++ and Python's headers: DeepSpeed compiles one small operator on first use (zero2, zero3), and torch.compile on a GPU
+# compiles the launchers of its kernels. The verbs library and its providers are what NCCL looks for on InfiniBand and RoCE.
+# hadolint ignore=DL3008
+RUN apt-get update \
+ && apt-get install -y --no-install-recommends ca-certificates python3 python3-dev g++ libibverbs1 ibverbs-providers \
+ && rm -rf /var/lib/apt/lists/* \
+ && useradd --uid 1000 --gid 0 --create-home podtune \
+ && mkdir -p /models /data /outputs /aim \
+ && chown 1000:0 /models /data /outputs /aim && chmod -R g=u /models /data /outputs /aim /home/podtune
+COPY --from=build /opt/podtune /opt/podtune
+COPY --chmod=755 scripts/entrypoint.sh /usr/local/bin/entrypoint
+ARG GIT_SHA=""
+# USER and LOGNAME: a cluster may choose any UID (OpenShift), which has no entry in /etc/passwd to ask for a name.
+ENV PATH=/opt/podtune/bin:$PATH HOME=/home/podtune USER=podtune LOGNAME=podtune \
+    PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 \
+    HF_HOME=/models/huggingface HF_HUB_DISABLE_TELEMETRY=1 AIM_UI_TELEMETRY_ENABLED=0 \
+    NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility \
+    PODTUNE_GIT_SHA=${GIT_SHA}
+USER 1000:0
+WORKDIR /outputs
+# The job's exit code is the health of a training pod; a probe could only be wrong.
+HEALTHCHECK NONE
+ENTRYPOINT ["entrypoint"]
+CMD ["podtune", "--help"]

@@ -1,0 +1,60 @@
+"""podtune launch and podtune prepare: what the containers of a job run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def launch(
+    arguments: Annotated[list[str], typer.Argument(metavar="-- TORCHRUN-ARGUMENT...", help="as for torchrun")],
+    shutdown_timeout: Annotated[int, typer.Option(help="seconds for the processes to save and end after SIGTERM")] = 240,
+    max_retries: Annotated[int | None, typer.Option(help="failures worth a retry before the exit code says final")] = None,
+    prepare: Annotated[Path | None, typer.Option(metavar="CONFIG", help="prepare by this configuration first, once for all pods")] = None,
+) -> None:
+    """Run torchrun and end with the exit code of the process that failed, so that Kubernetes can tell what to retry.
+
+    0 done; 2 and 64-78 an error of yours, final; 143 preempted after saving and 170 a peer lost, to be started again;
+    128 + n killed by signal n; 75 retried too often. Reads PET_* as torchrun does.
+
+    Examples:
+      podtune launch -- -m training.training --config config.yaml
+      podtune launch -- --nproc-per-node 2 -m training.training --config config.yaml
+    """
+    import sys
+
+    from training.run.errors import PeerLost, report
+    from training.run.launch import launch as run
+    from training.run.launch import prepare_first, terminable
+
+    try:
+        with terminable():
+            if prepare and (failed := prepare_first(prepare)):
+                sys.exit(failed)
+            code = run(arguments, shutdown_timeout_s=shutdown_timeout, max_retries=max_retries)
+    except PeerLost as error:
+        code = report(error)
+    sys.exit(code)
+
+
+def prepare(
+    config: Annotated[Path, typer.Option(help="the training YAML")],
+) -> None:
+    """Get model and data onto the volumes and tokenise, once for all pods; the others wait for the one that does.
+
+    Downloads into HF_HOME what CONFIG names by hub id, or with PREPARE_BUILD=tiny makes a small model and a question-answer
+    set at the paths that CONFIG names. With HF_HUB_OFFLINE=1 nothing is downloaded and what is missing is named.
+
+    Examples:
+      podtune prepare --config config.yaml
+      PREPARE_BUILD=tiny podtune prepare --config config.yaml
+    """
+    import os
+
+    from training.run.launch import terminable
+    from training.sft.prepare import prepare as run
+
+    with terminable():
+        run(config, build=os.environ.get("PREPARE_BUILD", ""), timeout_s=float(os.environ.get("PREPARE_TIMEOUT_S", "3600")))
