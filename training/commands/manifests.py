@@ -1,4 +1,4 @@
-"""podtune lint, render, dry-run: a job's manifest before a cluster sees it."""
+"""podtune lint and render: a job's manifest before a cluster sees it."""
 
 from __future__ import annotations
 
@@ -45,6 +45,23 @@ def lint(
         print(f"podtune lint: no PyTorchJob or TrainJob in {', '.join(files)}", file=sys.stderr)
     if verdict.count("error"):
         raise typer.Exit(DATA)
+
+
+def render(
+    values: Annotated[list[Path] | None, typer.Option("-f", "--values", help="values for the chart; may be repeated")] = None,
+    sets: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="as helm's --set")] = None,
+    name: Annotated[str, typer.Option(help="the release, and so the run")] = "run",
+    namespace: Annotated[str, typer.Option("-n", "--namespace")] = "default",
+) -> None:
+    """Print the manifests that `helm install NAME charts/podtune` would create. Needs neither helm nor a cluster.
+
+    Examples:
+      podtune render -f deploy/values/two-node.yaml --name my-run
+      podtune render -f deploy/values/two-node.yaml --set distributed.nodes=4 | kubectl apply -f -
+    """
+    from training.cluster.render import render as run
+
+    print(run(values or [], sets or [], name, namespace), end="")
 
 
 def _text(name: str) -> str:
