@@ -45,22 +45,22 @@ COLLECTIVES = {
     "recv_": ("recv", 0),
     "recv_any_source_": ("recv", 0),
 }
-SILENT = {"wait_tensor", "barrier", "monitored_barrier_"}
+SILENT = {"wait_tensor", "_wrap_tensor_autograd", "barrier", "monitored_barrier_"}  # they move nothing
 # Functional gathers are handed the shard; the message is all shards together.
 GIVEN_A_SHARD = {"all_gather_into_tensor", "all_gather_into_tensor_coalesced", "all_gather_into_tensor_out"}
 
 
 def sent_bytes(collective: str, message: int, ranks: int) -> float:
-    """Bytes that a rank sends for a message of ``message`` bytes among ``ranks``: nccl-tests' bus bandwidth model.
+    """Bytes that a rank sends, as the mean over the ``ranks`` of a group, for a message of ``message`` bytes.
 
-    all_reduce 2 (n-1)/n, all_gather, reduce_scatter and all_to_all (n-1)/n of the whole message, broadcast and reduce
-    once (the pipelined ring), send once, recv nothing.
+    By the ring algorithms that nccl-tests reckons with (doc/PERFORMANCE.md): all_reduce 2 (n-1)/n; all_gather, reduce_scatter
+    and all_to_all (n-1)/n of the whole message; broadcast and reduce the same, n-1 hops among n ranks. send: all of it; recv: nothing.
     """
-    if ranks < 2 or collective == "recv":
+    if collective == "recv":
         return 0.0
     if collective == "all_reduce":
         return 2 * (ranks - 1) / ranks * message
-    if collective in ("all_gather", "reduce_scatter", "all_to_all"):
+    if collective in ("all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce"):
         return (ranks - 1) / ranks * message
     return float(message)
 
@@ -85,6 +85,8 @@ class CountCommunication(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _count(self, name: str, args: tuple[Any, ...]) -> None:
         collective, position = COLLECTIVES[name]
         ranks = _group_size(args)
+        if ranks < 2:
+            return  # nothing leaves the process
         message = sum(tensor.numel() * tensor.element_size() for tensor in _tensors(args[position]))
         if name in GIVEN_A_SHARD:
             message *= ranks
@@ -109,5 +111,6 @@ def _group_size(args: tuple[Any, ...]) -> int:
             return argument.size()
     for argument in args:  # functional operations name their group
         if isinstance(argument, str) and argument not in ("sum", "avg", "max", "min", "product"):
-            return int(_resolve_process_group(argument).size())
+            group: dist.ProcessGroup = _resolve_process_group(argument)  # type: ignore[arg-type]
+            return group.size()
     return dist.get_world_size()

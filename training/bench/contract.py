@@ -6,7 +6,7 @@ The loop knows nothing else of a strategy, and a strategy knows nothing of clock
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -32,7 +32,7 @@ class Batch(NamedTuple):
 
 
 BuildModel = Callable[[], Stack]  # the whole model on the CPU, with the same weights on every rank
-BuildOptimizer = Callable[[Iterable[nn.Parameter]], Optimizer]
+BuildOptimizer = Callable[[Iterable[nn.Parameter] | Iterable[dict[str, Any]]], Optimizer]  # parameters, or groups of them
 
 
 class Strategy(Protocol):

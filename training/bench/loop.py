@@ -19,7 +19,7 @@ from training.bench.communication import CountCommunication
 from training.bench.contract import Batch, Strategy
 from training.bench.data import Rows, open_rows, share
 from training.bench.hardware import peak_flops
-from training.bench.measure import PeakMemory, Telemetry, flops_per_row, host_to_device_gb_per_s, spread, synchronise
+from training.bench.measure import PeakMemory, Telemetry, flops_per_row, held_gib, host_to_device_gb_per_s, spread, synchronise
 from training.bench.models import Size, build
 from training.bench.options import Options
 from training.bench.sizes import ResNetSize
@@ -51,8 +51,7 @@ class Run:
 
     def setup(self, strategy: str, world: World, options: Options) -> Strategy:
         """The strategy, ready to step."""
-        build_optimizer = optimizer_factory(options, world.device_type)
-        return STRATEGIES[strategy].load()(self.build_model, build_optimizer, world, options)
+        return STRATEGIES[strategy].load()(self.build_model, optimizer_factory(options), world, options)
 
     def batches(self, rows: tuple[int, int], count: int) -> list[Batch]:
         """This rank's part of the first ``count`` global batches, pinned where they will be copied to a GPU."""
@@ -72,7 +71,7 @@ def measure(run: Run) -> Json:
     memory = PeakMemory(world.device)
     memory.restart()
     strategy = run.setup(options.strategy, world, options)
-    run.held = {"parameters_gib": sum(p.numel() * p.element_size() for p in strategy.model.parameters()) / 2**30}
+    run.held = {"parameters_gib": held_gib(strategy.model)}
     batches = run.batches(strategy.rows, DISTINCT_BATCHES)
     stepper = _Stepper(run, strategy, batches)
     stepper.step()
@@ -90,7 +89,7 @@ def measure(run: Run) -> Json:
         seconds = [stepper.timed(options.steps) for _ in range(options.repeats)]
     peaks = _gather(memory.gib(), world)
     run.measurements["telemetry"] = telemetry.means()
-    _speed(run, batches[0], seconds)
+    _speed(run, seconds)
     if all(peak is not None for peak in peaks):
         run.measurements["peak_memory_gib"] = {"max": max(peaks), "per_rank": peaks, "what": memory.what}
     if (rate := host_to_device_gb_per_s(batches[0], world.device)) is not None:
@@ -215,13 +214,13 @@ def _count_communication(run: Run, stepper: _Stepper) -> None:
     }
 
 
-def _speed(run: Run, batch: Batch, seconds: list[list[float]]) -> None:
+def _speed(run: Run, seconds: list[list[float]]) -> None:
     options, world, found = run.options, run.world, run.measurements
     timing = spread(seconds)
     steps, rows = timing["n"], options.global_batch_size
     found["steps"], found["samples"] = steps, steps * rows
     found["step_time_s"] = timing
-    flops = flops_per_row(run.build_model, Batch(batch.inputs[:1], batch.targets[:1])) * rows
+    flops = flops_per_row(run.build_model, options.sequence_length) * rows
     found["flops_per_step"] = flops
     if isinstance(run.size, ResNetSize):
         found["samples_per_s"] = rows / timing["mean"]

@@ -28,6 +28,8 @@ def refuse_what_the_device_lacks(options: Options, world: World) -> None:
             fix="use --profile",
             code=UNAVAILABLE,
         )
+    if options.overlap and not cuda:
+        raise UserError("on the CPU nothing overlaps", where="--overlap", fix="leave it out", code=UNAVAILABLE)
     if not cuda:
         torch.set_num_threads(options.threads)
     # fp32 means fp32: TF32 would be another precision under the same name.

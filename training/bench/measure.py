@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from training.bench.contract import Batch, BuildModel
-from training.bench.models.stack import cross_entropy
 
 GIB = 2**30
 COPIES = 10
@@ -58,6 +58,12 @@ class PeakMemory:
         return None if kib is None else kib * 1024 / GIB
 
 
+def held_gib(model: nn.Module) -> float:
+    """What this rank holds of the model's weights; of a sharded weight, its shard."""
+    local = [p.to_local() if isinstance(p, DTensor) else p for p in model.parameters()]
+    return sum(p.numel() * p.element_size() for p in local) / GIB
+
+
 def host_to_device_gb_per_s(batch: Batch, device: str) -> float | None:
     """GB/s of copying the pinned batch, the median of ten; None on the CPU, where nothing is copied."""
     if not device.startswith("cuda"):
@@ -73,7 +79,7 @@ def host_to_device_gb_per_s(batch: Batch, device: str) -> float | None:
     return size / statistics.median(seconds[1:]) / 1e9
 
 
-def flops_per_row(build_model: BuildModel, row: Batch) -> int:
+def flops_per_row(build_model: BuildModel, sequence_length: int) -> int:
     """Floating-point operations of forward and backward over one row, counted by torch while it runs on no data at all.
 
     These are the model's: what activation checkpointing computes again is not counted, and attention counts as the whole
@@ -81,9 +87,9 @@ def flops_per_row(build_model: BuildModel, row: Batch) -> int:
     """
     with torch.device("meta"):
         model = build_model()
-    counter = FlopCounterMode(display=False)
-    with counter:
-        torch.autograd.backward(cross_entropy(model(row.inputs.to("meta")), row.targets.to("meta")))
+        counter = FlopCounterMode(display=False)
+        with counter:
+            torch.autograd.backward(model(model.example_row(sequence_length)).sum())
     return int(counter.get_total_flops())
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from training.bench.contract import Batch
+from training.bench.contract import Batch, BuildOptimizer
 from training.bench.models.stack import Stack, cross_entropy
 from training.bench.options import Options
 from training.run.distributed import World
@@ -78,10 +79,10 @@ def prepare(model: Stack, options: Options, device: str) -> Stack:
     return model
 
 
-def optimizer_factory(options: Options, device_type: str) -> Callable[[Iterable[nn.Parameter]], Optimizer]:
+def optimizer_factory(options: Options) -> BuildOptimizer:
     """AdamW or SGD with momentum over what a rank holds; the same for every strategy."""
 
-    def build(parameters: Iterable[nn.Parameter]) -> Optimizer:
+    def build(parameters: Iterable[nn.Parameter] | Iterable[dict[str, Any]]) -> Optimizer:
         if options.optimizer == "sgd":
             return torch.optim.SGD(parameters, lr=options.learning_rate, momentum=0.9, fused=options.fused_optimizer)
         return torch.optim.AdamW(parameters, lr=options.learning_rate, fused=options.fused_optimizer)

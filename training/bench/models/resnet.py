@@ -7,6 +7,7 @@ GroupNorm (Wu and He 2018) has the same parameters and looks at one image at a t
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from training.bench.models.stack import Stack
@@ -78,6 +79,11 @@ class ResNet(Stack):
                 blocks.append(Residual(channels_in, channels, stride, size.expansion, norm))
                 channels_in = channels * size.expansion
         super().__init__([*blocks, Classifier(channels_in, size.classes)])
+        self.image_size = size.image_size
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def example_row(self, sequence_length: int) -> Tensor:
+        """One image (1, 3, side, side)."""
+        return torch.zeros(1, 3, self.image_size, self.image_size)

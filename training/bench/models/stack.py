@@ -60,6 +60,10 @@ class Stack(nn.Module):
             for block in list(self.blocks)[1:-1] or list(self.blocks):
                 block.forward = _checkpointed(block.forward, keep=KEPT if how == "selective" else set())
 
+    def example_row(self, sequence_length: int) -> Tensor:
+        """One row of inputs of the right shape, for counting operations: token ids (1, sequence_length)."""
+        return torch.zeros(1, sequence_length, dtype=torch.long)
+
     def part(self, start: int, end: int) -> Stack:
         """Blocks ``start`` to ``end`` (exclusive) as a model of their own; the blocks are shared, not copied."""
         return Stack(list(self.blocks)[start:end])

@@ -105,6 +105,13 @@ def _check_division(entry: Entry, options: Options, size: Size, world: World) ->
         )
     if entry.divides == "equal layers" and blocks % n:
         raise _indivisible(options, n, blocks, "layers")
+    if entry.micro_batches and options.micro_batches < n:
+        raise UserError(
+            f"{options.micro_batches} micro-batches leave some of {n} stages without work",
+            where="--micro-batches",
+            fix=f"use at least {n}, better {4 * n}",
+            code=CONFIG,
+        )
     if entry.divides == "heads":
         _check_heads(options, size, n)
     if entry.shard_size and n % options.shard_size:
@@ -148,4 +155,13 @@ _SCALED = ("fp32", "bf16", "fp16", "fp8")
 STRATEGIES: dict[str, Entry] = {
     "single": Entry("single", "nothing", _SCALED),
     "ddp": Entry("ddp", "batch", _SCALED, flags=("gradient_as_bucket_view",)),
+    "fsdp": Entry("fsdp", "batch", ("fp32", "bf16", "fp16"), flags=("prefetch",)),
+    "fsdp-grad-op": Entry("fsdp", "batch", ("fp32", "bf16", "fp16"), flags=("prefetch",)),
+    "hsdp": Entry("fsdp", "batch", ("fp32", "bf16", "fp16"), shard_size=True, flags=("prefetch",)),
+    "zero2": Entry("deepspeed_zero", "batch", flags=("overlap",)),
+    "zero3": Entry("deepspeed_zero", "batch", flags=("overlap",), compile=False),
+    "naive-mp": Entry("naive_mp", "layers"),
+    "pipeline-gpipe": Entry("pipeline", "equal layers", accumulation=False, micro_batches=True),
+    "pipeline-1f1b": Entry("pipeline", "equal layers", accumulation=False, micro_batches=True),
+    "tensor": Entry("tensor", "heads"),
 }
