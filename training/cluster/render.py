@@ -67,9 +67,9 @@ def merged_values(values_files: list[Path], sets: list[str]) -> Values:
 
 def effective_values(values: Values, chart: Path = CHART) -> Values:
     """``values`` over the chart's defaults; a null removes a default, as in Helm."""
-    defaults = yaml.safe_load((chart / "values.yaml").read_text(encoding="utf-8"))
+    defaults: Values = yaml.safe_load((chart / "values.yaml").read_text(encoding="utf-8"))
     _merge(defaults, copy.deepcopy(values))
-    return _without_nulls(defaults)
+    return {key: _without_nulls(value) for key, value in defaults.items() if value is not None}
 
 
 def _read_values(file: Path) -> Values:
@@ -143,24 +143,22 @@ def _typed(text: str) -> Any:
 
 
 def _assign(values: Values, path: list[str], value: Any, expression: str) -> None:
-    here: Any = values
-    steps: list[str | int] = []
+    here: Any = values  # a mapping by name or a list by index
+    steps: list[Any] = []
     for key in path:
         name, *indices = re.split(r"[\[\]]+", key.rstrip("]"))
         steps += [name, *(int(index) for index in indices if index.isdigit())]
     for step, following in zip(steps, [*steps[1:], None], strict=True):
         if isinstance(here, list):
-            assert isinstance(step, int)
             here.extend([None] * (step + 1 - len(here)))
         elif not isinstance(here, dict) or not isinstance(step, str):
             raise UserError(f"'{expression}' goes below a value that is not a mapping", where="--set", code=USAGE)
-        if following is None:
-            here[step] = value  # type: ignore[index]  # a dict by name or a list by index, checked above
-            return
         child = here[step] if isinstance(here, list) else here.get(step)
-        if not isinstance(child, list if isinstance(following, int) else dict):
+        if following is None:
+            child = value
+        elif not isinstance(child, list if isinstance(following, int) else dict):
             child = [] if isinstance(following, int) else {}
-            here[step] = child  # type: ignore[index]
+        here[step] = child
         here = child
 
 
@@ -249,7 +247,7 @@ def _schema_error(values: Values, chart: Path) -> UserError | None:
     errors.sort(key=lambda error: ("allOf" in error.absolute_schema_path, error.validator != "additionalProperties"))
     if not errors:
         return None
-    error = errors[0]
+    error: Any = errors[0]
     path = _dotted(error.absolute_path)
     found = (
         ""

@@ -72,9 +72,9 @@ def _torchrun(arguments: list[str]) -> int:
     from torch.distributed.elastic.rendezvous import RendezvousError
     from torch.distributed.run import parse_args, run
 
-    args = parse_args(arguments)
+    args = parse_args(arguments)  # type: ignore[no-untyped-call]
     try:
-        run(args)
+        run(args)  # type: ignore[no-untyped-call]
     except ChildFailedError as error:
         failures = sorted(error.failures.items(), key=lambda item: item[1].timestamp)
         for rank, failure in failures:

@@ -29,28 +29,11 @@ SAY_EVERY_S = 30.0
 # Pickled weights run code when they are loaded, and safetensors lie beside them nearly everywhere.
 UNWANTED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5", "*.msgpack", "*.onnx", "*.gguf", "original/*")
 # Keys of SFTConfig that decide the tokens; the others may need a GPU or a world that this step does not have.
-TOKEN_KEYS = [
-    "max_length",
-    "truncation_mode",
-    "completion_only_loss",
-    "assistant_only_loss",
-    "dataset_text_field",
-    "eos_token",
-    "pad_token",
-    "chat_template_path",
-    "packing",
-    "packing_strategy",
-    "eval_packing",
-    "shuffle_dataset",
-    "seed",
-    "eval_strategy",
-    "eval_steps",
-    "output_dir",
-    "trust_remote_code",
-    "dataset_num_proc",
-    "dataset_kwargs",
-    "max_steps",
-]
+TOKEN_KEYS = (
+    *("max_length", "truncation_mode", "completion_only_loss", "assistant_only_loss", "dataset_text_field", "dataset_num_proc"),
+    *("eos_token", "pad_token", "chat_template_path", "trust_remote_code", "packing", "packing_strategy", "eval_packing"),
+    *("shuffle_dataset", "seed", "eval_strategy", "eval_steps", "max_steps", "output_dir"),
+)
 TOKEN_CLASSES = ("ScriptArguments", "DatasetMixtureConfig", "RunArguments")
 NOT_HERE = ("strategy", "global_batch_size", "aim_repo", "run_name")
 MODEL_KEYS = ("model_name_or_path", "model_revision")
@@ -109,20 +92,16 @@ def _steps(values: dict[str, Any], build: str) -> list[tuple[str, Callable[[], N
         data = source.local_path(str(values.get("dataset_name")))
         if local is None or data is None:
             raise UserError(
-                f"prepare.build is {build}, but model_name_or_path {model} and dataset_name {values.get('dataset_name')} are not both paths",
-                where="config",
+                f"model_name_or_path ({model}) and dataset_name ({values.get('dataset_name')}) are not both paths",
+                where=f"prepare.build {build}",
                 fix="name paths on the volumes, such as /models/podtune-tiny and /data/qa; or leave prepare.build empty",
                 code=CONFIG,
             )
         if not data.exists():
             steps.append((f"making the question-answer set {data}", lambda: _podtune("data", "build", "--output", data)))
         if not local.exists():
-            steps.append(
-                (
-                    f"making the {build} model {local}",
-                    lambda: _podtune("model", "build", "--size", build, "--data", data, "--output", local),
-                )
-            )
+            words = ("model", "build", "--size", build, "--data", data, "--output", local)
+            steps.append((f"making the {build} model {local}", lambda: _podtune(*words)))
     elif local is None:
         steps.append((f"downloading {model}", lambda: _download(model, revision)))
     elif not local.exists():

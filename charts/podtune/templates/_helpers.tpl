@@ -58,6 +58,15 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- if eq .Values.mode "sft" }}models data output{{ else }}models output{{ end -}}
 {{- end }}
 
+{{/* The one file of the ConfigMap, as YAML of name and content, exactly as given; empty where a preset says it all. */}}
+{{- define "podtune.configFile" -}}
+{{- if eq .Values.mode "sft" }}
+{{- dict "config.yaml" .Values.config | toYaml }}
+{{- else if .Values.benchmark.sweep }}
+{{- dict "sweep.yaml" .Values.benchmark.sweep | toYaml }}
+{{- end }}
+{{- end }}
+
 {{/* A quantity of CPU as a whole number of threads, at least 1: "7500m" is 7. */}}
 {{- define "podtune.wholeCpus" -}}
 {{- $cpu := toString . -}}
@@ -75,18 +84,15 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 - bench
 - run
 - --in-job
+{{- if .Values.benchmark.sweep }}
+- --sweep
+- /etc/podtune/sweep.yaml
+{{- else }}
 - --preset
 - {{ .Values.benchmark.preset | quote }}
+{{- end }}
 - --output
 - {{ include "podtune.outputDir" . | quote }}
-{{- range .Values.benchmark.models }}
-- --model
-- {{ . | quote }}
-{{- end }}
-{{- range .Values.benchmark.strategies }}
-- --strategy
-- {{ . | quote }}
-{{- end }}
 {{- else }}
 - podtune
 - launch
@@ -130,10 +136,6 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
   value: {{ include "podtune.outputDir" . | quote }}
 - name: HF_HOME
   value: {{ printf "%s/huggingface" .Values.persistence.models.mountPath | quote }}
-{{- if eq .Values.mode "sft" }}
-- name: PODTUNE_CACHE
-  value: {{ printf "%s/.podtune" .Values.persistence.data.mountPath | quote }}
-{{- end }}
 - name: HOME
   value: /tmp
 {{- end }}
@@ -157,6 +159,8 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- if include "podtune.prepare" . }}
 {{- if eq .Values.api "trainjob" }}
 {{ include "podtune.prepareEnv" . }}
+- name: PREPARE_OFFLINE
+  value: {{ ternary "0" "1" .Values.prepare.download | quote }}
 {{- end }}
 - name: HF_HUB_OFFLINE
   value: "1"
@@ -213,7 +217,7 @@ NCCL_DEBUG: WARN
 - name: {{ . }}
   mountPath: {{ (index $.Values.persistence .).mountPath }}
 {{- end }}
-{{- if eq .Values.mode "sft" }}
+{{- if include "podtune.configFile" . }}
 - name: config
   mountPath: /etc/podtune
   readOnly: true
@@ -230,7 +234,7 @@ NCCL_DEBUG: WARN
   persistentVolumeClaim:
     claimName: {{ include "podtune.claimName" (dict "root" $ "key" .) }}
 {{- end }}
-{{- if eq .Values.mode "sft" }}
+{{- if include "podtune.configFile" . }}
 - name: config
   configMap:
     name: {{ include "podtune.name" . }}
@@ -266,8 +270,8 @@ labels:
   {{- end }}
 annotations:
   sidecar.istio.io/inject: "false"
-  {{- if eq .Values.mode "sft" }}
-  podtune.io/config-sha256: {{ .Values.config | sha256sum }}
+  {{- range $_, $text := include "podtune.configFile" . | fromYaml }}
+  podtune.io/config-sha256: {{ $text | sha256sum }}
   {{- end }}
   {{- with .Values.podAnnotations }}
   {{- toYaml . | nindent 2 }}

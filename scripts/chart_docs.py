@@ -1,0 +1,36 @@
+"""Write the values table of charts/podtune/README.md and the manifests of deploy/rendered; tests hold both equal.
+
+python scripts/chart_docs.py             # after a change of the chart
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from training.cluster.chart_values import table
+from training.cluster.render import CHART, render
+
+DEPLOY = CHART.parents[1] / "deploy"
+RENDERED = ("single-gpu", "two-node", "cpu-smoke")
+BEGIN, END = "<!-- values: python scripts/chart_docs.py -->\n", "<!-- end of values -->\n"
+
+
+def readme() -> str:
+    """The chart's README with the table of today."""
+    before, _, rest = (CHART / "README.md").read_text(encoding="utf-8").partition(BEGIN)
+    return before + BEGIN + "\n" + table(CHART / "values.yaml") + "\n" + END + rest.partition(END)[2]
+
+
+def rendered(profile: str) -> str:
+    """The manifests of a profile, for people without helm; the run has the profile's name. Test hooks are left out."""
+    head = f"# Generated: python scripts/chart_docs.py. The same as: podtune render -f deploy/values/{profile}.yaml --name {profile}\n"
+    documents = render([DEPLOY / "values" / f"{profile}.yaml"], [], profile).split("---\n")
+    return head + "---\n" + "---\n".join(text for text in documents if text and "/templates/tests/" not in text)
+
+
+if __name__ == "__main__":
+    (CHART / "README.md").write_text(readme(), encoding="utf-8")
+    for name in RENDERED:
+        target: Path = DEPLOY / "rendered" / f"{name}.yaml"
+        target.parent.mkdir(exist_ok=True)
+        target.write_text(rendered(name), encoding="utf-8")
