@@ -16,9 +16,11 @@ from torch.nn import functional as F
 
 PER_ROW = "podtune_per_row"
 
-# torch's flash kernel on the CPU: the backward pass of bf16 takes 1.6 to 3 times as long as fp32's for rows of 32 to 87
-# tokens, as long at 256, and 0.73 of it at 1,024 (an AVX-512 machine, one and two threads).
-_FP32_BELOW = 512  # tokens of a row
+# On a CPU with bf16 instructions, matrix products in bf16 outrun torch's flash kernel in fp32 or bf16 for rows of these
+# many tokens (two times at 160, two and a half at 256 to 1,024, forward and backward); below, the flash kernel in fp32 is
+# best. Above, the probabilities that the products keep for the backward pass would weigh too much.
+_IN_BLOCKS = range(96, 2049)
+_BLOCK = 256  # queries of one product: what a causal mask throws away is at most this many keys a query
 
 
 class Attention(NamedTuple):
@@ -146,19 +148,44 @@ def _row_by_row(
     scaling: float | None,
     sliding_window: int | None,
 ) -> torch.Tensor:
-    """One SDPA call a row. Splitting and ``cat`` keep the backward pass linear in T (a slice's gradient fills all of T)."""
-    rows = []
+    """One call a row. Splitting and ``cat`` keep the backward pass linear in T (a slice's gradient fills all of T)."""
+    on_cpu = query.device.type == "cpu"
+    blocks = on_cpu and dtype == torch.bfloat16 and dropout == 0.0 and sliding_window is None and _multiplies_bf16()
     grouped = query.shape[1] != key.shape[1]
+    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     with torch.autocast(query.device.type, enabled=False):
-        for q, k, v in zip(*(x.split_with_sizes(lengths, 2) for x in (query, key, value)), strict=True):
+        wide = torch.float32 if on_cpu else dtype
+        rows = []
+        for q, k, v in zip(*(x.to(wide).split_with_sizes(lengths, 2) for x in (query, key, value)), strict=True):
             length = q.shape[2]
-            kind = torch.float32 if query.device.type == "cpu" and length < _FP32_BELOW else dtype
-            band = None if sliding_window is None or length <= sliding_window else _band(length, sliding_window, q.device)
-            row = F.scaled_dot_product_attention(
-                q.to(kind), k.to(kind), v.to(kind), band, dropout, is_causal=band is None, scale=scaling, enable_gqa=grouped
-            )
-            rows.append(row.transpose(1, 2).to(dtype))
-    return torch.cat(rows, 1)
+            if blocks and length in _IN_BLOCKS:
+                row = in_blocks(q, k, v, scaling, dtype)
+            else:
+                band = None if sliding_window is None or length <= sliding_window else _band(length, sliding_window, q.device)
+                row = F.scaled_dot_product_attention(q, k, v, band, dropout, is_causal=band is None, scale=scaling, enable_gqa=grouped)
+            rows.append(row.transpose(1, 2))
+        return torch.cat(rows, 1).to(dtype)
+
+
+def in_blocks(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float, dtype: torch.dtype) -> torch.Tensor:
+    """Causal attention of one row as matrix products in ``dtype``, a block of queries at a time against the keys up to it.
+
+    Shapes ``(1, heads, length, head_dim)``; key and value may have fewer heads, whose queries then share one product.
+    """
+    _, heads, length, width = query.shape
+    shared = key.shape[1]
+    group = heads // shared
+    q = (query * scaling).to(dtype).view(shared, group, length, width)
+    k, v = key[0].to(dtype).transpose(1, 2), value[0].to(dtype)
+    blocks = []
+    for start in range(0, length, _BLOCK):
+        end = min(start + _BLOCK, length)
+        size = end - start
+        future = torch.full((size, end), float("-inf"), dtype=dtype).triu_(start + 1).repeat(group, 1)
+        scores = torch.baddbmm(future, q[:, :, start:end].reshape(shared, group * size, width), k[:, :, :end])
+        attended = torch.bmm(torch.softmax(scores, -1), v[:, :end])
+        blocks.append(attended.view(shared, group, size, width))
+    return torch.cat(blocks, 2).view(1, heads, length, width)
 
 
 def _band(length: int, window: int, device: torch.device) -> torch.Tensor:
@@ -191,3 +218,8 @@ def _varlen(
 def _has_varlen() -> bool:
     """True where torch's variable-length kernel runs: a GPU of compute capability 8.0 or newer."""
     return torch.cuda.is_available() and torch.version.cuda is not None and torch.cuda.get_device_capability() >= (8, 0)
+
+
+def _multiplies_bf16() -> bool:
+    """True where the CPU has instructions for bf16 matrix products, without which they are slow."""
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
