@@ -153,7 +153,7 @@ def _cuda_memory(world: World) -> Json:
 
 def _finish(record: Json, status: Status, code: int, reason: str, output: Path) -> None:
     try:
-        os.close(os.open(output / CLAIM, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+        os.close(os.open(output / CLAIM, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
     except FileExistsError:
         return
     end_record(record, status, code, reason)

@@ -97,7 +97,7 @@ def measure(run: Run) -> Json:
     losses = stepper.losses()
     run.measurements["loss"] = {"first": losses[0], "last": losses[-1]}
     if options.profile or options.memory_snapshot:
-        from training.bench.profile import profile_step
+        from training.bench.profiling import profile_step
 
         run.watchdog.beat("profiling")
         profile_step(stepper.step, Path(options.output), options, world, run.measurements)
