@@ -7,9 +7,11 @@ by one in Python, and ids go into flat arrays. Tokenizers that are not the plain
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +19,7 @@ import numpy as np
 
 from training.run.errors import CONFIG, DATA, UserError
 from training.sft.shapes import Shape, cell_problem
+from training.sft.words import WordEncoder, exact_for
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
 IGNORED = -100  # the label of a token that is not trained
 MAX_ROW_CHARACTERS = 64 * 2**20
 _CUT_ABOVE_CHARACTERS = 2**20
+
+_PLAIN = {"role", "content"}
 
 Columns = dict[str, list[Any]]
 Messages = list[dict[str, Any]]
@@ -94,6 +99,11 @@ class Encoder:
             self._cut_at = None
             if options.max_length and options.truncation_mode == "keep_start":
                 self._cut_at = max(_CUT_ABOVE_CHARACTERS, 2 * longest_token * options.max_length)
+            self.backend.encode_special_tokens = tokenizer.split_special_tokens
+            pattern = exact_for(self.backend)
+            self.words = WordEncoder(self.backend, pattern) if pattern else None
+            self._adds_tokens = self.backend.num_special_tokens_to_add(False) > 0
+            self._compared = False
 
     def __call__(self, columns: Columns, first_row: int = 0) -> Encoded:
         """Encode a batch; ``first_row`` counts the rows before it and is for messages.
@@ -103,7 +113,8 @@ class Encoder:
         """
         self._check_cells(columns, first_row)
         try:
-            ids, masks, diverged = self._masked(columns)
+            with _without_collection():
+                ids, masks, diverged = self._masked(columns)
         except UserError:
             raise
         except Exception as error:  # a template may raise anything; find the row
@@ -173,21 +184,11 @@ class Encoder:
         self, chats: list[Messages], extra: list[dict[str, Any]] | None, *, generation_prompt: bool, spans: bool
     ) -> tuple[list[str], list[list[tuple[int, int]]] | None]:
         """Texts, and for each the (start, end) of what the template marks as generated, in characters."""
-        from transformers.utils.chat_template_utils import render_jinja_template
-
         chats = [[{key: value for key, value in message.items() if value is not None} for message in chat] for chat in chats]
 
         def render(some: list[Messages], tools: Any = None, **more: Any) -> tuple[list[str], list[list[tuple[int, int]]]]:
             template = more.pop("chat_template", None) or self.tokenizer.get_chat_template(self.template, tools)
-            texts, found = render_jinja_template(
-                conversations=some,
-                tools=tools,
-                chat_template=template,
-                return_assistant_tokens_mask=spans,
-                add_generation_prompt=generation_prompt,
-                **{**self.tokenizer.special_tokens_map, **more},
-            )
-            return texts, found
+            return _rendered(some, template, tools, generation_prompt, spans, {**self.tokenizer.special_tokens_map, **more})
 
         if extra is None:
             texts, found = render(chats)
@@ -209,6 +210,13 @@ class Encoder:
 
     def _encode(self, texts: list[str], special_tokens: bool) -> list[list[int]]:
         texts = self._prepare_backend(texts)
+        if self.words and not (special_tokens and self._adds_tokens):
+            if not self._compared:  # once: what holds for a sample of the first batch holds by construction for all
+                self._compared = True
+                if not self.words.agrees(texts):
+                    self.words = None
+            if self.words:
+                return self.words(texts)
         return [encoding.ids for encoding in self.backend.encode_batch_fast(texts, add_special_tokens=special_tokens)]
 
     def _encode_with_offsets(self, texts: list[str]) -> list[Any]:
@@ -343,6 +351,18 @@ class Encoder:
         )
 
 
+@contextlib.contextmanager
+def _without_collection() -> Iterator[None]:
+    """A batch makes millions of objects and no garbage to speak of; looking for it takes a quarter of the time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 class NoAssistantTokens(ValueError):
     """``assistant_only_loss``, and a row whose template marks nothing."""
 
@@ -373,6 +393,29 @@ def training_template(tokenizer: PreTrainedTokenizerBase, options: TokenizeOptio
             code=CONFIG,
         ) from None
     return found
+
+
+def _rendered(
+    chats: list[Messages], template: str, tools: Any, generation_prompt: bool, spans: bool, variables: dict[str, Any]
+) -> tuple[list[str], list[list[tuple[int, int]]]]:
+    """transformers' rendering. Messages of plain text need none of its conversions, which take longer than the template."""
+    from transformers.utils import chat_template_utils as library
+
+    plain = tools is None and all(_PLAIN == message.keys() and type(message["content"]) is str for chat in chats for message in chat)
+    if plain and not spans and all(isinstance(value, str | bool | int) for value in variables.values()):
+        render = library._compile_jinja_template(template).render
+        return [
+            render(messages=chat, tools=None, documents=None, add_generation_prompt=generation_prompt, **variables) for chat in chats
+        ], []
+    texts, found = library.render_jinja_template(
+        conversations=chats,
+        tools=tools,
+        chat_template=template,
+        return_assistant_tokens_mask=spans,
+        add_generation_prompt=generation_prompt,
+        **variables,
+    )
+    return texts, found
 
 
 def _is_plain_fast(tokenizer: PreTrainedTokenizerBase) -> bool:

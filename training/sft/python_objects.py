@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 # Packages of requirements.txt whose documentation strings are prose; parsed after the standard library, in this order.
 PACKAGES = (
@@ -126,7 +127,7 @@ def documented_objects() -> Iterator[PythonObject]:
 
 def _license(distribution: str) -> str:
     metadata = importlib.metadata.metadata(distribution)
-    stated = metadata.get("License-Expression") or metadata.get("License") or ""
+    stated = next((str(metadata[key]) for key in ("License-Expression", "License") if key in metadata), "")
     if not stated or "\n" in stated or len(stated) > 40:
         classifiers = [line.split(" :: ")[-1] for line in metadata.get_all("Classifier") or () if line.startswith("License ::")]
         stated = classifiers[0] if classifiers else "see the package"
@@ -292,7 +293,7 @@ def _of_value(value: object, name: str, module: str, owner: str, provenance: tup
         )
 
 
-def _text_signature(value: object) -> dict[str, object]:
+def _text_signature(value: object) -> dict[str, Any]:
     try:
         signature = inspect.signature(value)  # type: ignore[arg-type]
     except (ValueError, TypeError):
