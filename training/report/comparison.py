@@ -11,6 +11,7 @@ import hashlib
 import math
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,9 @@ COMPARED = (("eval", "loss"), ("eval", "mean_token_accuracy"), ("train", "loss")
 LAST_EVALUATIONS = 5
 CLEAR = 2.0  # a difference counts when it is more than two standard deviations of its noise
 BUDGET_TOLERANCE = 0.02
+SEEDS = ("seed", "data_seed")
 IGNORED_CONFIG = {"output_dir", "run_name", "logging_dir", "aim_repo", "resume_from_checkpoint", "experiment"}
 IDENTITY = ("mode", "strategy", "model", "world_size", "nnodes", "nproc_per_node", "global_batch_size", "seed")
-SPEED_CONFIG = ("strategy", "world_size", "nnodes", "nproc_per_node", "global_batch_size")
 
 
 def compare(runs: Sequence[Run]) -> Json:
@@ -267,60 +268,86 @@ def _whole(value: float | None) -> int | None:
 # ---------------------------------------------------------------- which is better
 
 
+@dataclass(frozen=True)
+class Contender:
+    """A run, or the runs that repeat one configuration with several seeds: their mean, and the noise of it."""
+
+    name: str
+    loss: float
+    noise: float | None  # standard deviation of ``loss``
+    repeats: int = 1
+
+
 def _verdict(runs: Sequence[Run], names: Sequence[str], blocked: Sequence[str]) -> Json:
     """Which run has the lowest loss at an equal budget, by how much, and whether that exceeds the runs' own noise."""
     if blocked:
         return {"better": None, "text": f"Which is better cannot be said. Not comparable: {'; '.join(blocked)}."}
     split = "eval" if all(run.curve("eval", "loss")[0] for run in runs) else "train"
     budget, axis = _budget(runs)
-    values, noises = [], []
-    for run in runs:
-        value, noise = _loss_and_noise(run, split, axis if split == "eval" and not budget else None, _common_end(runs, axis))
-        values.append(value)
-        noises.append(noise)
-    if any(value is None for value in values):
+    at_axis = axis if split == "eval" and not budget else None
+    figures = [_loss_and_noise(run, split, at_axis, _common_end(runs, axis)) for run in runs]
+    values = [value for value, _ in figures if value is not None]
+    if len(values) < len(runs):
         return {"better": None, "text": "Which is better cannot be said: a run has no finite loss."}
-    known = [value for value in values if value is not None]
-    order = sorted(range(len(known)), key=known.__getitem__)
-    best, second = order[0], order[1]
-    difference = known[second] - known[best]
-    repeat = _seed_noise(runs, known)
-    noise = repeat if repeat is not None else _combined(noises[best], noises[second])
+    contenders = sorted(_contenders(runs, names, values, [noise for _, noise in figures]), key=lambda one: one.loss)
+    best, second = contenders[0], contenders[1]
+    difference = second.loss - best.loss
+    noise = None if best.noise is None or second.noise is None else math.hypot(best.noise, second.noise)
     basis = (
-        "the spread between seeds of one configuration" if repeat is not None
-        else f"the spread of the last {LAST_EVALUATIONS} evaluations around their trend" if split == "eval"
+        "the spread between seeds of one configuration"
+        if any(one.repeats > 1 for one in contenders)
+        else f"the spread of the last {LAST_EVALUATIONS} evaluations around their trend"
+        if split == "eval"
         else "the standard error of the last tenth of the training losses"
-    )  # fmt: skip
-    place = f"at the end, {budget}" if budget else f"at equal {axis}, interpolated" if split == "eval" else "at the end, budgets differ"
+    )
+    place = f"at the end, {budget}" if budget else f"at equal {axis}, interpolated" if at_axis else "at the end, budgets differ"
     metric = "eval loss" if split == "eval" else "training loss"
     exceeds = None if noise is None else difference > CLEAR * noise
     return {
         "metric": metric,
         "where": place,
-        "values": known,
-        "noise": noises,
-        "better": None if exceeds is False or difference == 0 else names[best],
-        "lowest": names[best],
+        "values": values,
+        "lowest": best.name,
+        "better": None if exceeds is False or difference == 0 else best.name,
         "difference": difference,
-        "relative": difference / known[second] if known[second] else None,
+        "relative": difference / second.loss if second.loss else None,
         "noise_of_difference": noise,
         "noise_basis": basis if noise is not None else None,
         "exceeds_noise": exceeds,
-        "text": _say(names, known, best, second, metric, place, noise, basis),
+        "text": _say(best, second, metric, place, noise, basis),
     }
 
 
-def _say(
-    names: Sequence[str], values: Sequence[float], best: int, second: int, metric: str, place: str, noise: float | None, basis: str
-) -> str:
-    difference = values[second] - values[best]
+def _contenders(runs: Sequence[Run], names: Sequence[str], values: Sequence[float], noises: Sequence[float | None]) -> list[Contender]:
+    """The runs, those that differ in their seed only taken together; alone where nothing but seeds is compared.
+
+    With repeats, the spread between seeds, pooled over the configurations that have some, is the noise of every run.
+    """
+    groups: dict[str, list[int]] = {}
+    for index, run in enumerate(runs):
+        config = {key: item for key, item in _flat(_config(run)).items() if key not in SEEDS}
+        groups.setdefault(repr(sorted(config.items(), key=lambda item: item[0])), []).append(index)
+    repeated = [group for group in groups.values() if len(group) > 1]
+    if len(groups) == 1 or not repeated:
+        return [Contender(*one) for one in zip(names, values, noises, strict=True)]
+    spread = math.sqrt(statistics.fmean(statistics.variance([values[index] for index in group]) for group in repeated))
+    return [
+        Contender(
+            names[group[0]] if len(group) == 1 else f"the mean of {', '.join(names[index] for index in group)}",
+            statistics.fmean(values[index] for index in group),
+            spread / math.sqrt(len(group)),
+            len(group),
+        )
+        for group in groups.values()
+    ]
+
+
+def _say(best: Contender, second: Contender, metric: str, place: str, noise: float | None, basis: str) -> str:
+    difference = second.loss - best.loss
     if difference == 0:
-        return f"No difference: {metric} {place} is {values[best]:.4f} for both {names[best]} and {names[second]}."
-    share = f" ({difference / values[second]:.1%})" if values[second] else ""
-    lead = (
-        f"{names[best]} has the lower {metric} {place}: {values[best]:.4f} against {values[second]:.4f} of {names[second]}, "
-        f"{difference:.4f} less{share}. "
-    )
+        return f"No difference: {metric} {place} is {best.loss:.4f} for both {best.name} and {second.name}."
+    share = f" ({difference / second.loss:.1%})" if second.loss else ""
+    lead = f"{best.name} has the lower {metric} {place}: {best.loss:.4f} against {second.loss:.4f} of {second.name}, {difference:.4f} less{share}. "
     if noise is None:
         return lead + "Whether that is more than noise is not known: too few evaluations, and no second seed."
     times = f"{difference / noise:.1f} times" if noise else "far above"
@@ -383,23 +410,6 @@ def _train_end(run: Run) -> tuple[float | None, float | None, int]:
     return statistics.fmean(last), statistics.stdev(last) / math.sqrt(len(last)), len(last)
 
 
-def _combined(left: float | None, right: float | None) -> float | None:
-    return None if left is None or right is None else math.hypot(left, right)
-
-
-def _seed_noise(runs: Sequence[Run], values: Sequence[float]) -> float | None:
-    """Standard deviation of a difference, from runs that differ in their seed only; None without such runs."""
-    groups: dict[str, list[float]] = {}
-    for run, value in zip(runs, values, strict=True):
-        config = {key: item for key, item in _flat(_config(run)).items() if key not in ("seed", "data_seed")}
-        groups.setdefault(repr(sorted(config.items(), key=lambda item: item[0])), []).append(value)
-    repeats = [group for group in groups.values() if len(group) > 1]
-    if not repeats or len(groups) == 1:
-        return None
-    variance = statistics.fmean(statistics.variance(group) for group in repeats)
-    return math.sqrt(2 * variance)
-
-
 def _speed(runs: Sequence[Run], names: Sequence[str]) -> Json | None:
     """Which is faster, and whether by more than the spread of its steps (the standard error of their mean)."""
     key = next((key for key in ("tokens_per_s", "samples_per_s") if all(number(run.measured(key)) for run in runs)), None)
@@ -410,7 +420,8 @@ def _speed(runs: Sequence[Run], names: Sequence[str]) -> Json | None:
     order = sorted(range(len(rates)), key=rates.__getitem__, reverse=True)
     best, second = order[0], order[1]
     ratio = rates[best] / rates[second]
-    noise = _combined(errors[best], errors[second])
+    left, right = errors[best], errors[second]
+    noise = None if left is None or right is None else math.hypot(left, right)
     exceeds = None if noise is None else ratio - 1 > CLEAR * noise
     figures = f"{rates[best]:,.0f} against {rates[second]:,.0f} {key.replace('_per_s', '/s')}"
     if exceeds is False:

@@ -68,12 +68,15 @@ def line_chart(title: str, *, x: str, y: str, series: Sequence[Series], note: st
 
 
 def running_mean(points: Sequence[tuple[float, float]], width: int) -> list[tuple[float, float]]:
-    """Each point's mean with the ``width - 1`` before it (fewer at the start)."""
+    """Each point's mean with its neighbours within ``width // 2`` on either side (fewer at the ends)."""
     sums = [0.0]
     for _, value in points:
         sums.append(sums[-1] + value)
-    starts = [max(0, end - width) for end in range(1, len(sums))]
-    return [(points[end - 1][0], (sums[end] - sums[start]) / (end - start)) for end, start in enumerate(starts, 1)]
+    means = []
+    for index, (place, _) in enumerate(points):
+        start, end = max(0, index - width // 2), min(len(points), index + width // 2 + 1)
+        means.append((place, (sums[end] - sums[start]) / (end - start)))
+    return means
 
 
 def bar_chart(title: str, *, y: str, bars: Sequence[tuple[str, float | None]], note: str = "") -> str:

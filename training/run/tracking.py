@@ -140,7 +140,7 @@ class AimRun:
                 at,
                 name,
                 int(entry["step"]),
-                int(epoch) if isinstance(epoch, int | float) else None,
+                float(epoch) if isinstance(epoch, int | float) else None,
                 context={"subset": str(entry["split"])},
             )
             points += 1
