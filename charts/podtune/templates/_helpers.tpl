@@ -116,7 +116,8 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end }}
 {{- end }}
 {{- range .Values.args }}
-- {{ . | quote }}
+{{- /* toJson, because a plain number of a million would become 1e+06. */}}
+- {{ ternary . (toJson .) (kindIs "string" .) | quote }}
 {{- end }}
 {{- end }}
 
@@ -270,8 +271,8 @@ labels:
   {{- end }}
 annotations:
   sidecar.istio.io/inject: "false"
-  {{- range $_, $text := include "podtune.configFile" . | fromYaml }}
-  podtune.io/config-sha256: {{ $text | sha256sum }}
+  {{- if include "podtune.configFile" . }}
+  podtune.io/config-sha256: {{ ternary .Values.config .Values.benchmark.sweep (eq .Values.mode "sft") | sha256sum }}
   {{- end }}
   {{- with .Values.podAnnotations }}
   {{- toYaml . | nindent 2 }}

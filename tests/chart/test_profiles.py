@@ -1,0 +1,166 @@
+"""Each profile of deploy/values: what the API servers would take, safe, linted, and fitting the hardware that it names."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+import pytest
+import yaml
+
+from training.bench import plan, shapes
+from training.bench.hardware import hardware_row
+from training.cluster.lint.check import lint
+from training.cluster.render import CHART, render
+from training.sft import config
+
+VALUES = CHART.parents[1] / "deploy" / "values"
+# Profiles that say one thing are used together with one of hardware.
+COMBINED = {"kueue": ["two-node"], "openshift": ["single-gpu"], "air-gapped": ["single-gpu"]}
+PROFILES = sorted(path.stem for path in VALUES.glob("*.yaml"))
+WITH_GPU = ["a10-ethernet", "elastic", "h100-rdma", "single-gpu", "two-node"]
+
+
+def files(profile):
+    return [VALUES / f"{name}.yaml" for name in (*COMBINED.get(profile, []), profile)]
+
+
+def rendered(profile, *sets):
+    return render(files(profile), list(sets), "run", engine="python")
+
+
+def pod_specs(documents):
+    """Every pod that the documents lead to, by the name of what holds it."""
+    for document in documents:
+        spec = document.get("spec", {})
+        if document["kind"] == "Pod":
+            yield "Pod", spec
+        elif document["kind"] == "Deployment":
+            yield "Deployment", spec["template"]["spec"]
+        elif document["kind"] == "PyTorchJob":
+            for role, replica in spec["pytorchReplicaSpecs"].items():
+                yield role, replica["template"]["spec"]
+
+
+def test_the_profiles_of_real_situations_are_there():
+    expected = "a10-ethernet air-gapped benchmark cpu-smoke elastic h100-rdma kueue openshift single-gpu two-node"
+    assert expected.split() == PROFILES
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_lint_finds_nothing_in(profile):
+    verdict = lint([(profile, rendered(profile))])
+    assert verdict.jobs == ["PyTorchJob run"]
+    assert [f"{finding.code} {finding.message}" for finding in verdict.findings if finding.severity != "note"] == []
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_kubernetes_takes_the_core_kinds_of(profile):
+    kubernetes_validate = pytest.importorskip("kubernetes_validate")
+    aim = (
+        [] if profile == "benchmark" else ["aim.enabled=true", "aim.service.enabled=true", "persistence.output.accessModes={ReadWriteMany}"]
+    )
+    checked = set()
+    for document in yaml.safe_load_all(rendered(profile, *aim)):
+        if document["kind"] != "PyTorchJob":
+            kubernetes_validate.validate(document, "1.34", strict=True)
+            checked.add(document["kind"])
+    assert {"Pod", "PersistentVolumeClaim", "NetworkPolicy", "ServiceAccount"} <= checked
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_every_pod_passes_the_restricted_pod_security_profile_in(profile):
+    aim = [] if profile == "benchmark" else ["aim.enabled=true", "persistence.output.accessModes={ReadWriteMany}"]
+    found = list(pod_specs(yaml.safe_load_all(rendered(profile, *aim))))
+    assert {"Pod"} < {name for name, _ in found}
+    for name, spec in found:
+        assert restricted_violations(spec) == [], name
+
+
+def restricted_violations(spec):
+    """What the restricted profile of the Pod Security Standards refuses (its list of controls, read one by one)."""
+    found = [key for key in ("hostNetwork", "hostPID", "hostIPC") if spec.get(key)]
+    pod_context = spec.get("securityContext", {})
+    allowed = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"}
+    for volume in spec.get("volumes", []):
+        found += [f"volume {kind}" for kind in volume if kind != "name" and kind not in allowed]
+    for container in [*spec.get("initContainers", []), *spec["containers"]]:
+        context = {**pod_context, **container.get("securityContext", {})}
+        capabilities = context.get("capabilities", {})
+        checks = {
+            "privileged": not context.get("privileged"),
+            "allowPrivilegeEscalation": context.get("allowPrivilegeEscalation") is False,
+            "runAsNonRoot": context.get("runAsNonRoot") is True and context.get("runAsUser") != 0,
+            "seccompProfile": context.get("seccompProfile", {}).get("type") in ("RuntimeDefault", "Localhost"),
+            "drop ALL": "ALL" in capabilities.get("drop", []),
+            "capabilities": set(capabilities.get("add", [])) <= {"NET_BIND_SERVICE"},
+            "hostPort": not any("hostPort" in port for port in container.get("ports", [])),
+            "procMount": context.get("procMount", "Default") == "Default",
+        }
+        found += [f"{container['name']}: {name}" for name, good in checks.items() if not good]
+    return found
+
+
+def test_the_check_of_pod_security_sees_what_is_insecure():
+    spec = {"hostNetwork": True, "volumes": [{"name": "h", "hostPath": {}}], "containers": [{"name": "c"}]}
+    assert len(restricted_violations(spec)) == 6
+
+
+def training_config(profile):
+    """The profile's training YAML, read as training.py reads it."""
+    values = {}
+    for file in files(profile):
+        values |= yaml.safe_load(file.read_text())
+    return values
+
+
+@pytest.mark.parametrize("profile", [name for name in PROFILES if name != "benchmark"])
+def test_training_understands_the_configuration_of(profile, tmp_path):
+    values = training_config(profile)
+    file = tmp_path / "config.yaml"
+    file.write_text(values["config"])
+    strategy = values["distributed"].get("strategy")
+    words = ["--config", str(file), *(["--strategy", strategy] if strategy else []), *values.get("args", [])]
+    settings = config.read(words, {"OUTPUT_DIR": "/outputs/run"})
+    assert settings.values["model_name_or_path"]
+
+
+@pytest.mark.parametrize("profile", WITH_GPU)
+def test_the_memory_estimate_says_that_it_fits(profile, tmp_path):
+    """From the values alone; and the command and the figure in the profile's head are those."""
+    values = training_config(profile)
+    settings = yaml.safe_load(values["config"])
+    pods = values["distributed"].get("elastic", {}).get("minNodes") or values["distributed"]["nodes"]
+    ranks = pods * values["distributed"]["nprocPerNode"]
+    wanted = {
+        "model": "SmolLM3-3B",
+        "strategy": values["distributed"]["strategy"],
+        "world-size": str(ranks),
+        "precision": "bf16" if settings["dtype"] == "bfloat16" else "bf16-mixed",
+        "batch-size": str(settings["per_device_train_batch_size"] * ranks),
+        "sequence-length": str(settings["max_length"]),
+        "activation-checkpointing": "full" if settings["gradient_checkpointing"] else "none",
+        "hardware": re.search(r"NVIDIA-([A-Z0-9]+)", values["nodeSelector"]["nvidia.com/gpu.product"])[1],
+    }
+    if settings.get("use_peft"):
+        wanted["lora-r"] = str(settings["lora_r"])
+    head = " ".join(line.lstrip("# ") for line in (VALUES / f"{profile}.yaml").read_text().splitlines() if line.startswith("#"))
+    quoted = re.search(r"`(podtune bench plan [^`]+)`: (\d+) of (\d+) GiB", head)
+    assert quoted, "the head quotes the estimate and its command"
+    words = shlex.split(quoted[1])[3:]
+    assert dict(zip([word.removeprefix("--") for word in words[::2]], words[1::2], strict=True)) == wanted
+
+    estimate = plan.estimate(
+        shapes.shape_of(wanted["model"], int(wanted["sequence-length"])),
+        strategy=wanted["strategy"],
+        world_size=ranks,
+        nodes=pods,
+        precision=wanted["precision"],
+        batch_size=int(wanted["batch-size"]),
+        hardware=hardware_row(wanted["hardware"]),
+        activation_checkpointing=wanted["activation-checkpointing"],
+        lora_r=int(wanted["lora-r"]) if "lora-r" in wanted else None,
+    )
+    assert estimate.fits
+    assert (round(estimate.total_gib), round(estimate.memory_gib)) == (int(quoted[2]), int(quoted[3]))
+    assert estimate.total_gib < 0.9 * estimate.memory_gib, "room for the allocator's fragments"

@@ -1,0 +1,280 @@
+"""What the chart emits fits what the training operator does with it."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import yaml
+
+SHARED = [f"persistence.{volume}.accessModes={{ReadWriteMany}}" for volume in ("models", "data", "output")]
+TWO = ["distributed.nodes=2", *SHARED]
+
+
+def replicas(job):
+    return job["spec"]["pytorchReplicaSpecs"]
+
+
+def pod(job, role="Master"):
+    return replicas(job)[role]["template"]["spec"]
+
+
+def container(job, role="Master"):
+    return pod(job, role)["containers"][0]
+
+
+def env(found):
+    return {variable["name"]: variable.get("value", variable.get("valueFrom")) for variable in found["env"]}
+
+
+def of_kind(documents, kind, suffix=""):
+    return [one for one in documents if one["kind"] == kind and one["metadata"]["name"].endswith(suffix)]
+
+
+def test_one_node_is_a_master_alone(job):
+    assert list(replicas(job())) == ["Master"]
+
+
+def test_nodes_are_one_master_and_the_rest_workers_from_the_same_template(job):
+    made = replicas(job(sets=["distributed.nodes=3", *SHARED]))
+    assert (made["Master"]["replicas"], made["Worker"]["replicas"]) == (1, 2)
+    assert made["Master"]["template"] == made["Worker"]["template"]
+
+
+def test_elastic_jobs_have_workers_only_and_a_policy(job):
+    made = job("elastic")
+    assert list(replicas(made)) == ["Worker"]
+    assert replicas(made)["Worker"]["replicas"] == 4
+    policy = {"minReplicas": 2, "maxReplicas": 4, "maxRestarts": 10, "rdzvBackend": "c10d", "rdzvPort": 23456}
+    assert made["spec"]["elasticPolicy"] == policy
+    assert env(container(made, "Worker"))["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
+
+
+def test_the_count_of_processes_is_a_quoted_number(job):
+    assert job(sets=["distributed.nprocPerNode=2"])["spec"]["nprocPerNode"] == "2"
+
+
+@pytest.mark.parametrize("profile", ["two-node", "elastic", "h100-rdma", "benchmark"])
+def test_nothing_that_the_operator_injects_is_set(job, profile):
+    for replica in replicas(job(profile)).values():
+        for each in [*replica["template"]["spec"].get("initContainers", []), *replica["template"]["spec"]["containers"]]:
+            assert not [name for name in env(each) if re.match(r"(RANK|LOCAL_RANK|WORLD_SIZE|MASTER_|PET_)", name)]
+
+
+def test_the_training_yaml_arrives_byte_for_byte_and_its_hash_is_on_the_pod(manifests):
+    import hashlib
+
+    from training.cluster.render import CHART
+
+    text = yaml.safe_load((CHART / "values.yaml").read_text())["config"]
+    documents = manifests()
+    assert of_kind(documents, "ConfigMap")[0]["data"] == {"config.yaml": text}
+    made = of_kind(documents, "PyTorchJob")[0]
+    annotations = replicas(made)["Master"]["template"]["metadata"]["annotations"]
+    assert annotations["podtune.io/config-sha256"] == hashlib.sha256(text.encode()).hexdigest()
+
+
+def test_the_container_is_an_argv_of_the_launcher_and_no_shell(job):
+    command = container(job("two-node"))["command"]
+    assert command[:2] == ["podtune", "launch"]
+    assert command[command.index("--") :] == ["--", "-m", "training.training", "--config", "/etc/podtune/config.yaml", "--strategy", "ddp"]
+
+
+def test_args_come_last_on_the_command_line(job):
+    assert container(job(sets=["args={--max_steps,20}"]))["command"][-2:] == ["--max_steps", "20"]
+
+
+def test_run_policy_frees_gpus_and_ends(job):
+    policy = job()["spec"]["runPolicy"]
+    assert policy == {"cleanPodPolicy": "Running", "backoffLimit": 3, "ttlSecondsAfterFinished": 604800}
+    assert {replica["restartPolicy"] for replica in replicas(job()).values()} == {"ExitCode"}
+
+
+def test_pods_have_more_time_to_end_than_the_launcher_gives_the_processes(job):
+    made = job()
+    command = container(made)["command"]
+    assert pod(made)["terminationGracePeriodSeconds"] > int(command[command.index("--shutdown-timeout") + 1])
+
+
+def test_shared_memory_is_a_volume_in_memory(job):
+    made = job(sets=["shm.sizeLimit=3Gi"])
+    assert {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "3Gi"}} in pod(made)["volumes"]
+    assert {"name": "shm", "mountPath": "/dev/shm"} in container(made)["volumeMounts"]
+
+
+def test_gpu_requests_equal_their_limits(job):
+    resources = container(job("a10-ethernet"))["resources"]
+    assert resources["requests"]["nvidia.com/gpu"] == resources["limits"]["nvidia.com/gpu"] == 4
+
+
+@pytest.mark.parametrize(("limit", "processes", "threads"), [("8", 1, "8"), ("7500m", 2, "3"), ("500m", 1, "1"), ("6", 4, "1")])
+def test_threads_follow_the_cpu_limit_and_the_processes(job, limit, processes, threads):
+    made = job(sets=[f"resources.limits.cpu={limit}", f"distributed.nprocPerNode={processes}"])
+    assert env(container(made))["OMP_NUM_THREADS"] == threads
+
+
+def test_one_init_container_prepares_with_the_network_and_training_runs_without(job):
+    made = job("two-node")
+    (prepare,) = pod(made)["initContainers"]
+    assert prepare["command"][:2] == ["podtune", "prepare"]
+    assert "nvidia.com/gpu" not in str(prepare["resources"])
+    assert env(prepare)["HF_HUB_OFFLINE"] == "0"
+    assert env(container(made))["HF_HUB_OFFLINE"] == "1"
+    assert env(prepare)["HF_HOME"] == env(container(made))["HF_HOME"]
+
+
+def test_the_token_is_a_reference_and_only_the_prepare_step_has_it(job):
+    made = job(sets=["hfToken.existingSecret=hub"])
+    assert env(pod(made)["initContainers"][0])["HF_TOKEN"] == {"secretKeyRef": {"name": "hub", "key": "token"}}
+    assert "HF_TOKEN" not in env(container(made))
+
+
+def test_pods_know_who_they_are(job):
+    found = env(container(job(name="my-run")))
+    assert found["PODTUNE_JOB_NAME"] == found["RUN_NAME"] == "my-run"
+    assert found["PODTUNE_POD_NAME"] == {"fieldRef": {"fieldPath": "metadata.name"}}
+    assert found["PODTUNE_IMAGE"] == "localhost/podtune:0.1.0"
+    assert found["OUTPUT_DIR"] == "/outputs/my-run"
+
+
+def test_claims_outlive_the_release(manifests):
+    claims = of_kind(manifests(), "PersistentVolumeClaim")
+    assert [claim["metadata"]["name"] for claim in claims] == ["run-data", "run-models", "run-output"]
+    assert all(claim["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep" for claim in claims)
+
+
+def test_an_existing_claim_is_mounted_and_none_is_made(manifests):
+    documents = manifests(sets=["persistence.models.existingClaim=weights"])
+    assert "run-models" not in [claim["metadata"]["name"] for claim in of_kind(documents, "PersistentVolumeClaim")]
+    volumes = pod(of_kind(documents, "PyTorchJob")[0])["volumes"]
+    assert {"name": "models", "persistentVolumeClaim": {"claimName": "weights"}} in volumes
+
+
+def test_the_service_account_has_no_token_and_nothing_has_rights(manifests):
+    documents = manifests()
+    assert of_kind(documents, "ServiceAccount")[0]["automountServiceAccountToken"] is False
+    assert pod(of_kind(documents, "PyTorchJob")[0])["automountServiceAccountToken"] is False
+    assert not [one for one in documents if "Role" in one["kind"]]
+
+
+def test_only_the_pods_of_the_job_reach_its_pods(manifests):
+    (policy,) = of_kind(manifests(name="r1"), "NetworkPolicy")
+    ours = {"podSelector": {"matchLabels": {"training.kubeflow.org/job-name": "r1"}}}
+    assert policy["spec"]["podSelector"] == ours["podSelector"]
+    assert policy["spec"]["ingress"] == [{"from": [ours]}]
+    assert {port["port"] for rule in policy["spec"]["egress"] for port in rule.get("ports", [])} == {53, 5353}
+
+
+def test_https_is_open_only_where_something_is_downloaded(manifests):
+    def ports(*profiles):
+        (policy,) = of_kind(manifests(*profiles), "NetworkPolicy")
+        return {port["port"] for rule in policy["spec"]["egress"] for port in rule.get("ports", [])}
+
+    assert 443 in ports("single-gpu")
+    assert 443 not in ports("single-gpu", "air-gapped")
+
+
+def test_istio_stays_out(job):
+    metadata = replicas(job())["Master"]["template"]["metadata"]
+    assert metadata["labels"]["sidecar.istio.io/inject"] == metadata["annotations"]["sidecar.istio.io/inject"] == "false"
+
+
+def test_the_port_is_a_value_for_jobs_on_the_nodes_network(job):
+    made = job(sets=["hostNetwork=true", "port=24000"])
+    assert pod(made)["hostNetwork"] is True
+    assert container(made)["ports"] == [{"name": "pytorchjob-port", "containerPort": 24000}]
+
+
+def test_kueue_is_told_by_a_label_on_the_job(job):
+    assert job("two-node", "kueue")["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "user-queue"
+
+
+def test_nccl_settings_are_the_same_on_every_pod_and_a_value_of_ones_own_wins(job):
+    made = job("a10-ethernet", sets=["nccl.env.NCCL_SOCKET_IFNAME=net1"])
+    assert env(container(made))["NCCL_SOCKET_IFNAME"] == env(container(made, "Worker"))["NCCL_SOCKET_IFNAME"] == "net1"
+    assert env(container(made))["NCCL_IB_DISABLE"] == "1"
+
+
+def test_openshift_chooses_the_user_itself(job):
+    context = pod(job("single-gpu", "openshift"))["securityContext"]
+    assert context == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+
+
+def test_a_benchmark_runs_the_sweep_in_every_pod_and_prepares_nothing(manifests):
+    documents = manifests("benchmark")
+    made = of_kind(documents, "PyTorchJob")[0]
+    assert container(made)["command"] == "podtune bench run --in-job --preset node --output /outputs/run".split()
+    assert "initContainers" not in pod(made)
+    assert not of_kind(documents, "ConfigMap")
+
+
+def test_a_sweep_of_ones_own_comes_as_a_file(manifests):
+    documents = manifests("benchmark", sets=["benchmark.sweep=models: [tinygpt-test]"])
+    assert of_kind(documents, "ConfigMap")[0]["data"] == {"sweep.yaml": "models: [tinygpt-test]"}
+    assert "/etc/podtune/sweep.yaml" in container(of_kind(documents, "PyTorchJob")[0])["command"]
+
+
+def test_the_test_pod_runs_the_preflight_in_the_jobs_own_surroundings(manifests):
+    documents = manifests("single-gpu")
+    (test,) = of_kind(documents, "Pod", "-test")
+    training = container(of_kind(documents, "PyTorchJob")[0])
+    assert test["metadata"]["annotations"]["helm.sh/hook"] == "test"
+    assert test["spec"]["containers"][0]["command"] == ["podtune", "preflight", "--json"]
+    assert test["spec"]["containers"][0]["resources"] == training["resources"]
+    assert test["spec"]["containers"][0]["volumeMounts"] == training["volumeMounts"]
+    assert "training.kubeflow.org/job-name" not in test["metadata"]["labels"]
+
+
+AIM = ["aim.enabled=true", "persistence.output.accessModes={ReadWriteMany}"]
+
+
+def test_aims_page_has_one_writer_of_its_own_volume_and_reads_the_runs(manifests):
+    documents = manifests(sets=AIM)
+    (deployment,) = of_kind(documents, "Deployment")
+    assert deployment["spec"]["strategy"] == {"type": "Recreate"}
+    spec = deployment["spec"]["template"]["spec"]
+    commands = {each["name"]: each["command"] for each in spec["containers"]}
+    assert commands["sync"] == ["podtune", "aim-sync", "/outputs/run", "--repo", "/aim", "--follow"]
+    assert commands["ui"][:2] == ["aim", "up"]
+    for each in spec["containers"]:
+        assert {"name": "output", "mountPath": "/outputs", "readOnly": True} in each["volumeMounts"]
+        assert each["securityContext"]["readOnlyRootFilesystem"] is True
+        assert env(each)["AIM_UI_TELEMETRY_ENABLED"] == "0"
+    assert "run-aim" in [claim["metadata"]["name"] for claim in of_kind(documents, "PersistentVolumeClaim")]
+
+
+def test_aims_page_is_closed_and_has_no_service_unless_asked(manifests):
+    documents = manifests(sets=AIM)
+    (policy,) = of_kind(documents, "NetworkPolicy", "-aim")
+    assert policy["spec"]["ingress"] == []
+    assert not of_kind(documents, "Service")
+    (service,) = of_kind(manifests(sets=[*AIM, "aim.service.enabled=true"]), "Service")
+    assert service["spec"]["type"] == "ClusterIP"
+
+
+def test_aims_page_has_time_to_start(manifests):
+    (deployment,) = of_kind(manifests(sets=AIM), "Deployment")
+    probe = deployment["spec"]["template"]["spec"]["containers"][1]["startupProbe"]
+    assert probe["periodSeconds"] * probe["failureThreshold"] >= 60
+
+
+def test_a_trainjob_refers_to_the_installed_runtime_and_prepares_in_the_launcher(job):
+    made = job("cpu-smoke", sets=["api=trainjob", *TWO])
+    assert made["spec"]["runtimeRef"] == {"apiGroup": "trainer.kubeflow.org", "kind": "ClusterTrainingRuntime", "name": "torch-distributed"}
+    trainer = made["spec"]["trainer"]
+    assert (trainer["numNodes"], trainer["numProcPerNode"]) == (2, 1)
+    assert trainer["command"][trainer["command"].index("--prepare") + 1] == "/etc/podtune/config.yaml"
+    assert env(trainer)["PREPARE_OFFLINE"] == "0"
+    (override,) = made["spec"]["podSpecOverrides"]
+    assert override["targetJobs"] == [{"name": "node"}]
+    assert [mount["name"] for mount in override["containers"][0]["volumeMounts"]] == [volume["name"] for volume in override["volumes"]]
+
+
+def test_a_trainjobs_gpu_limits_are_requested_too(job):
+    resources = job("two-node", sets=["api=trainjob"])["spec"]["trainer"]["resourcesPerNode"]
+    assert resources["requests"]["nvidia.com/gpu"] == resources["limits"]["nvidia.com/gpu"] == 1
+
+
+def test_a_trainjobs_pods_are_found_by_their_jobset(manifests):
+    (policy,) = of_kind(manifests("cpu-smoke", sets=["api=trainjob"], name="t1"), "NetworkPolicy")
+    assert policy["spec"]["podSelector"] == {"matchLabels": {"jobset.sigs.k8s.io/jobset-name": "t1"}}

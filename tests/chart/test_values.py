@@ -1,0 +1,161 @@
+"""Values that cannot work are refused with the path, what is wrong and the fix, and nothing is rendered."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from training.cluster.render import merged_values, render
+from training.run.errors import UserError
+
+SHARED = [f"persistence.{volume}.accessModes={{ReadWriteMany}}" for volume in ("models", "data", "output")]
+
+
+def refusal(*sets: str, name: str = "run") -> UserError:
+    with pytest.raises(UserError) as caught:
+        render([], list(sets), name, engine="python")
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("sets", "where", "says"),
+    [
+        (["distributed.node=2"], "distributed.node", "unknown key"),
+        (["persistence.output.sise=3Gi"], "persistence.output.sise", "unknown key"),
+        (["runPolicy.backofflimit=1"], "runPolicy.backofflimit", "unknown key"),
+        (["mode=train"], "mode", "one of 'sft', 'benchmark'"),
+        (["api=job"], "api", "one of 'pytorchjob', 'trainjob'"),
+        (["distributed.nodes=0"], "distributed.nodes", "at least 1"),
+        (["distributed.nprocPerNode=gpu"], "distributed.nprocPerNode", "integer"),
+        (["distributed.nprocPerNode=0"], "distributed.nprocPerNode", "at least 1"),
+        (["distributed.strategy=dpp"], "distributed.strategy", "'ddp'"),
+        (["distributed.strategy=pipeline-1f1b"], "distributed.strategy", "must be one of"),
+        (["nccl.preset=infiniband"], "nccl.preset", "'rdma'"),
+        (["nccl.env.MASTER_ADDR=x"], "nccl.env", "MASTER_ADDR"),
+        (["image.tag=latest"], "image.tag", "latest"),
+        (["image.repository="], "image.repository", "empty"),
+        (["image.digest=abc"], "image.digest", "form"),
+        (["port=80"], "port", "at least 1024"),
+        (["resources.limits.memory=4GB"], "resources.limits.memory", "4GB"),
+        (["persistence.models.size=20"], "persistence.models.size", "20"),
+        (["persistence.data.accessModes={RWX}"], "persistence.data.accessModes[0]", "ReadWriteMany"),
+        (["persistence.models.mountPath=models"], "persistence.models.mountPath", "models"),
+        (["restartPolicy=Always"], "restartPolicy", "ExitCode"),
+        (["runPolicy.cleanPodPolicy=Nothing"], "runPolicy.cleanPodPolicy", "'Running'"),
+        (["runPolicy.managedBy=me"], "runPolicy.managedBy", "kueue"),
+        (["benchmark.preset=quick"], "benchmark.preset", "'smoke'"),
+        (["prepare.build=huge"], "prepare.build", "'tiny'"),
+        (["shm.sizeLimit=big"], "shm.sizeLimit", "big"),
+        (["config.max_steps=20"], "config", "text block"),
+        (["persistence=null"], "values", "'persistence' is missing"),
+    ],
+)
+def test_the_schema_refuses(sets, where, says):
+    error = refusal(*sets)
+    assert error.where == where
+    assert says in str(error)
+
+
+@pytest.mark.parametrize(
+    ("sets", "where", "says"),
+    [
+        (["api=trainjob", "hostNetwork=true"], "hostNetwork", "use api pytorchjob"),
+        (["api=trainjob", "priorityClassName=high"], "priorityClassName", "use api pytorchjob"),
+        (["api=trainjob", "distributed.elastic.maxNodes=2"], "distributed.elastic.maxNodes", "use api pytorchjob"),
+        (["mode=benchmark", "distributed.strategy=ddp"], "distributed.strategy", "benchmark.preset"),
+        (["mode=benchmark", "api=trainjob"], "api", "as a PyTorchJob"),
+        (["distributed.strategy=single", "distributed.nprocPerNode=2"], "distributed.nprocPerNode", "one process"),
+    ],
+)
+def test_the_schema_refuses_combinations_that_cannot_work(sets, where, says):
+    error = refusal(*sets)
+    assert error.where == where
+    assert says in str(error)
+
+
+@pytest.mark.parametrize(
+    ("sets", "where", "says"),
+    [
+        (["distributed.nodes=2"], "persistence.models.accessModes", "2 pods share the volume"),
+        (["aim.enabled=true"], "persistence.output.accessModes", "the Aim pod share the volume"),
+        (["distributed.nodes=2", *SHARED, "distributed.elastic.maxNodes=3"], "distributed.elastic.minNodes", "not set"),
+        (["distributed.elastic.minNodes=1"], "distributed.elastic.maxNodes", "not set"),
+        (["distributed.elastic.minNodes=2", "distributed.elastic.maxNodes=3", *SHARED], "distributed.nodes", "not between"),
+        (["resources.limits.nvidia\\.com/gpu=2"], "distributed.nprocPerNode", "one process a GPU"),
+        (["resources.requests.nvidia\\.com/gpu=1"], "resources.requests", "limits says nothing"),
+        (["runPolicy.shutdownTimeoutSeconds=290"], "runPolicy.terminationGracePeriodSeconds", "at least 320"),
+        (["env[0].name=RANK", "env[0].value=x"], "env", "RANK"),
+        (["env[0].name=PET_NNODES", "env[0].value=x"], "env", "PET_NNODES"),
+        (["env[0].name=HF_TOKEN", "env[0].value=hf_x"], "env", "plain text"),
+        (["config=[1"], "config", "not a YAML mapping"),
+        (["config=output_dir: /tmp/out"], "config", "lost with the pod"),
+        (["config=strategy: fsdp", "distributed.strategy=ddp"], "distributed.strategy", "one place"),
+    ],
+)
+def test_the_templates_refuse(sets, where, says):
+    error = refusal(*sets)
+    assert error.where == where
+    assert says in str(error)
+    assert error.fix
+
+
+def test_an_unknown_key_names_the_near_one():
+    assert "did you mean 'nodes'?" in refusal("distributed.node=2").fix
+
+
+@pytest.mark.parametrize(("name", "sets"), [("r" * 51, []), ("t" * 49, ["api=trainjob"]), ("1run", []), ("my.run", [])])
+def test_a_name_that_pods_cannot_have_is_refused(name, sets):
+    assert refusal(*sets, name=name).where == "release name"
+
+
+@pytest.mark.parametrize(("name", "sets"), [("r" * 50, []), ("t" * 48, ["api=trainjob"])])
+def test_the_longest_names_are_taken(name, sets):
+    assert name in render([], sets, name, engine="python")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"), [("a: [1", "is not YAML"), ("- a", "holds a list"), (None, "cannot read it"), (b"\xff\xfe\xff", "is not YAML")]
+)
+def test_a_values_file_that_cannot_be_used_is_named(tmp_path: Path, text, says):
+    file = tmp_path / "my.yaml"
+    if text is not None:
+        file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(UserError) as caught:
+        render([file], [], "run", engine="python")
+    assert str(file) in caught.value.where
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize("expression", ["a", "=1", "image.tag.x=1,image.tag.x.y=2"])
+def test_a_set_that_is_not_key_and_value_is_refused(expression):
+    with pytest.raises(UserError):
+        render([], [expression], "run", engine="python")
+
+
+def test_later_files_and_sets_win_maps_merge_and_lists_are_replaced(tmp_path: Path):
+    (tmp_path / "a.yaml").write_text("resources: {limits: {cpu: 1, memory: 1Gi}}\nargs: [a, b]\n")
+    (tmp_path / "b.yaml").write_text("resources: {limits: {cpu: 2}}\nargs: [c]\n")
+    merged = merged_values([tmp_path / "a.yaml", tmp_path / "b.yaml"], ["resources.limits.memory=2Gi"])
+    assert merged == {"resources": {"limits": {"cpu": 2, "memory": "2Gi"}}, "args": ["c"]}
+
+
+@pytest.mark.parametrize(
+    ("expression", "values"),
+    [
+        ("a.b=1,c=true", {"a": {"b": 1}, "c": True}),
+        ("a={x,2}", {"a": ["x", 2]}),
+        ("a=007", {"a": "007"}),
+        ("a=null", {"a": None}),
+        ("a=x\\,y", {"a": "x,y"}),
+        ("nodeSelector.kubernetes\\.io/os=linux", {"nodeSelector": {"kubernetes.io/os": "linux"}}),
+        ("env[0].name=A,env[0].value=b", {"env": [{"name": "A", "value": "b"}]}),
+        ("a=", {"a": ""}),
+        ("a=1.5", {"a": "1.5"}),
+        ("a=b=c", {"a": "b=c"}),
+    ],
+)
+def test_set_has_helms_grammar(expression, values):
+    helm_python = pytest.importorskip("helm_python")
+    assert merged_values([], [expression]) == values
+    assert helm_python.parse_set_string(expression) == values
