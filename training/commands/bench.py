@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from training.run.errors import USAGE, UserError
+from training.run.errors import SOFTWARE, USAGE, UserError
 
 if TYPE_CHECKING:
     from training.bench.plan import Plan
@@ -84,6 +86,60 @@ def plan(
     typer.echo(_table(plans))
     for name, why in refused.items():
         typer.echo(f"  {name}: not possible here: {why}")
+
+
+@app.command("run")
+def run(
+    output: Annotated[Path, typer.Option(help="folder for the records; an earlier one is gone on with")],
+    preset: Annotated[str, typer.Option(help="smoke, single-gpu, node, multi-node")] = "",
+    sweep: Annotated[Path | None, typer.Option(help="a sweep of your own, in YAML", metavar="FILE")] = None,
+    resume: Annotated[bool, typer.Option(help="keep cells that were measured with the same arguments by the same code")] = True,
+    timeout_per_cell: Annotated[float | None, typer.Option(help="seconds (default: the sweep's)")] = None,
+    in_job: Annotated[bool, typer.Option("--in-job", help="in every pod of a job: the cells one after another on all pods")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="how each cell ended, for scripts")] = False,
+) -> None:
+    """Measure a sweep: models x strategies x world sizes x precisions, one record a cell.
+
+    Everything is checked before any process is started. A cell that runs out of memory, hangs or fails has a record too.
+    Records are printed between markers as well, unless the output is a terminal. Ctrl-C keeps what is done; the same command
+    goes on. Exit code 0: every cell measured or out of memory; 70: a cell failed.
+
+    \b
+    Examples:
+      podtune bench run --preset smoke --output results/smoke
+      podtune bench run --sweep mine.yaml --output results/mine --timeout-per-cell 300
+      podtune bench report results/smoke
+    """
+    import sys
+
+    from training.bench import runner
+    from training.bench import sweep as sweeps
+    from training.run.distributed import read_pod
+
+    if bool(preset) == bool(sweep):
+        fix = f"--preset {' or '.join(sweeps.preset_names())}, or --sweep FILE"
+        raise UserError("give --preset or --sweep, one of them", where="podtune bench run", fix=fix, code=USAGE)
+    asked = sweeps.read_sweep(sweep or sweeps.preset(preset))
+    if timeout_per_cell is not None:
+        if timeout_per_cell <= 0:
+            raise UserError(f"{timeout_per_cell:g} is not a positive number", where="--timeout-per-cell", code=USAGE)
+        asked = dataclasses.replace(asked, timeout_per_cell_s=timeout_per_cell)
+    pod = read_pod() if in_job else None
+    expansion = sweeps.expand(asked, nodes=pod.nnodes if pod else 1, nproc_per_node=pod.nproc_per_node if pod else None)
+    emit = sys.stdout if not as_json and not sys.stdout.isatty() and (pod is None or pod.node_rank == 0) else None
+    job = runner.Runner(asked, expansion, output, resume=resume, pod=pod, emit=emit)
+    try:
+        progress = job.run()
+    except runner.Stopped as stopped:
+        typer.echo(f"stopped; what is done is in {output}, and the same command goes on from there", err=True)
+        raise typer.Exit(stopped.code) from None
+    failed = [name for name, state in progress.states.items() if state == "error"]
+    if as_json:
+        typer.echo(json.dumps({"cells": progress.states, "impossible": expansion.impossible, "output": str(output)}, indent=2))
+    if pod is None or pod.node_rank == 0:
+        typer.echo(f"{len(progress.states)} cells, {len(failed)} failed; next: podtune bench report {output}", err=True)
+    if failed and (pod is None or pod.node_rank == 0):
+        raise typer.Exit(SOFTWARE)
 
 
 def _count(text: str) -> int:
