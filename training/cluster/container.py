@@ -9,7 +9,6 @@ import signal as signals
 import subprocess
 import sys
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -84,24 +83,20 @@ class Container:
     def signal_all(self, number: signals.Signals) -> None:
         """Send a signal to every process of the container, the first one first so that it cannot react to the others."""
         self.signal(number)
-        for pid in marked(self.mark):
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, number)
-
-    def end(self, grace_s: float) -> None:
-        """SIGTERM, then after ``grace_s`` SIGKILL to all that is left, orphans included."""
-        self.signal(signals.SIGCONT)
-        self.signal(signals.SIGTERM)
-        deadline = time.monotonic() + grace_s
-        while self._process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.05)
-        self.kill()
+        kill_marked(self.mark, number)
 
     def kill(self) -> None:
         """SIGKILL everything and wait for the first process."""
         self.signal_all(signals.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=10)
+
+
+def kill_marked(mark: str, number: signals.Signals = signals.SIGKILL) -> None:
+    """Send a signal to every process that carries the mark."""
+    for pid in marked(mark):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
 
 
 def marked(mark: str) -> Iterator[int]:

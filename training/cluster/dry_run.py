@@ -172,6 +172,9 @@ class Operator:
                 )
             if run.stalled:
                 self.sandbox.note(f"{run.name} hung: Kubernetes sees a running pod, nothing restarts it, and its GPUs stay taken")
+        if changed := self.sandbox.changed:
+            told = ", ".join(f"no {key}" if value is None else f"{key}: {value}" for key, value in changed.items())
+            self.sandbox.note(f"changed in the training YAML: {told}")
         seconds = time.monotonic() - self._started
         return Result(
             f"{self.job['kind']} {self.job['metadata']['name']}", self.condition, self.reason, self.runs, seconds, self.sandbox.notes

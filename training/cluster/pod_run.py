@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from training.cluster.container import Container
+from training.cluster.container import Container, kill_marked
 from training.cluster.contract import INIT_CONTAINER, INIT_TRIES, INIT_WAIT_S, INJECTED, Pod, expand
 from training.cluster.sandbox import Sandbox, environment, rewrite
 from training.run.errors import DATA, UserError
@@ -58,6 +58,11 @@ class PodRun:
     @property
     def name(self) -> str:
         return self.pod.name
+
+    @property
+    def mark(self) -> str:
+        """By which its processes are found, wherever they went."""
+        return f"{self.sandbox.root}:{self.name}"
 
     @property
     def ended(self) -> bool:
@@ -166,8 +171,7 @@ class PodRun:
         env = {key: rewrite(value, paths) for key, value in env.items()}
         env |= {key: value for key, value in self.local.items() if key in env or key not in INJECTED}
         folder = self.sandbox.folder(self.pod)
-        mark = f"{self.sandbox.root}:{self.name}"
-        self._running[container["name"]] = Container(argv, env, folder, mark, lambda line: self.emit(self.name, line))
+        self._running[container["name"]] = Container(argv, env, folder, self.mark, lambda line: self.emit(self.name, line))
 
     def strike(self, kind: Literal["kill", "stall"]) -> bool:
         """SIGKILL or SIGSTOP every process of the pod; False if none runs."""
@@ -200,3 +204,4 @@ class PodRun:
         for container in list(self._running.values()):
             container.kill()
         self._running.clear()
+        kill_marked(self.mark)  # one that was being started when the dry run was interrupted

@@ -28,6 +28,7 @@ class Sandbox:
     documents: list[Json]
     config_overrides: Json = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    changed: Json = field(default_factory=dict)  # what the overrides really changed, by key of the YAML; None: removed
 
     def folder(self, pod: Pod) -> Path:
         """The pod's own folder, in which its processes start."""
@@ -96,10 +97,10 @@ class Sandbox:
         if not isinstance(content, dict):
             return text
         for name, value in self.config_overrides.items():
-            if value is None:
-                content.pop(name, None)
-            else:
-                content[name] = value
+            if content.get(name) != value:
+                self.changed[name] = value
+            content[name] = value
+        content = {name: value for name, value in content.items() if value is not None}
         return yaml.safe_dump(content, sort_keys=False)
 
 

@@ -76,7 +76,7 @@ def dry_run(
             config_overrides={**config, **on_device},
             environment_overrides=variables,
         )
-    result.notes[:0] = notes + ([f"changed in the training YAML: {_changes({**config, **on_device})}"] if config or on_device else [])
+    result.notes[:0] = notes
     print(json.dumps(_as_json(result), indent=2) if as_json else _as_text(result, output))
     raise typer.Exit(result.exit_code)
 
@@ -122,21 +122,21 @@ def _checked(text: str, *, quiet: bool) -> list[dict[str, Any]]:
 
 def _printer(names: list[str], stream: Any) -> Any:
     """Writes whole lines from several threads, each after its pod's name, in colour on a terminal."""
+    from training.run.record import MARKER
+
     lock, width = threading.Lock(), max(len(name) for name in names)
     colours = {name: COLOURS[index % len(COLOURS)] for index, name in enumerate(names)}
 
     def emit(pod: str, line: str) -> None:
         prefix = f"{pod:<{width}} |"
         if stream.isatty():
+            if line.startswith(MARKER):
+                return  # the record for machines; the same is in run.json on the output volume
             prefix = f"\033[{colours[pod]}m{prefix}\033[0m"
         with lock:
             print(f"{prefix} {line}", file=stream, flush=True)
 
     return emit
-
-
-def _changes(config: dict[str, Any]) -> str:
-    return ", ".join(f"no {key}" if value is None else f"{key}: {value}" for key, value in config.items())
 
 
 def _as_json(result: Result) -> dict[str, Any]:
