@@ -15,7 +15,8 @@ from typer.testing import CliRunner, Result
 
 from training.cli import app
 from training.report import compare as view
-from training.report.comparison import compare, interpolate
+from training.report.comparison import compare
+from training.report.figures import interpolate
 from training.report.runs import load_run
 from training.report.tables import shown
 from training.run.errors import UserError

@@ -16,8 +16,9 @@ from typing import Any
 
 import pytest
 
+from training.run.aim_follower import Follower
 from training.run.record import METRICS_FILE, RUN_FILE, Json, end_record, read_metrics, write_json
-from training.run.tracking import AimRun, Follower, start_tracker
+from training.run.tracking import AimRun, start_tracker
 
 RunMaker = Callable[..., Path]
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Aim's own dependencies

@@ -10,10 +10,10 @@ import sys
 import threading
 from pathlib import Path
 
+from training.run.aim_follower import Busy, Follower, silent
 from training.run.errors import CANNOT_CREATE, NO_INPUT, OK, UNAVAILABLE, UserError
 from training.run.follow import find_runs, read_record
 from training.run.record import RUN_FILE
-from training.run.tracking import Busy, Follower, silent
 
 FOLLOW_POLL_S = 2.0
 
