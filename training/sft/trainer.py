@@ -11,12 +11,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from datasets import Dataset
 from transformers import PrinterCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from trl import SFTConfig, SFTTrainer
 
 from training.run import checkpoint
 from training.run.distributed import World
 from training.run.errors import DATA, UserError
+from training.sft.batching import balance, row_lengths
 from training.sft.loss import lean_loss, why_not_lean
 
 _RUNNING, _STOP, _NONFINITE = 0, 1, 2
@@ -46,6 +48,12 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
         self._nonfinite = torch.zeros((), dtype=torch.bool)
         self._verdict: tuple[torch.Tensor, torch.cuda.Event | None] = (torch.zeros((), dtype=torch.bool), None)
         self._saving = False
+
+    def get_train_dataloader(self) -> Any:
+        loader = super().get_train_dataloader()
+        if self.world.world_size > 1 and isinstance(self.train_dataset, Dataset):
+            balance(loader, row_lengths(self.train_dataset))  # the same rows in every step, dealt out by length
+        return loader
 
     # ---- loss and what is counted ----
     def compute_loss(self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
