@@ -21,7 +21,7 @@ if __package__ in (None, ""):  # python training/training.py: let `training` mea
 
 from training.run import checkpoint
 from training.run.distributed import World, cleanup_distributed, main_first, on_main, peer_failure, read_world, setup_distributed
-from training.run.errors import OK, PREEMPTED, UserError, report
+from training.run.errors import OK, PREEMPTED, report
 from training.run.heartbeat import claim
 from training.sft import config, inputs
 from training.sft.threads import cpu_threads
@@ -65,7 +65,7 @@ def before_imports(world: World) -> None:
     if not Path("/dev/nvidiactl").exists():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed warns that it finds no accelerator
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it needs a GPU, and says so where none is asked for
-    warnings.filterwarnings("ignore", category=FutureWarning, module=r"transformers|trl")
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"transformers|trl|torch\.distributed")
 
 
 def fine_tune(settings: config.Settings, world: World) -> int:

@@ -65,6 +65,8 @@ def resolve(settings: Settings, world: World) -> Arguments:
     values.setdefault("run_name", str(values["output_dir"]).rstrip("/").rsplit("/", 1)[-1])
     values |= {"ddp_timeout": int(values.get("timeout_s", RunArguments.timeout_s)), "logging_nan_inf_filter": False, "disable_tqdm": True}
     values.setdefault("ddp_find_unused_parameters", False)
+    if values.get("use_peft"):
+        values.setdefault("lora_target_modules", ["all-linear"])  # PEFT has no default for every architecture
     if world.device_type == "cpu":
         values |= {"use_cpu": True, "dataloader_pin_memory": False}
     parser = TrlParser(DATACLASSES)

@@ -15,11 +15,11 @@ from training.run.errors import UserError, exit_code
 from training.run.heartbeat import Heartbeat
 from training.run.provenance import provenance
 from training.run.record import Status, emit_record, end_record, new_record, now, write_json
-from training.sft.progress import Progress, duration
+from training.sft.progress import Progress
 
 if TYPE_CHECKING:
-    from training.sft.resolve import Arguments
     from training.sft.inputs import Inputs
+    from training.sft.resolve import Arguments
     from training.sft.trainer import PodtuneTrainer
 
 

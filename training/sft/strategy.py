@@ -36,20 +36,25 @@ def resolve_strategy(name: str, world: World) -> str:
 
 
 def require_deepspeed(world: World) -> None:
-    """Check that DeepSpeed can work here, before anyone imports it."""
+    """Check that DeepSpeed can work here, and let it see the process group that is already open.
+
+    Without that it takes the world for one process when ZeRO-3 splits the weights while they are loaded.
+    """
     import importlib.util
     import shutil
 
     if importlib.util.find_spec("deepspeed") is None:
         raise UserError("DeepSpeed is not installed", where="strategy", fix="pip install 'podtune[deepspeed]'", code=UNAVAILABLE)
-    if world.device_type == "cpu":
-        if shutil.which("g++") is None and shutil.which("c++") is None:
-            raise UserError(
-                "DeepSpeed compiles a small operator on the CPU and finds no C++ compiler",
-                where="strategy",
-                fix="install g++",
-                code=UNAVAILABLE,
-            )
+    if world.device_type == "cpu" and shutil.which("g++") is None and shutil.which("c++") is None:
+        raise UserError(
+            "DeepSpeed compiles a small operator on the CPU and finds no C++ compiler",
+            where="strategy",
+            fix="install g++",
+            code=UNAVAILABLE,
+        )
+    import deepspeed
+
+    deepspeed.init_distributed(dist_backend="gloo" if world.device_type == "cpu" else "nccl", auto_mpi_discovery=False, verbose=False)
 
 
 def strategy_settings(strategy: str, world: World) -> dict[str, Any]:

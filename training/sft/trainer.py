@@ -163,6 +163,7 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
         self.accelerator.wait_for_everyone()
         self.save_model(str(aside))
         if self.world.is_main:
+            (aside / "training_args.bin").unlink(missing_ok=True)  # a pickle, which nobody who serves the model should load
             self.create_model_card(model_name=self.args.run_name)
             shutil.copy(Path(self.args.output_dir) / "README.md", aside / "README.md")
             shutil.rmtree(target, ignore_errors=True)
@@ -185,9 +186,12 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
 
     def utilisation(self, tokens_per_s: float | None, mean_length: int) -> dict[str, float]:
         """``flops_per_token`` at rows of ``mean_length`` tokens and, where the hardware's peak is known, ``mfu``."""
+        from transformers.integrations.deepspeed import unset_hf_deepspeed_config
+
         from training.bench.hardware import peak_flops
         from training.sft.model import flops_per_token
 
+        unset_hf_deepspeed_config()  # under ZeRO-3 the model that is counted would be split over ranks that do not build it
         found = {"flops_per_token": flops_per_token(self.model.config, mean_length)}
         name = torch.cuda.get_device_name() if self.world.device_type == "cuda" else "cpu"
         peak = peak_flops(name, "bf16" if self.args.bf16 else "fp16" if self.args.fp16 else "fp32")

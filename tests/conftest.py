@@ -1,0 +1,43 @@
+"""What many tests share: a small real data set, a micro model, and a launcher of the real programs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from launch import Launcher
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("DS_ACCELERATOR", "cpu")
+os.environ.setdefault("AIM_UI_TELEMETRY_ENABLED", "0")
+
+
+@pytest.fixture(scope="session")
+def qa_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with train.parquet (about 600 rows) and eval.parquet, made by ``podtune data build``'s own code."""
+    from training.sft.qa import build
+
+    folder = tmp_path_factory.mktemp("qa")
+    build(folder, rows=600)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def micro_model(tmp_path_factory: pytest.TempPathFactory, qa_data: Path) -> Path:
+    """A model under one million parameters with its own tokenizer, made by ``podtune model build``'s own code."""
+    from training.sft.new_model import build_model
+
+    folder = tmp_path_factory.mktemp("model") / "micro"
+    build_model("micro", qa_data, folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launcher]:
+    """The one server of the session."""
+    found = Launcher(tmp_path_factory.mktemp("logs"))
+    yield found
+    found.close()

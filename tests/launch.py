@@ -1,0 +1,135 @@
+"""Start the real programs without paying for their imports each time.
+
+Importing torch, transformers and trl takes seconds; a program started here is forked from a server that has them loaded,
+with the environment that torchrun would give each rank. Tests of torchrun itself start torchrun.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+PRELOADED = ["training.sft.resolve", "training.sft.trainer", "training.sft.data", "training.sft.model", "deepspeed"]
+
+
+@dataclass
+class Program:
+    """A started program: one process a rank, its output in one file a rank."""
+
+    ranks: list[Any]
+    logs: list[Path]
+
+    def wait(self, timeout_s: float = 120.0) -> list[int]:
+        """Exit codes by rank (negative: a signal); whatever still runs after ``timeout_s`` is killed and fails the test."""
+        deadline = time.monotonic() + timeout_s
+        for rank in self.ranks:
+            rank.join(max(0.0, deadline - time.monotonic()))
+        hanging = [number for number, rank in enumerate(self.ranks) if rank.is_alive()]
+        self.kill()
+        assert not hanging, f"ranks {hanging} still ran after {timeout_s} s:\n{self.output()[-3000:]}"
+        return [rank.exitcode for rank in self.ranks]
+
+    def signal(self, number: int, ranks: Sequence[int] | None = None) -> None:
+        """Send a signal to some ranks, by default all."""
+        for rank in self.ranks if ranks is None else [self.ranks[index] for index in ranks]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(rank.pid, number)
+
+    def kill(self) -> None:
+        """End what still runs."""
+        self.signal(signal.SIGKILL, [index for index, rank in enumerate(self.ranks) if rank.is_alive()])
+        for rank in self.ranks:
+            rank.join(10)
+
+    def output(self) -> str:
+        """What all ranks printed, one after the other."""
+        return "\n".join(log.read_text(errors="replace") for log in self.logs)
+
+    def wait_for(self, what: str, timeout_s: float = 120.0) -> None:
+        """Block until a rank has printed ``what``."""
+        deadline = time.monotonic() + timeout_s
+        while what not in self.output():
+            alive = any(rank.is_alive() for rank in self.ranks)
+            assert alive or what in self.output(), f"ended without {what!r}:\n{self.output()[-3000:]}"
+            assert time.monotonic() < deadline, f"no {what!r} in {timeout_s} s:\n{self.output()[-3000:]}"
+            time.sleep(0.02)
+
+
+def _rank(module: str, argv: list[str], env: dict[str, str], log: str) -> None:
+    """The child: torchrun's environment, output to a file, then the program's own main."""
+    for name in [name for name in os.environ if name.startswith("TORCHELASTIC")]:
+        del os.environ[name]
+    os.environ.update(env)
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
+    sys.argv = [module, *argv]
+    code = importlib.import_module(module).main(argv)
+    sys.stdout.flush()
+    sys.exit(code)
+
+
+class Launcher:
+    """Starts ``training.training`` as one or more ranks forked from a server with the heavy imports done."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._count, self._started = folder, 0, list[Program]()
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(
+            ["training.sft.resolve", "training.sft.trainer", "training.sft.data", "training.sft.model", "deepspeed"]
+        )
+
+    def start(self, *argv: object, ranks: int = 1, env: Mapping[str, str] | None = None) -> Program:
+        """Start and return at once."""
+        self._count += 1
+        port = free_port()
+        processes, logs = [], []
+        for rank in range(ranks):
+            own = dict(env or {})
+            if ranks > 1:
+                own |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
+                own |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1"}
+            logs.append(self._folder / f"{self._count}-{rank}.log")
+            logs[-1].touch()
+            arguments = ("training.training", [str(word) for word in argv], own, str(logs[-1]))
+            processes.append(self._context.Process(target=_rank, args=arguments))
+            processes[-1].start()
+        self._started.append(Program(processes, logs))
+        return self._started[-1]
+
+    def run(self, *argv: object, ranks: int = 1, env: Mapping[str, str] | None = None, codes: Sequence[int] | None = None) -> str:
+        """Start, wait, check the exit codes (all 0 unless told otherwise) and return the output."""
+        program = self.start(*argv, ranks=ranks, env=env)
+        found = program.wait()
+        assert found == list(codes or [0] * ranks), program.output()[-4000:]
+        return program.output()
+
+    def close(self) -> None:
+        """End everything that was started."""
+        for program in self._started:
+            program.kill()
+
+
+def free_port() -> int:
+    """A TCP port that nobody uses at this moment."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def metrics(run: Path, split: str = "train", name: str = "loss") -> dict[int, float]:
+    """A metric of a run by step."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return {line["step"]: line[name] for line in lines if line["split"] == split}
