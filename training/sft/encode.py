@@ -401,7 +401,7 @@ def _rendered(
     """transformers' rendering. Messages of plain text need none of its conversions, which take longer than the template."""
     from transformers.utils import chat_template_utils as library
 
-    plain = tools is None and all(_PLAIN == message.keys() and type(message["content"]) is str for chat in chats for message in chat)
+    plain = tools is None and all(message.keys() == _PLAIN and type(message["content"]) is str for chat in chats for message in chat)
     if plain and not spans and all(isinstance(value, str | bool | int) for value in variables.values()):
         render = library._compile_jinja_template(template).render
         return [

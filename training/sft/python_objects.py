@@ -32,9 +32,7 @@ PACKAGES = (
     ("rich", "rich"),
     ("psutil", "psutil"),
     ("huggingface_hub", "huggingface-hub"),
-    ("datasets", "datasets"),
     ("accelerate", "accelerate"),
-    ("trl", "trl"),
 )
 _SKIPPED = {  # tests, programs, tables and what later versions of Python no longer have
     *("test", "tests", "testing", "conftest", "idlelib", "turtledemo", "site-packages", "dist-packages", "ensurepip", "lib-dynload"),
@@ -247,16 +245,28 @@ def _with_defaults(arguments: ast.arguments) -> Iterator[tuple[ast.arg, ast.expr
             yield argument, value
 
 
-def _raised(node: ast.AST) -> tuple[str, ...]:
-    """Names that start in upper case in raise statements; a re-raise has none."""
+def _raised(node: ast.FunctionDef | ast.AsyncFunctionDef) -> tuple[str, ...]:
+    """Names that start in upper case in the function's own raise statements; a re-raise has none."""
     found: dict[str, None] = {}
-    for item in ast.walk(node):
-        if isinstance(item, ast.Raise) and item.exc is not None:
-            target = item.exc.func if isinstance(item.exc, ast.Call) else item.exc
+    for statement in _statements(node.body):
+        if isinstance(statement, ast.Raise) and statement.exc is not None:
+            target = statement.exc.func if isinstance(statement.exc, ast.Call) else statement.exc
             text = _source(target) if isinstance(target, ast.Name | ast.Attribute) else ""
             if text.split(".")[-1][:1].isupper() and len(text) < 50:
                 found[text] = None
     return tuple(found)[:4]
+
+
+def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """Every statement of a body, without those of functions and classes in it and without looking into expressions."""
+    for statement in body:
+        yield statement
+        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            continue
+        for part in ("body", "orelse", "finalbody"):
+            yield from _statements(getattr(statement, part, ()))
+        for branch in (*getattr(statement, "handlers", ()), *getattr(statement, "cases", ())):
+            yield from _statements(branch.body)
 
 
 # ---- from the interpreter ----

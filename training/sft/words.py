@@ -51,7 +51,7 @@ class WordEncoder:
     """Ids of texts without the tokenizer's own additions (``add_special_tokens=False``)."""
 
     def __init__(self, backend: Any, pattern: str) -> None:
-        import regex
+        import regex  # type: ignore[import-untyped]
 
         self.backend = backend
         self.words = _Words(backend.model)
