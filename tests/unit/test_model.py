@@ -35,7 +35,12 @@ from training.sft.model import (
 from training.sft.new_model import build_model
 from training.sft.origin import locate_model
 
-FACTS = [("red and yellow", "Orange."), ("blue and yellow", "Green!"), ("red and blue", "Violet, é."), ("all of them", "A kind of brown")]
+FACTS = [
+    ("red and yellow", "Orange."),
+    ("blue and yellow", "Green!"),
+    ("red and blue", "Violet, é."),
+    ("black, white and more red than anybody would think of", "A kind of brown"),
+]
 ROWS = [{"question": f"What do {colours} make?", "answer": answer} for colours, answer in FACTS]
 
 
@@ -65,11 +70,13 @@ def tuned(micro: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     labels = found["input_ids"].masked_fill(torch.as_tensor(found["assistant_masks"]) == 0, -100)
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
-    for _ in range(60):
+    for _ in range(300):
         loss = model(input_ids=found["input_ids"], attention_mask=found["attention_mask"], labels=labels).loss
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+        if loss < 0.02:
+            break
     folder = tmp_path_factory.mktemp("tuned") / "final"
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
