@@ -134,6 +134,7 @@ LINKS: dict[str, Link] = {
         Link("ib-100g", 12.5e9, 0.92, 5e-6, "InfiniBand EDR, one port a machine"),
         Link("ib-400g", 50e9, 0.92, 5e-6, "InfiniBand NDR, one port a machine"),
         Link("ib-400g-per-gpu", 400e9, 0.92, 5e-6, "InfiniBand NDR, eight ports a machine (DGX H100 user guide)"),
+        Link("gloo", 1e9, 1.0, 100e-6, "gloo over loopback on two cores, measured to within a factor of two"),
     )
 }
 _ALIASES = {"25g": "ethernet-25g", "100g": "ethernet-100g", "400g": "ib-400g", "pcie": "pcie4", "nvlink": "nvlink4"}

@@ -34,7 +34,7 @@ _BYTES: dict[str, tuple[float, float, float, float]] = {
     "fp32": (4, 4, 0, 4),
     "bf16": (2, 2, 0, 2),
     "bf16-mixed": (2, 2, 4, 4),
-    "bf16-autocast": (4, 4, 0, 4),
+    **dict.fromkeys(("bf16-autocast", "fp16-autocast", "fp8-autocast"), (4.0, 4.0, 0.0, 4.0)),
     "fp16-mixed": (2, 2, 4, 4),
     "fp8-mixed": (2, 2, 4, 4),
 }
@@ -273,6 +273,11 @@ class _Layout:
         return 4.0 if self.precision == "fp32" else 2.0
 
     @property
+    def master_width(self) -> float:
+        """Bytes of a weight as it is kept and of a gradient as it is reduced: under autocast those are fp32."""
+        return 4.0 if self.precision.endswith("-autocast") else self.width
+
+    @property
     def stages(self) -> int:
         """Parts into which the layers are cut."""
         return self.world_size if self.strategy in (*PIPELINES, "naive-mp") else 1
@@ -284,9 +289,10 @@ class _Layout:
 
     @property
     def shards(self) -> int:
-        """Ranks that share one copy of the states: within a machine for hsdp, or half of a single machine."""
+        """Ranks that share one copy of the states: within a machine for hsdp, or half of a single one."""
         if self.strategy == "hsdp":
-            return max(1, self.world_size // (self.nodes if self.nodes > 1 else 2))
+            groups = self.nodes if self.nodes > 1 else 2 if self.world_size >= 4 and self.world_size % 2 == 0 else 1
+            return self.world_size // groups
         return self.world_size if self.strategy in _STAGE else 1
 
     @property
@@ -347,15 +353,15 @@ class _Layout:
         n, units = self.world_size, self.shape.units
         if n == 1 or self.strategy == "single":
             return []
-        grads = trained * (gradient_bytes or self.width)
-        weights = self.shape.parameters * self.width
+        grads = trained * (gradient_bytes or self.master_width)
+        weights = self.shape.parameters * (self.master_width if self.strategy == "zero3" else self.width)
         buckets = max(1, math.ceil(grads / DDP_BUCKET))
-        hidden = self.batch_size * self.shape.boundary_elements * self.width
+        hidden = self.batch_size * self.shape.boundary_elements * (self.width if self.strategy == "tensor" else self.master_width)
         match self.strategy:
             case "ddp":
                 return [Collective("all_reduce", buckets, grads, n, self.nodes > 1)]
             case "zero2" | "fsdp-grad-op":
-                gathered = trained * self.width if self.strategy == "zero2" else weights  # only what was updated changes
+                gathered = trained * self.master_width if self.strategy == "zero2" else weights  # zero2 gathers what was updated
                 gathers = 1 if self.strategy == "zero2" else self.accumulation
                 return [
                     Collective("reduce_scatter", max(buckets, units), grads, n, self.nodes > 1),
@@ -376,10 +382,21 @@ class _Layout:
                 return found
             case "tensor":  # Megatron-LM, section 3: two all-reduces forward and two backward in each layer
                 return [Collective("all_reduce", 4 * units * self.accumulation, 4 * units * hidden, n, self.nodes > 1)]
-            case _:  # each rank in the middle passes activations on and gradients back; with two ranks, one of both
-                both = 2 if n > 2 else 1
-                parts = self.micro_batches if self.strategy in PIPELINES else 1
-                return [Collective("send", both * parts * self.accumulation, both * hidden, n, self.nodes > 1)]
+            case _:
+                return self._between_stages(hidden, gradient_bytes or self.master_width)
+
+    def _between_stages(self, hidden: float, gradient_bytes: float) -> list[Collective]:
+        """Of the busiest rank: one in the middle passes activations on and gradients back; the ends do one of the two.
+
+        First and last rank add up the gradient of a tied embedding, which both hold.
+        """
+        parts, between = self.micro_batches if self.strategy in PIPELINES else self.accumulation, self.nodes > 1
+        ends = [Collective("send", parts, hidden, self.world_size, between)]
+        if isinstance(self.shape, Transformer) and self.shape.tied:
+            ends.append(Collective("all_reduce", 1, self.shape.vocabulary * self.shape.hidden * gradient_bytes, 2, between))
+        middle = [Collective("send", 2 * parts, 2 * hidden, self.world_size, between)]
+        sent = [sum(one.bytes_per_rank for one in messages) for messages in (ends, middle)]
+        return middle if self.world_size > 2 and sent[1] > sent[0] else ends
 
     def rank_flops(self, flops: float) -> float:
         """FLOPs of one rank of a step's ``flops``; tensor parallelism repeats the head and the norms on every rank."""
