@@ -35,6 +35,16 @@ def default_folder() -> Path:
     return Path(home).expanduser() / "podtune" / "tokenized"
 
 
+def default_folder_if_usable() -> Path | None:
+    """:func:`default_folder` if it can be written, else None: a run must not fail for want of a cache nobody asked for."""
+    folder = default_folder()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return None
+    return folder if os.access(folder, os.W_OK) else None
+
+
 def read(folder: Path, key: str) -> tuple[Path, Info] | None:
     """The data file and the info of an entry, or None if it is absent or not what its info says."""
     entry = folder / key

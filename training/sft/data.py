@@ -36,6 +36,7 @@ __all__ = [
     "TokenizeOptions",
     "check_source",
     "check_tokenizer",
+    "cut_by_packing",
     "find_eval_split",
     "fingerprint",
     "load_split",
@@ -367,8 +368,7 @@ def _tokenizer_warnings(tokenizer: PreTrainedTokenizerBase, options: TokenizeOpt
 def pack(dataset: Dataset, max_length: int, strategy: str = "bfd", seed: int | None = 42) -> Dataset:
     """TRL's ``pack_dataset`` after its shuffle (``seed`` None: as they are). Adds the column ``seq_lengths``.
 
-    The strategy ``bfd`` cuts rows at ``max_length``; ``Stats.longest`` says beforehand whether there are any. To have them
-    counted and reported, tokenise with that ``max_length`` first: the packed rows are then the same.
+    The strategy ``bfd`` cuts rows at ``max_length``: see :func:`cut_by_packing`.
 
     Raises:
         UserError: unknown strategy.
@@ -381,3 +381,18 @@ def pack(dataset: Dataset, max_length: int, strategy: str = "bfd", seed: int | N
     if seed is not None:
         rows = rows.shuffle(seed=seed)
     return pack_dataset(rows, max_length, strategy)
+
+
+def cut_by_packing(dataset: Dataset, max_length: int, strategy: str) -> list[str]:
+    """A warning if packing will cut rows: ``bfd`` throws away what is beyond ``max_length``, the others carry it over."""
+    import pyarrow.compute as pc
+
+    rows = dataset.with_format("arrow")
+    lengths = pc.list_value_length(rows.data.column("input_ids") if rows._indices is None else rows[:]["input_ids"])
+    longer = pc.sum(pc.greater(lengths, max_length)).as_py() or 0
+    if strategy != "bfd" or not longer:
+        return []
+    return [
+        f"{longer} of {len(dataset)} rows are longer than max_length {max_length} and packing cuts them "
+        f"(the longest: {pc.max(lengths).as_py()} tokens); packing_strategy bfd_split keeps the rest as rows of its own"
+    ]

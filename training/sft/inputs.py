@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from training.run.errors import DATA, USAGE, UserError
 from training.sft import source
+from training.sft.cache import default_folder
 
 if TYPE_CHECKING:
     import datasets
@@ -41,6 +42,7 @@ def prepare(arguments: Arguments, tokenizer: Any, vocabulary: int) -> Inputs:
         UserError: no row would be trained, or there is nothing to evaluate on although evaluation is asked for.
     """
     from training.sft import data
+    from training.sft.cache import default_folder_if_usable
 
     training, run = arguments.training, arguments.run
     values = arguments.resolved()
@@ -65,7 +67,7 @@ def prepare(arguments: Arguments, tokenizer: Any, vocabulary: int) -> Inputs:
         dataset_text_field=training.dataset_text_field,
     )
     warnings = data.check_tokenizer(tokenizer, vocabulary, options, data.shape_of(raw, options.dataset_text_field))
-    cache = Path(run.tokenized_cache) if run.tokenized_cache else None
+    cache = Path(run.tokenized_cache) if run.tokenized_cache else default_folder()
     train = data.prepare(raw, tokenizer, options, cache_dir=cache)
     warnings += train.stats.warnings(options)
     if len(train.dataset) == 0:
@@ -87,6 +89,7 @@ def prepare(arguments: Arguments, tokenizer: Any, vocabulary: int) -> Inputs:
         evaluation = held_out.dataset
         facts |= {"eval_rows": len(evaluation), "eval_fingerprint": held_out.stats.fingerprint, "eval_tokens": held_out.stats.tokens}
     if training.packing:
+        warnings += data.cut_by_packing(rows, training.max_length, training.packing_strategy)
         rows = data.pack(rows, training.max_length, training.packing_strategy, training.seed if training.shuffle_dataset else None)
         if evaluation is not None and training.eval_packing is not False:
             evaluation = data.pack(evaluation, training.max_length, training.packing_strategy, None)
