@@ -107,7 +107,7 @@ def in_files(run_dir: Path) -> dict[tuple[str, str], dict[int, float]]:
     points: dict[tuple[str, str], dict[int, float]] = {}
     for entry in read_metrics(run_dir / METRICS_FILE):
         for key, value in entry.items():
-            if key not in ("time", "step", "epoch", "split"):
+            if key not in ("time", "step", "epoch", "split", "eta_s"):
                 points.setdefault((key, entry["split"]), {})[entry["step"]] = float(value)
     return points
 

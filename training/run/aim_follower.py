@@ -80,8 +80,7 @@ class Follower:
         if rewritten or self._rebuild:
             self._aim.forget()
             self._rebuild = False
-        for entry in entries:
-            self.points += self._aim.track(entry)
+        self.points += self._aim.track(entries)
         self.lines += len(entries)
         if end:
             self._aim.close(status, reason, record)
