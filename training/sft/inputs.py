@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from training.run.errors import DATA, USAGE, UserError
 from training.sft import source
-from training.sft.cache import default_folder
+from training.sft.cache import default_folder_if_usable
 
 if TYPE_CHECKING:
     import datasets
@@ -42,7 +42,6 @@ def prepare(arguments: Arguments, tokenizer: Any, vocabulary: int) -> Inputs:
         UserError: no row would be trained, or there is nothing to evaluate on although evaluation is asked for.
     """
     from training.sft import data
-    from training.sft.cache import default_folder_if_usable
 
     training, run = arguments.training, arguments.run
     values = arguments.resolved()
@@ -67,7 +66,7 @@ def prepare(arguments: Arguments, tokenizer: Any, vocabulary: int) -> Inputs:
         dataset_text_field=training.dataset_text_field,
     )
     warnings = data.check_tokenizer(tokenizer, vocabulary, options, data.shape_of(raw, options.dataset_text_field))
-    cache = Path(run.tokenized_cache) if run.tokenized_cache else default_folder()
+    cache = Path(run.tokenized_cache) if run.tokenized_cache else default_folder_if_usable()
     train = data.prepare(raw, tokenizer, options, cache_dir=cache)
     warnings += train.stats.warnings(options)
     if len(train.dataset) == 0:
