@@ -54,10 +54,8 @@ def sent_bytes(collective: str, message: int, ranks: int) -> float:
     """Bytes that a rank sends, as the mean over the ``ranks`` of a group, for a message of ``message`` bytes.
 
     By the ring algorithms that nccl-tests reckons with (doc/PERFORMANCE.md): all_reduce 2 (n-1)/n; all_gather, reduce_scatter
-    and all_to_all (n-1)/n of the whole message; broadcast and reduce the same, n-1 hops among n ranks. send: all of it; recv: nothing.
+    and all_to_all (n-1)/n of the whole message; broadcast and reduce the same, n-1 hops among n ranks. send: all of it.
     """
-    if collective == "recv":
-        return 0.0
     if collective == "all_reduce":
         return 2 * (ranks - 1) / ranks * message
     if collective in ("all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce"):
@@ -92,7 +90,8 @@ class CountCommunication(TorchDispatchMode):  # type: ignore[no-untyped-call]
             message *= ranks
         self.calls[collective] += 1
         self.message_bytes[collective] += message
-        self.sent_bytes[collective] += sent_bytes(collective, message, ranks)
+        if collective != "recv":  # counted where it was sent
+            self.sent_bytes[collective] += sent_bytes(collective, message, ranks)
 
 
 def _tensors(argument: Any) -> Iterator[Tensor]:

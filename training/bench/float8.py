@@ -19,7 +19,7 @@ TILE = 16  # the sizes that fp8 matrix units take
 
 def multiply_in_float8(model: Stack) -> None:
     """Change the linear layers of the inner blocks in place; embedding and head keep their precision, as is usual."""
-    for block in list(model.blocks)[1:-1]:
+    for block in model.inner:
         for module in block.modules():
             if isinstance(module, nn.Linear) and module.in_features % TILE == 0 and module.out_features % TILE == 0:
                 module.forward = partial(linear, module)  # type: ignore[method-assign]

@@ -41,7 +41,7 @@ class Options:
     activation_checkpointing: Checkpointing = "none"
     compile: bool = False
     optimizer: Literal["adamw", "sgd"] = "adamw"
-    fused_optimizer: bool = True
+    fused_optimizer: bool | None = None
     learning_rate: float = 1e-3
     norm: Literal["group", "batch"] = "group"
     pretrained: bool = False
@@ -82,7 +82,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--activation-checkpointing", choices=get_args(Checkpointing))
     p.add_argument("--compile", action=argparse.BooleanOptionalAction, help="torch.compile, block by block")
     p.add_argument("--optimizer", choices=("adamw", "sgd"))
-    p.add_argument("--fused-optimizer", action=argparse.BooleanOptionalAction)
+    p.add_argument("--fused-optimizer", action=argparse.BooleanOptionalAction, help="adamw (default: on)")
     p.add_argument("--learning-rate", type=float)
     p.add_argument(
         "--norm", choices=("group", "batch"), help="residual networks; with batch, parity is not defined once the batch is split"
@@ -161,6 +161,10 @@ def _check_values(options: Options, size: Size) -> None:
             raise UserError(f"{value} is less than {bound}", where=f"--{name.replace('_', '-')}", code=USAGE)
     if not options.learning_rate > 0 or not options.timeout_s > 0:
         raise UserError("--learning-rate and --timeout-s must be above 0", code=USAGE)
+    if options.optimizer == "sgd" and options.fused_optimizer:
+        raise UserError(
+            "torch has no fused SGD for sharded weights", where="--fused-optimizer", fix="leave it out, or use adamw", code=USAGE
+        )
     if isinstance(size, ResNetSize):
         if options.pretrained:
             raise UserError("only hf: models have weights to load", where="--pretrained", code=USAGE)

@@ -101,11 +101,11 @@ def _length(intervals: list[Interval]) -> float:
 def draw_memory(events: list[Json], file: Path) -> bool:
     """Allocated memory over the step, one line a device; False if the trace holds no allocations."""
     lines: dict[str, list[tuple[float, float]]] = {}
+    events = sorted((event for event in events if event.get("name") == "[memory]"), key=lambda event: float(event["ts"]))
     for event in events:
-        if event.get("name") == "[memory]":
-            args = event["args"]
-            device = "CPU" if args["Device Type"] == 0 else f"GPU {args['Device Id']}"
-            lines.setdefault(device, []).append((float(event["ts"]), float(args["Total Allocated"])))
+        args = event["args"]
+        device = "CPU" if args["Device Type"] == 0 else f"GPU {args['Device Id']}"
+        lines.setdefault(device, []).append((float(event["ts"]), float(args["Total Allocated"])))
     if not lines:
         return False
     import matplotlib

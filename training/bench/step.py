@@ -80,12 +80,12 @@ def prepare(model: Stack, options: Options, device: str) -> Stack:
 
 
 def optimizer_factory(options: Options) -> BuildOptimizer:
-    """AdamW or SGD with momentum over what a rank holds; the same for every strategy."""
+    """AdamW, fused unless asked otherwise, or SGD with momentum, over what a rank holds; the same for every strategy."""
 
     def build(parameters: Iterable[nn.Parameter] | Iterable[dict[str, Any]]) -> Optimizer:
         if options.optimizer == "sgd":
-            return torch.optim.SGD(parameters, lr=options.learning_rate, momentum=0.9, fused=options.fused_optimizer)
-        return torch.optim.AdamW(parameters, lr=options.learning_rate, fused=options.fused_optimizer)
+            return torch.optim.SGD(parameters, lr=options.learning_rate, momentum=0.9)
+        return torch.optim.AdamW(parameters, lr=options.learning_rate, fused=options.fused_optimizer is not False)
 
     return build
 

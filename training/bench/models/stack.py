@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Literal
 
@@ -35,9 +35,11 @@ class Stack(nn.Module):
 
     tensor_plan: dict[str, str]
 
-    def __init__(self, blocks: Iterable[nn.Module]) -> None:
+    def __init__(self, blocks: Sequence[nn.Module], inner: Sequence[nn.Module] | None = None) -> None:
+        """``inner`` are the blocks that repeat, by default all but the first and the last."""
         super().__init__()
         self.blocks = nn.ModuleList(blocks)
+        self.inner = list(blocks[1:-1] if inner is None else inner)
         self.tensor_plan = {}
         self.segments = 0
 
@@ -51,13 +53,13 @@ class Stack(nn.Module):
         return x
 
     def checkpoint_activations(self, how: Checkpointing) -> None:
-        """Trade memory for computing again. ``full``: every block; ``selective``: every block, but matrix products and
+        """Trade memory for computing again. ``full``: every inner block; ``selective``: the same, but matrix products and
         attention are kept; ``sequential``: torch's checkpoint_sequential over about sqrt(blocks) segments (Chen et al. 2016).
         """
         if how == "sequential":
             self.segments = max(1, math.isqrt(len(self.blocks)))
         elif how != "none":
-            for block in list(self.blocks)[1:-1] or list(self.blocks):
+            for block in self.inner:
                 block.forward = _checkpointed(block.forward, keep=KEPT if how == "selective" else set())
 
     def example_row(self, sequence_length: int) -> Tensor:
@@ -66,7 +68,8 @@ class Stack(nn.Module):
 
     def part(self, start: int, end: int) -> Stack:
         """Blocks ``start`` to ``end`` (exclusive) as a model of their own; the blocks are shared, not copied."""
-        return Stack(list(self.blocks)[start:end])
+        blocks = list(self.blocks)[start:end]
+        return Stack(blocks, [block for block in blocks if block in self.inner])
 
 
 def _checkpointed(forward: Callable[[Tensor], Tensor], keep: set[torch._ops.OpOverload]) -> Callable[[Tensor], Tensor]:

@@ -58,7 +58,7 @@ def shard(model: Stack, mesh: DeviceMesh, dtype: torch.dtype | None, options: Op
     # In mixed precision the gathers move the low-precision weights and the gradients are summed in fp32.
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32 if dtype else None, cast_forward_inputs=False)
     again = options.strategy != "fsdp-grad-op"
-    units = [fully_shard(block, mesh=mesh, reshard_after_forward=again, mp_policy=policy) for block in list(model.blocks)[1:-1]]
+    units = [fully_shard(block, mesh=mesh, reshard_after_forward=again, mp_policy=policy) for block in model.inner]
     outer = fully_shard(model, mesh=mesh, reshard_after_forward=again, mp_policy=policy)
     ahead = options.prefetch or 0
     for index, unit in enumerate(units if ahead else []):
