@@ -5,7 +5,7 @@
 # CUDA base is needed.
 ARG BASE_IMAGE=docker.io/library/debian:bookworm-slim
 
-FROM ${BASE_IMAGE} AS build
+FROM ${BASE_IMAGE} AS dependencies
 # The extras of pyproject.toml that go in: `aim` for the page, `deepspeed` for zero2 and zero3, `qlora`, `cluster`.
 ARG EXTRAS="aim deepspeed"
 # A page of wheels that win over the index, for example torch's for the CPU alone. Their hashes are not in requirements.txt.
@@ -28,10 +28,12 @@ RUN --mount=type=cache,target=/root/.cache --mount=type=secret,id=ca \
  && for extra in $EXTRAS; do set -- "$@" "--extra=$extra"; done \
  && /opt/uv/bin/uv pip install --constraint requirements.txt --build-constraint requirements.txt -r pyproject.toml "$@" \
       ${FIND_LINKS:+--find-links "$FIND_LINKS" --no-verify-hashes}
+
+FROM dependencies AS code
 COPY training training
 RUN --mount=type=cache,target=/root/.cache --mount=type=secret,id=ca \
     if [ -s /run/secrets/ca ]; then export SSL_CERT_FILE=/run/secrets/ca; fi \
- && /opt/uv/bin/uv pip install --no-deps --build-constraint requirements.txt .
+ && /opt/uv/bin/uv pip install --no-deps --build-constraint requirements.txt --target /opt/code .
 
 FROM ${BASE_IMAGE}
 # g++ and Python's headers: DeepSpeed compiles one small operator on first use (zero2, zero3), and torch.compile on a GPU
@@ -43,11 +45,13 @@ RUN apt-get update \
  && useradd --uid 1000 --gid 0 --create-home podtune \
  && mkdir -p /models /data /outputs /aim \
  && chown 1000:0 /models /data /outputs /aim && chmod -R g=u /models /data /outputs /aim /home/podtune
-COPY --from=build /opt/podtune /opt/podtune
+# Two layers: a change of the code moves kilobytes over the network, not the gigabytes of torch.
+COPY --from=dependencies /opt/podtune /opt/podtune
+COPY --from=code /opt/code /opt/code
 COPY --chmod=755 scripts/entrypoint.sh /usr/local/bin/entrypoint
 ARG GIT_SHA=""
 # USER and LOGNAME: a cluster may choose any UID (OpenShift), which has no entry in /etc/passwd to ask for a name.
-ENV PATH=/opt/podtune/bin:$PATH HOME=/home/podtune USER=podtune LOGNAME=podtune \
+ENV PATH=/opt/code/bin:/opt/podtune/bin:$PATH PYTHONPATH=/opt/code HOME=/home/podtune USER=podtune LOGNAME=podtune \
     PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 \
     HF_HOME=/models/huggingface HF_HUB_DISABLE_TELEMETRY=1 AIM_UI_TELEMETRY_ENABLED=0 \
     NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility \

@@ -203,7 +203,7 @@ def test_openshift_chooses_the_user_itself(job):
 def test_a_benchmark_runs_the_sweep_in_every_pod_and_prepares_nothing(manifests):
     documents = manifests("benchmark")
     made = of_kind(documents, "PyTorchJob")[0]
-    assert container(made)["command"] == "podtune bench run --in-job --preset node --output /outputs/run".split()
+    assert container(made)["command"] == ["podtune", "bench", "run", "--in-job", "--preset", "node", "--output", "/outputs/run"]
     assert "initContainers" not in pod(made)
     assert not of_kind(documents, "ConfigMap")
 

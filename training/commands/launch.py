@@ -13,6 +13,7 @@ def launch(
     shutdown_timeout: Annotated[int, typer.Option(help="seconds for the processes to save and end after SIGTERM")] = 240,
     max_retries: Annotated[int | None, typer.Option(help="failures worth a retry before the exit code says final")] = None,
     prepare: Annotated[Path | None, typer.Option(metavar="CONFIG", help="prepare by this configuration first, once for all pods")] = None,
+    verdict: Annotated[Path | None, typer.Option(help="where podtune prepare --verdict left its failure: end with it")] = None,
 ) -> None:
     """Run torchrun and end with the exit code of the process that failed, so that Kubernetes can tell what to retry.
 
@@ -26,8 +27,11 @@ def launch(
     import sys
 
     from training.run.errors import PeerLost, report
+    from training.run.launch import failed_before, prepare_first, terminable
     from training.run.launch import launch as run
-    from training.run.launch import prepare_first, terminable
+
+    if verdict and (failed := failed_before(verdict)):
+        sys.exit(failed)
 
     try:
         with terminable():
@@ -41,11 +45,14 @@ def launch(
 
 def prepare(
     config: Annotated[Path, typer.Option(help="the training YAML")],
+    verdict: Annotated[Path | None, typer.Option(help="leave a failure there and end with 0, for an init container")] = None,
 ) -> None:
     """Get model and data onto the volumes and tokenise, once for all pods; the others wait for the one that does.
 
     Downloads into HF_HOME what CONFIG names by hub id, or with PREPARE_BUILD=tiny makes a small model and a question-answer
     set at the paths that CONFIG names. With HF_HUB_OFFLINE=1 nothing is downloaded and what is missing is named.
+    The operator looks at the exit code of the training container alone and makes a pod whose init container failed again
+    without end, hence --verdict: podtune launch --verdict ends with the failure found there.
 
     Examples:
       podtune prepare --config config.yaml
@@ -53,8 +60,14 @@ def prepare(
     """
     import os
 
-    from training.run.launch import terminable
+    from training.run.errors import report
+    from training.run.launch import leave_verdict, terminable
     from training.sft.prepare import prepare as run
 
-    with terminable():
-        run(config, build=os.environ.get("PREPARE_BUILD", ""), timeout_s=float(os.environ.get("PREPARE_TIMEOUT_S", "3600")))
+    try:
+        with terminable():
+            run(config, build=os.environ.get("PREPARE_BUILD", ""), timeout_s=float(os.environ.get("PREPARE_TIMEOUT_S", "3600")))
+    except Exception as error:
+        if verdict is None:
+            raise
+        leave_verdict(verdict, report(error), str(error))

@@ -8,6 +8,7 @@ starts the pod again), and torchrun turns every failure into 1. This runs torchr
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -50,6 +51,21 @@ def terminable() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def leave_verdict(file: Path, code: int, message: str) -> None:
+    """Write a failure of the prepare step for :func:`failed_before` in the next container of the pod."""
+    file.write_text(json.dumps({"code": code, "message": message}), encoding="utf-8")
+
+
+def failed_before(file: Path) -> int:
+    """The exit code of a prepare step that left its failure in ``file``, said once more; 0 if there is none."""
+    if not file.exists():
+        return OK
+    verdict = json.loads(file.read_text(encoding="utf-8"))
+    print(f"podtune launch: the prepare step failed: {verdict['message']}", file=sys.stderr, flush=True)
+    terminate_log(f"prepare: {verdict['message']}", verdict["code"])
+    return int(verdict["code"])
 
 
 def prepare_first(config: Path) -> int:

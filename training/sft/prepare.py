@@ -19,13 +19,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from training.run.errors import CANNOT_CREATE, CONFIG, NO_INPUT, UNAVAILABLE, UserError, near
+from training.run.errors import CANNOT_CREATE, CONFIG, NO_INPUT, SOFTWARE, UNAVAILABLE, UserError, near
 from training.run.record import now, write_json
 from training.sft import cache, config, hub, source
 
 BUILDS = ("micro", "tiny")
 MARKERS = ".podtune-prepared"
 SAY_EVERY_S = 30.0
+MOST_KILLS = 3
 # Pickled weights run code when they are loaded, and safetensors lie beside them nearly everywhere.
 UNWANTED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5", "*.msgpack", "*.onnx", "*.gguf", "original/*")
 # Keys of SFTConfig that decide the tokens; the others may need a GPU or a world that this step does not have.
@@ -52,11 +53,9 @@ def prepare(config_file: Path, *, build: str = "", timeout_s: float = 3600.0) ->
     if build and build not in BUILDS:
         raise UserError(f"is {build!r}{near(build, BUILDS)}", where="PREPARE_BUILD (prepare.build)", fix="micro, tiny or empty")
     settings = config.read(["--config", str(config_file)])
-    values = {key: value for key, value in settings.values.items() if _decides_tokens(key)}
-    if not values.get("model_name_or_path"):
-        raise UserError("names no model", where=f"{config_file}: model_name_or_path", fix="set it to a folder or a hub name")
+    values = {key: value for key, value in settings.values.items() if decides_tokens(key)}
     markers = _writable(cache.default_folder().parents[1] / MARKERS)
-    marker = markers / f"{_key(values, build)}.json"
+    marker = markers / f"{key(values, build)}.json"
     if marker.exists():
         print(f"podtune prepare: nothing to do, prepared at {json.loads(marker.read_text())['at']}", flush=True)
         return
@@ -66,19 +65,44 @@ def prepare(config_file: Path, *, build: str = "", timeout_s: float = 3600.0) ->
         if held and not marker.exists():
             started = time.monotonic()
             steps = _steps(values, build)
-            for what, step in steps:
-                with waiting.doing(what):
-                    step()
+            with _attempt(marker.with_suffix(".killed")):
+                for what, step in steps:
+                    with waiting.doing(what):
+                        step()
             done = [what for what, _ in steps]
             write_json(marker, {"at": now(), "by": _me(), "seconds": round(time.monotonic() - started, 1), "steps": done})
             print(f"podtune prepare: done in {time.monotonic() - started:.0f} s", flush=True)
 
 
-def _decides_tokens(key: str) -> bool:
+@contextlib.contextmanager
+def _attempt(counter: Path) -> Iterator[None]:
+    """Count the attempts that were killed before they could end, and give up after :data:`MOST_KILLS` in a row.
+
+    The operator makes a pod whose init container was killed again without any limit.
+    """
+    killed = int(counter.read_text() or 0) if counter.exists() else 0
+    if killed >= MOST_KILLS:
+        counter.unlink()
+        raise UserError(
+            f"was killed {killed} times before it could end, most likely out of memory",
+            where="prepare",
+            fix="raise prepare.resources.limits.memory",
+            code=SOFTWARE,
+        )
+    counter.write_text(f"{killed + 1}\n")
+    try:
+        yield
+    finally:
+        counter.unlink()
+
+
+def decides_tokens(key: str) -> bool:
+    """True if ``key`` of the configuration has a say in what is fetched and tokenised."""
     return key in (*TOKEN_KEYS, *MODEL_KEYS) or (config.known_keys()[key]["class"] in TOKEN_CLASSES and key not in NOT_HERE)
 
 
-def _key(values: dict[str, Any], build: str) -> str:
+def key(values: dict[str, Any], build: str) -> str:
+    """The name of the marker: a hash of what decides the content of the volumes."""
     relevant = {key: value for key, value in values.items() if key not in ("output_dir", "max_steps", "eval_steps")}
     return hashlib.sha256(json.dumps([relevant, build], sort_keys=True, default=str).encode()).hexdigest()[:20]
 

@@ -100,10 +100,15 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 - {{ .Values.runPolicy.shutdownTimeoutSeconds | quote }}
 - --max-retries
 - {{ .Values.runPolicy.backoffLimit | quote }}
-{{- if and (eq .Values.api "trainjob") (include "podtune.prepare" .) }}
+{{- if include "podtune.prepare" . }}
+{{- if eq .Values.api "trainjob" }}
 {{- /* An installed runtime takes no init container, so the launcher prepares. */}}
 - --prepare
 - /etc/podtune/config.yaml
+{{- else }}
+- --verdict
+- /tmp/prepare.json
+{{- end }}
 {{- end }}
 - --
 - -m
@@ -331,7 +336,9 @@ spec:
     - name: prepare
       image: {{ include "podtune.image" . | quote }}
       imagePullPolicy: {{ .Values.image.pullPolicy }}
-      command: [podtune, prepare, --config, /etc/podtune/config.yaml]
+      # The operator makes a pod whose init container failed again without end: it sees the exit code of the training
+      # container alone. So a failure is left for that one, which ends with it.
+      command: [podtune, prepare, --config, /etc/podtune/config.yaml, --verdict, /tmp/prepare.json]
       env:
         {{- include "podtune.commonEnv" . | nindent 8 }}
         {{- include "podtune.prepareEnv" . | nindent 8 }}
