@@ -2,7 +2,8 @@
 
 import sys
 
-from training.commands.model import app
+from training.cli import main
 
 if __name__ == "__main__":
-    app(["build", *sys.argv[1:]])
+    sys.argv[1:1] = ["model", "build"]
+    main()

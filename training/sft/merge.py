@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -57,7 +59,8 @@ def merge_adapter(adapter: str | os.PathLike[str], output: Path, *, trust_remote
     with new_folder(output) as part:
         merged: PreTrainedModel = model.merge_and_unload()
         element = next(merged.parameters()).element_size()
-        merged.save_pretrained(part)
+        with contextlib.redirect_stdout(sys.stderr):  # this imports deepspeed where it is installed, which prints
+            merged.save_pretrained(part)
         tokenizer.save_pretrained(part)
         del model, merged
         gc.collect()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
+import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +49,8 @@ def load_model(
 ) -> PreTrainedModel:
     """A causal language model with the weights of a folder or hub id; an adapter folder is put on its base model.
 
+    ``model_init_kwargs`` are further arguments of ``from_pretrained`` and win over the others.
+
     Raises:
         UserError: as :func:`load_tokenizer`; weights in pickle files (loading one can run code), weights that lack
             tensors of the architecture, quantization without a GPU.
@@ -60,10 +64,12 @@ def load_model(
     _refuse_pickle(origin)
     options = {"dtype": dtype, "attn_implementation": attn_implementation, "trust_remote_code": trust_remote_code}
     if origin.is_adapter:
-        from peft import PeftModel
-
         base = load_model(base_of(origin), **options, quantization_config=quantization_config, model_init_kwargs=model_init_kwargs)  # type: ignore[arg-type]
-        with explained(origin.name, "adapter"):
+        with explained(origin.name, "adapter"), warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # peft asks transformers for names of its last version
+            logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # peft imports it, and it regrets kernels nobody asked for
+            from peft import PeftModel
+
             adapted: PreTrainedModel = PeftModel.from_pretrained(base, origin.name, **origin.arguments)
         return adapted
     if quantization_config is not None:
@@ -71,7 +77,7 @@ def load_model(
         options["quantization_config"] = quantization_config
     with explained(origin.name, "model"):
         model, found = AutoModelForCausalLM.from_pretrained(
-            origin.name, use_safetensors=True, output_loading_info=True, **options, **origin.arguments, **(model_init_kwargs or {})
+            origin.name, **(options | origin.arguments | (model_init_kwargs or {})), use_safetensors=True, output_loading_info=True
         )
     if missing := sorted(found["missing_keys"]):
         raise UserError(
