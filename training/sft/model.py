@@ -25,9 +25,9 @@ def load_tokenizer(name_or_path: Name, revision: str | None = None, trust_remote
     Raises:
         UserError: not found, unreachable, gated, broken, or remote code that was not allowed.
     """
+    origin = locate_model(name_or_path, revision)  # before the import, which takes seconds
     from transformers import AutoTokenizer
 
-    origin = locate_model(name_or_path, revision)
     if origin.is_adapter and "tokenizer_config.json" not in origin.files:
         return load_tokenizer(base_of(origin), None, trust_remote_code)
     with explained(origin.name, "tokenizer"):
@@ -55,13 +55,13 @@ def load_model(
         UserError: as :func:`load_tokenizer`; weights in pickle files (loading one can run code), weights that lack
             tensors of the architecture, quantization without a GPU.
     """
+    origin = locate_model(name_or_path, revision)
+    _refuse_pickle(origin)
     from transformers import AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
     if not sys.stderr.isatty():
         disable_progress_bar()  # a bar in a log is a hundred lines
-    origin = locate_model(name_or_path, revision)
-    _refuse_pickle(origin)
     options = {"dtype": dtype, "attn_implementation": attn_implementation, "trust_remote_code": trust_remote_code}
     if origin.is_adapter:
         base = load_model(base_of(origin), **options, quantization_config=quantization_config, model_init_kwargs=model_init_kwargs)  # type: ignore[arg-type]
