@@ -174,10 +174,8 @@ class Runner:
         return f"[{len(progress.states) + 1:>{len(str(progress.total))}}/{progress.total}]"
 
     def _say(self, progress: Progress, cell: Cell, record: Json) -> None:
-        from training.report.tables import duration
-
         count = f"[{len(progress.states):>{len(str(progress.total))}}/{progress.total}]"
-        left = "" if progress.left_s is None else f"; about {duration(progress.left_s)} left"
+        left = "" if progress.left_s is None else f"; about {_duration(progress.left_s)} left"
         kept = " (kept)" if progress.states[cell.name] == "kept" else ""
         self.say(f"{count} {cell.name}: {summary(record)}{kept}{left}")
 
@@ -192,6 +190,10 @@ class Runner:
             "impossible": self.expansion.impossible,
         }
         write_json(self.output / SWEEP_FILE, content)
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
 def summary(record: Json) -> str:

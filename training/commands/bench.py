@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from training.run.errors import SOFTWARE, USAGE, UserError
+from training.run.record import Json, finite
 
 if TYPE_CHECKING:
     from training.bench.plan import Plan
@@ -140,6 +141,45 @@ def run(
         typer.echo(f"{len(progress.states)} cells, {len(failed)} failed; next: podtune bench report {output}", err=True)
     if failed and (pod is None or pod.node_rank == 0):
         raise typer.Exit(SOFTWARE)
+
+
+@app.command("report")
+def report(
+    folder: Annotated[Path, typer.Argument(help="what podtune bench run wrote, or logs of a job", metavar="DIR")],
+    as_json: Annotated[bool, typer.Option("--json", help="what the report says, for scripts")] = False,
+) -> None:
+    """Tables, plots and sentences from the records below DIR: which strategy to use, why, and what cannot be compared.
+
+    Writes report.html (one page, no network needed), report.md with plots/*.png, and report.csv into DIR. Records of
+    different precision, batch, device or commit are never put into one comparison.
+
+    \b
+    Examples:
+      podtune bench report results/smoke
+      kubectl logs my-bench-master-0 > results/job/pod.log && podtune bench report results/job
+    """
+    from collections.abc import Iterable
+
+    from training.bench.beside import plans
+    from training.cluster.collect import collect
+    from training.report.bench_report import report as write_report
+
+    def planner(records: Iterable[Json]) -> list[Json | None]:
+        return [None if one is None else one.as_json() for one in plans(records)]
+
+    def collector(lines: Iterable[str]) -> tuple[list[Json], list[str]]:
+        found = collect(lines)
+        return found.records, [str(one) for one in found.damaged]
+
+    said = write_report(folder, planner, collector)
+    if as_json:
+        typer.echo(json.dumps(finite(said), indent=2))
+        return
+    for comparison in said["comparisons"]:
+        typer.echo("\n".join([comparison["title"], *(f"  {text}" for text in comparison["advice"] + comparison["cautions"]), ""]))
+    for text in [*said["not_compared"], *said["damaged"], *(f"{name}: {why}" for name, why in said["failed"].items())]:
+        typer.echo(text)
+    typer.echo("\n".join(said["files"]))
 
 
 def _count(text: str) -> int:
