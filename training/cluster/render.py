@@ -11,6 +11,7 @@ import json
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -247,7 +248,7 @@ def _schema_error(values: Values, chart: Path) -> UserError | None:
     errors.sort(key=lambda error: ("allOf" in error.absolute_schema_path, error.validator != "additionalProperties"))
     if not errors:
         return None
-    error: Any = errors[0]
+    error = errors[0]
     path = _dotted(error.absolute_path)
     found = (
         ""
@@ -268,7 +269,7 @@ def _schema_error(values: Values, chart: Path) -> UserError | None:
 def _wanted(error: Any) -> str:
     """What the schema wants at this place, in words."""
     limit = error.validator_value
-    words = {
+    words: dict[str, Callable[[], str]] = {
         "enum": lambda: f"must be one of {', '.join(repr(value) for value in limit)}".replace("''", "'' (empty)"),
         "type": lambda: f"must be {' or '.join(limit) if isinstance(limit, list) else limit}",
         "minimum": lambda: f"must be at least {limit}",
