@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 import time
@@ -81,6 +82,18 @@ def test_a_clear_difference_is_called_one_and_noise_is_called_noise(make_run: Ru
     verdict = comparison(better, same)["verdict"]
     assert (verdict["better"], verdict["exceeds_noise"]) == (None, False)
     assert "does not exceed the noise" in verdict["text"]
+
+
+def test_a_loss_that_still_falls_does_not_count_its_slope_as_noise(make_run: RunMaker) -> None:
+    def evaluations(rate: float) -> list[dict[str, Any]]:
+        points = [(step, 1 + 5 * math.exp(-step * rate)) for step in range(0, 100, 10)]
+        return [
+            {"time": "2026-11-20T09:00:01Z", "split": "eval", "step": step, "tokens": step * 100, "loss": loss} for step, loss in points
+        ]
+
+    verdict = comparison(make_run("slow", lines=evaluations(0.02)), make_run("fast", lines=evaluations(0.03)))["verdict"]
+    assert (verdict["better"], verdict["exceeds_noise"]) == ("fast", True)
+    assert verdict["noise_of_difference"] < 0.02
 
 
 def test_a_seed_repeat_is_the_noise_where_there_is_one(make_run: RunMaker) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from training.report.page import Section, bullets, page, paragraph
-from training.report.plots import Series, line_chart
-from training.report.runs import Run
+from training.report.plots import Series, bar_chart, line_chart
+from training.report.runs import Run, number
 from training.report.tables import Cell, Column, Table, duration, shown
 from training.run.record import Json
 
@@ -171,12 +171,20 @@ def _charts(runs: Sequence[Run], names: Sequence[str]) -> list[str]:
                 smooth=metric != "learning_rate",
             )
         )
-    split, metric = next(((split, metric) for split, metric in MEMORY if any(run.curve(split, metric)[0] for run in runs)), MEMORY[-1])
-    series = [
-        Series(name, *run.curve(split, metric, "step"), colour=index % 8) for index, (run, name) in enumerate(zip(runs, names, strict=True))
-    ]
-    charts.append(line_chart("Memory", x="step", y=f"{metric.removesuffix('_gib').replace('_', ' ')} (GiB)", series=series))
-    return charts
+    return [*charts, _memory_chart(runs, names)]
+
+
+def _memory_chart(runs: Sequence[Run], names: Sequence[str]) -> str:
+    """Memory over the steps where a run recorded it, else the peaks at the end."""
+    for split, metric in MEMORY:
+        if any(run.curve(split, metric)[0] for run in runs):
+            label = f"{metric.removesuffix('_gib').replace('_', ' ')} (GiB)"
+            series = [
+                Series(name, *run.curve(split, metric), colour=index % 8) for index, (run, name) in enumerate(zip(runs, names, strict=True))
+            ]
+            return line_chart("Memory", x="step", y=label, series=series)
+    peaks = [(name, number(run.measured("peak_memory_gib", "max"))) for run, name in zip(runs, names, strict=True)]
+    return bar_chart("Peak memory", y="GiB, of the largest rank", bars=peaks)
 
 
 def _wide(series: Sequence[Series]) -> bool:
@@ -189,11 +197,15 @@ def _about(run: Json) -> str:
     parts = [
         run.get("mode"),
         run.get("strategy"),
-        f"{run['world_size']} ranks" if "world_size" in run else None,
+        _ranks(run.get("world_size")),
         run["status"],
         run["path"],
     ]
     return " · ".join(str(part) for part in parts if part)
+
+
+def _ranks(count: object) -> str | None:
+    return None if count is None else f"{count} rank{'s' if count != 1 else ''}"
 
 
 def _day(started_at: Any) -> str:

@@ -95,9 +95,8 @@ def final_figures(run: Run) -> Json:
         "mfu": number(run.measured("mfu")),
         "peak_memory_gib": number(run.measured("peak_memory_gib", "max")),
     }
-    answers = run.measured("answers")
-    if isinstance(answers, dict):
-        found |= {f"answers {key}": number(value) for key, value in flat(answers).items() if number(value) is not None}
+    answers = flat(run.measured("answers"))
+    found |= {f"answers {key}": value for key, value in answers.items() if key.endswith(("exact_match", "loss", "perplexity"))}
     return found
 
 

@@ -6,12 +6,13 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from training.report.figures import by_place, flat, interpolate, settings, train_end
 from training.report.runs import Run, number
 from training.run.record import Json
 
-LAST_EVALUATIONS = 5
+LAST_EVALUATIONS = 8
 CLEAR = 2.0  # a difference counts when it is more than two standard deviations of its noise
 BUDGET_TOLERANCE = 0.02
 SEEDS = ("seed", "data_seed")
@@ -45,7 +46,7 @@ def verdict(runs: Sequence[Run], names: Sequence[str], blocked: Sequence[str]) -
     basis = (
         "the spread between seeds of one configuration"
         if any(one.repeats > 1 for one in contenders)
-        else f"the spread of the last {LAST_EVALUATIONS} evaluations around their trend"
+        else "the spread of the last evaluations around their trend"
         if split == "eval"
         else "the standard error of the last tenth of the training losses"
     )
@@ -134,6 +135,8 @@ def _loss_and_noise(run: Run, split: str, axis: str | None, end: float) -> tuple
         mean, error, _ = train_end(run)
         return mean, error
     places, losses = by_place(run.curve("eval", "loss", axis or "step"))
+    if len(places) > 1 and places[0] == 0:  # the model before training: no part of the trend
+        places, losses = places[1:], losses[1:]
     if axis is not None:
         found = interpolate((places, losses), end)
         kept = [loss for place, loss in zip(places, losses, strict=True) if place <= end]
@@ -142,15 +145,18 @@ def _loss_and_noise(run: Run, split: str, axis: str | None, end: float) -> tuple
 
 
 def _spread(values: Sequence[float]) -> float | None:
-    """Standard deviation around the straight line through ``values``; None for fewer than three.
+    """Standard deviation of the noise on ``values``, evaluations at equal distances; None for fewer than three.
 
-    Around the line, because a loss that still falls would otherwise show its slope as noise (n - 2 degrees of freedom).
+    From their third differences (second, of three values): those of any smooth trend nearly vanish, so a loss that still
+    falls does not show its slope as noise. The variance of a difference of order p is binomial(2p, p) times that of the
+    values (difference-based variance estimation: Gasser, Sroka, Jennen-Steinmetz, Biometrika 1986).
     """
     if len(values) < 3:
         return None
-    slope, intercept = statistics.linear_regression(range(len(values)), values)
-    rest = [value - (intercept + slope * index) for index, value in enumerate(values)]
-    return math.sqrt(sum(item * item for item in rest) / (len(values) - 2))
+    order, rest = min(3, len(values) - 1), list(values)
+    for _ in range(order):
+        rest = [right - left for left, right in pairwise(rest)]
+    return math.sqrt(statistics.fmean(item * item for item in rest) / math.comb(2 * order, order))
 
 
 def speed(runs: Sequence[Run], names: Sequence[str]) -> Json | None:

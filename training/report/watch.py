@@ -136,13 +136,9 @@ class View:
         for entry in reversed(self.run.entries.get("eval", [])):
             if isinstance(entry.get("sample"), str):
                 return str(entry["sample"])
-        examples = self.run.measured("answers", "examples")
-        if isinstance(examples, list) and examples and isinstance(examples[-1], dict):
-            question, answer = (
-                examples[-1].get("question") or examples[-1].get("prompt"),
-                examples[-1].get("tuned") or examples[-1].get("answer"),
-            )
-            return " → ".join(str(part) for part in (question, answer) if part) or None
+        samples = self.run.measured("answers", "samples")
+        if isinstance(samples, list) and samples and isinstance(samples[-1], dict):
+            return f"{samples[-1].get('prompt', '')} → {samples[-1].get('tuned', '')}"
         return None
 
     def warnings(self) -> list[str]:
