@@ -168,9 +168,11 @@ def _reference_losses(run: Run) -> list[float] | None:
 
 
 def _losses_of_one_process(run: Run) -> list[float]:
-    """Plain eager ``single``, in pieces no larger than a rank's share so that it fits where the strategy fits."""
-    ranks, rows = run.world.world_size, run.options.global_batch_size
-    pieces = run.options.accumulation * (ranks if rows % (ranks * run.options.accumulation) == 0 else 1)
+    """Plain eager ``single``, accumulating the very pieces that the strategy computes: what is compared is the strategy, not
+    the order in which numbers are added, which five steps of a residual network can make visible. It also fits where they fit.
+    """
+    shares_rows = STRATEGIES[run.options.strategy].divides == "batch"
+    pieces = run.options.accumulation * (run.options.micro_batches or 1) * (run.world.world_size if shares_rows else 1)
     plain = replace(run.options, strategy="single", compile=False, activation_checkpointing="none", micro_batches=0, accumulation=pieces)
     alone = replace(run.world, rank=0, world_size=1)
     reference = run.setup("single", alone, plain)
