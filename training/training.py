@@ -14,7 +14,7 @@ import os
 import sys
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if __package__ in (None, ""):  # python training/training.py: let `training` mean the package, not this file
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
@@ -22,7 +22,7 @@ if __package__ in (None, ""):  # python training/training.py: let `training` mea
 from training.run import checkpoint
 from training.run.distributed import World, cleanup_distributed, main_first, on_main, peer_failure, read_world, setup_distributed
 from training.run.errors import OK, PREEMPTED, report
-from training.run.heartbeat import claim
+from training.run.heartbeat import Claim, claim
 from training.sft import config, inputs
 from training.sft.threads import cpu_threads
 
@@ -74,9 +74,6 @@ def fine_tune(settings: config.Settings, world: World) -> int:
     from training.sft.trainer import StopTogether
 
     arguments = resolve(settings, world)
-    output_dir = Path(arguments.training.output_dir)
-    held: list[Any] = []
-    on_main(world, lambda: held.append(claim(output_dir)))  # two jobs in one folder would ruin both
     with StopTogether() as stop:
         loaded = load(arguments, world, stop)
         if loaded is None:  # an earlier start finished it
@@ -90,7 +87,7 @@ def fine_tune(settings: config.Settings, world: World) -> int:
             raise
         finished = trainer.state.global_step >= trainer.state.max_steps
         if finished:
-            trainer.save_final(output_dir / "final")
+            trainer.save_final(Path(arguments.training.output_dir) / "final")
         run.measure(trainer)
         trainer.release()
         cleanup_distributed()
@@ -98,7 +95,6 @@ def fine_tune(settings: config.Settings, world: World) -> int:
         if finished:
             run.answer()
         run.end("ok" if finished else "preempted", OK if finished else PREEMPTED)
-        held[0].release()
     return OK if finished else PREEMPTED
 
 
@@ -114,6 +110,8 @@ def load(arguments: Arguments, world: World, stop: StopTogether) -> tuple[Podtun
     with main_first(world):  # the first one tokenises, the others find it in the cache
         rows = inputs.prepare(arguments, tokenizer, vocabulary_size(arguments))
     facts = resume_facts(arguments, world, rows)
+    held: list[Claim] = []
+    on_main(world, lambda: held.append(claim(Path(arguments.training.output_dir))))  # two jobs in one folder would ruin both
     resume = on_main(world, lambda: find_checkpoint(arguments, facts))
     if resume and is_finished(arguments, resume):
         if world.is_main:
@@ -122,7 +120,7 @@ def load(arguments: Arguments, world: World, stop: StopTogether) -> tuple[Podtun
             )
         return None
     model = load_model(arguments)
-    run = Run(arguments, world, rows, tokenizer, resume)
+    run = Run(arguments, world, rows, tokenizer, resume, held)
     trainer = PodtuneTrainer(
         model=model,
         args=arguments.training,
@@ -133,6 +131,7 @@ def load(arguments: Arguments, world: World, stop: StopTogether) -> tuple[Podtun
         callbacks=[run.progress, stop],
         world=world,
         facts=facts,
+        tokens_before=run.tokens_before,
         lean=arguments.run.loss == "lean",
     )
     stop.trainer = trainer

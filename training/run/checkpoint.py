@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from training.run.errors import CONFIG, DATA, UserError
+from training.run.errors import CANNOT_CREATE, CONFIG, DATA, UserError
 
 MANIFEST = "podtune-manifest.json"
 SCHEMA = "podtune.checkpoint/1"
@@ -170,18 +170,19 @@ def check_resume(checkpoint: Checkpoint, facts: dict[str, Any], *, allowed: bool
 
 
 def check_writable(output_dir: Path) -> None:
-    """Create ``output_dir`` and write a file in it, before anything expensive.
+    """Write and remove a file in ``output_dir``, before anything expensive. A folder that did not exist still does not.
 
     Raises:
         UserError: says which folder and why.
     """
-    from training.run.errors import CANNOT_CREATE
-
+    missing = [folder for folder in (output_dir, *output_dir.parents) if not folder.exists()]
     probe = output_dir / f".write-test-{os.getpid()}"
     try:
         output_dir.mkdir(parents=True, exist_ok=True)
         probe.write_bytes(b"podtune")
         probe.unlink()
+        for folder in missing:
+            folder.rmdir()
     except OSError as error:
         raise UserError(
             f"cannot be written: {error.strerror or error}",

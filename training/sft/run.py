@@ -12,7 +12,7 @@ from training.run import checkpoint
 from training.run.checkpoint import Checkpoint
 from training.run.distributed import World
 from training.run.errors import UserError, exit_code
-from training.run.heartbeat import Heartbeat
+from training.run.heartbeat import Claim, Heartbeat
 from training.run.provenance import provenance
 from training.run.record import Status, emit_record, end_record, new_record, now, write_json
 from training.sft.progress import Progress
@@ -90,15 +90,17 @@ def is_finished(arguments: Arguments, resume: Checkpoint) -> bool:
 class Run:
     """What one start of a fine-tune leaves behind. Every rank has one; only rank 0's writes."""
 
-    def __init__(self, arguments: Arguments, world: World, rows: Inputs, tokenizer: Any, resume: Checkpoint | None) -> None:
+    def __init__(
+        self, arguments: Arguments, world: World, rows: Inputs, tokenizer: Any, resume: Checkpoint | None, held: list[Claim]
+    ) -> None:
         training = arguments.training
         self.arguments, self.world, self.rows, self.tokenizer = arguments, world, rows, tokenizer
+        self._claim = held  # on rank 0, the right to write in output_dir
+        self.tokens_before = int(resume.facts["tokens"]) if resume else 0
         self.resume_path = str(resume.path) if resume else None
         self.output_dir = Path(training.output_dir)
         self.step = resume.step if resume else 0
-        self.progress = Progress(
-            self.output_dir, is_main=world.is_main, from_step=self.step, tokens_before=resume.facts["tokens"] if resume else 0
-        )
+        self.progress = Progress(self.output_dir, is_main=world.is_main, from_step=self.step, tokens_before=self.tokens_before)
         self.record: dict[str, Any] = {}
         self._tracker: Any = None
         self._heartbeat: Heartbeat | None = None
@@ -147,7 +149,7 @@ class Run:
         if not self.world.is_main:
             return
         training, world, record = self.arguments.training, self.world, self.record
-        trained = sum(parameter.numel() for parameter in trainer.model.parameters() if parameter.requires_grad)
+        trained = trainer.trained_parameters()
         why = trainer.why_not_lean
         print(
             f"{record['name']}: {self.arguments.strategy} on {world.world_size} x {world.device_type} ({world.nnodes} nodes), "
@@ -187,6 +189,8 @@ class Run:
             self._heartbeat.stop()
         if self._tracker:
             self._tracker.finish()
+        for claimed in self._claim:
+            claimed.release()
         print("\n".join(self.summary()), flush=True)
         if not sys.stdout.isatty():
             emit_record(self.record, sys.stdout)

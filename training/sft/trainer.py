@@ -11,13 +11,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from accelerate import DistributedType, PartialState
 from datasets import Dataset
 from transformers import PrinterCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from trl import SFTConfig, SFTTrainer
 
 from training.run import checkpoint
 from training.run.distributed import World
-from training.run.errors import DATA, UserError
+from training.run.errors import CONFIG, DATA, UserError
 from training.sft.batching import balance, row_lengths
 from training.sft.loss import lean_loss, why_not_lean
 
@@ -32,17 +33,25 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
 
     model: Any
 
-    def __init__(self, *, args: SFTConfig, world: World, facts: dict[str, Any], lean: bool, **kwargs: Any) -> None:
-        # The rows come tokenised, cut and packed (training.sft.inputs): TRL has nothing left to prepare, and refuses a
-        # max_length that it would not enforce on rows laid end to end.
+    def __init__(self, *, args: SFTConfig, world: World, facts: dict[str, Any], tokens_before: int, lean: bool, **kwargs: Any) -> None:
+        # The rows come tokenised, cut, masked and packed (training.sft.inputs). TRL has nothing left to prepare, and refuses
+        # a max_length that it would not enforce on rows laid end to end, and masks for rows that are no messages.
         args.dataset_kwargs = {**(args.dataset_kwargs or {}), "skip_prepare_dataset": True}
-        max_length, args.max_length = args.max_length, None
+        asked = args.max_length, args.assistant_only_loss
+        args.max_length, args.assistant_only_loss = None, False
         super().__init__(args=args, **kwargs)
-        args.max_length = max_length
+        args.max_length, args.assistant_only_loss = asked
+        if not self.trained_parameters():
+            raise UserError(
+                "no parameter of the model is trained: it is an adapter, which loads frozen",
+                where="model_name_or_path",
+                fix="name the base model with --use_peft, or merge the adapter first (podtune model merge)",
+                code=CONFIG,
+            )
         self.remove_callback(PrinterCallback)  # training.sft.progress says it in one tidy line
         self.world, self.facts = world, facts
         self.why_not_lean = why_not_lean(self) if lean else "as asked"
-        self.tokens = 0  # real tokens of all ranks since the very first start, as of the last logging step
+        self.tokens = tokens_before  # real tokens of all ranks since the very first start, as of the last logging step
         self._local_tokens = torch.zeros((), dtype=torch.long)
         self._evaluated = torch.zeros(2, dtype=torch.double)  # summed loss and scored tokens of this evaluation
         self._nonfinite = torch.zeros((), dtype=torch.bool)
@@ -54,6 +63,18 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
         if self.world.world_size > 1 and isinstance(self.train_dataset, Dataset):
             balance(loader, row_lengths(self.train_dataset))  # the same rows in every step, dealt out by length
         return loader
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """Make sure that what was asked for is what runs: accelerate trains plain DDP on a CPU that is told to use FSDP."""
+        wanted = self.args.fsdp_plugin_args is not None
+        if wanted and PartialState().distributed_type == DistributedType.MULTI_CPU:
+            # accelerate turns only a GPU's kind of world into FSDP; fully_shard itself works on gloo
+            PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+        super().create_accelerator_and_postprocess()
+        if wanted and not self.is_fsdp_enabled:
+            raise UserError(
+                "accelerate did not take FSDP up", where="strategy", fix="--strategy ddp, or start it under torchrun", code=CONFIG
+            )
 
     # ---- loss and what is counted ----
     def compute_loss(self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
@@ -172,6 +193,10 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
         self.accelerator.wait_for_everyone()
 
     # ---- measurements ----
+    def trained_parameters(self) -> int:
+        """Parameters that the optimizer changes; whole counts, also where a rank holds a part (ZeRO-3)."""
+        return sum(getattr(each, "ds_numel", each.numel()) for each in self.model.parameters() if each.requires_grad)
+
     def peak_memory_gib(self) -> list[float]:
         """Peak memory of every rank in GiB: the CUDA allocator's, or the process's resident peak. A collective call."""
         if self.world.device_type == "cuda":
@@ -186,13 +211,19 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
 
     def utilisation(self, tokens_per_s: float | None, mean_length: int) -> dict[str, float]:
         """``flops_per_token`` at rows of ``mean_length`` tokens and, where the hardware's peak is known, ``mfu``."""
+        from peft import PeftModel
         from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
         from training.bench.hardware import peak_flops
         from training.sft.model import flops_per_token
 
         unset_hf_deepspeed_config()  # under ZeRO-3 the model that is counted would be split over ranks that do not build it
-        found = {"flops_per_token": flops_per_token(self.model.config, mean_length)}
+        # an adapter's own work is small beside the frozen model's forward pass and its activations' gradients
+        found = {
+            "flops_per_token": flops_per_token(
+                self.model.config, mean_length, trained_share=0.0 if isinstance(self.model, PeftModel) else 1.0
+            )
+        }
         name = torch.cuda.get_device_name() if self.world.device_type == "cuda" else "cpu"
         peak = peak_flops(name, "bf16" if self.args.bf16 else "fp16" if self.args.fp16 else "fp32")
         if peak and tokens_per_s:
