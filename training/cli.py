@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from training.commands import aim, bench, collect, data, dry_run, generate, launch, manifests, model, runs
+from training.commands import aim, bench, collect, data, dry_run, generate, jobs, launch, manifests, model, runs
 from training.run.errors import UserError, report
 
 app = typer.Typer(
@@ -30,6 +30,10 @@ app.command("collect")(collect.collect)
 app.command("lint")(manifests.lint)
 app.command("render")(manifests.render)
 app.command("dry-run")(dry_run.dry_run)
+app.command("submit")(jobs.submit)
+app.command("status")(jobs.status)
+app.command("logs")(jobs.logs)
+app.command("delete")(jobs.delete)
 app.command("launch")(launch.launch)
 app.command("prepare")(launch.prepare)
 
