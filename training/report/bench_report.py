@@ -24,12 +24,13 @@ Planner = Callable[[Iterable[Json]], Sequence[Json | None]]
 _LINK = re.compile("\x01([^\x02]*)\x02([^\x03]*)\x03")
 
 
-def report(folder: Path, planner: Planner, collect: Collect) -> Json:
+def report(folder: Path, planner: Planner, collect: Collect, *, pictures: bool = True) -> Json:
     """Read the records below ``folder``, write the report into it, and return what it says.
 
     Args:
         planner: gives a plan for each record (the formulas live with the benchmark).
         collect: gives the records in the lines of a log, and what is damaged there.
+        pictures: draw the Markdown's PNG plots, which takes seconds; the page's charts need none.
 
     Raises:
         UserError: nothing to report on, or the folder cannot be written.
@@ -37,10 +38,9 @@ def report(folder: Path, planner: Planner, collect: Collect) -> Json:
     found = read_folder(folder, collect)
     groups = group(found.sources, planner([source.record for source in found.sources]))
     try:
-        (folder / PLOTS).mkdir(exist_ok=True)
-        pictures = [_pictures(folder, number, one) for number, one in enumerate(groups)]
+        drawn = [_pictures(folder, number, one) if pictures else [] for number, one in enumerate(groups)]
         (folder / CSV).write_text(_csv(groups), encoding="utf-8")
-        (folder / MARKDOWN).write_text(_markdown(found, groups, pictures), encoding="utf-8")
+        (folder / MARKDOWN).write_text(_markdown(found, groups, drawn), encoding="utf-8")
         (folder / PAGE).write_text(_page(folder, found, groups), encoding="utf-8")
     except OSError as error:
         raise UserError(f"cannot be written: {error.strerror}", where=str(error.filename or folder), code=CANNOT_CREATE) from None
@@ -140,6 +140,7 @@ def _times(value: float | None, factor: float) -> float | None:
 
 def _pictures(folder: Path, number: int, one: Group) -> list[tuple[str, str]]:
     """Draw the group's plots; (title, path relative to the report)."""
+    (folder / PLOTS).mkdir(exist_ok=True)
     drawn = []
     model = re.sub(r"[^A-Za-z0-9.-]+", "-", str(one.identity["model"]))
     for chart in charts(one):
