@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from training.bench.models import Size
 from training.bench.options import Options, read_options
 from training.run import errors
-from training.run.distributed import World, cleanup_distributed, read_world, setup_distributed
+from training.run.distributed import World, cleanup_distributed, peer_failure, read_world, setup_distributed
 from training.run.errors import PeerLost, UserError
 from training.run.provenance import provenance
 from training.run.record import RUN_FILE, Json, Status, emit_record, end_record, new_record, write_json
@@ -100,10 +100,10 @@ def _conclude(record: Json, world: World, output: Path) -> int:
 def _fail(record: Json, error: BaseException, run: Run | None, output: Path) -> int:
     """Whatever ended the cell, on any rank, is written down by the first rank to come here."""
     rank = int(record.get("rank", 0))
-    if _is_out_of_memory(error):
-        held = run.held if run else {}
-        if run is not None and run.world.device_type == "cuda":
-            held |= _cuda_memory(run.world)
+    from training.bench.measure import is_out_of_memory, memory_held
+
+    if is_out_of_memory(error):
+        held = {} if run is None else run.held | memory_held(run.world.device)
         record["measurements"] = {"held_at_oom": held}
         reason = f"out of memory on rank {rank}: {str(error).splitlines()[0]}"
         _finish(record, "oom", errors.UNAVAILABLE, reason, output)
@@ -114,8 +114,7 @@ def _fail(record: Json, error: BaseException, run: Run | None, output: Path) -> 
             code=errors.UNAVAILABLE,
         )
         return errors.report(advice, rank=rank)
-    if isinstance(error, RuntimeError) and not isinstance(error, PeerLost) and _is_communication(error):
-        error = PeerLost(f"a collective failed, so another rank died or hangs: {str(error).splitlines()[0][:300]}")
+    error = peer_failure(error) or error
     text = str(error) if isinstance(error, UserError | PeerLost) else f"{type(error).__name__}: {error}"
     code = errors.exit_code(error)
     _finish(record, "error", code, text, output)
@@ -124,31 +123,6 @@ def _fail(record: Json, error: BaseException, run: Run | None, output: Path) -> 
 
         traceback.print_exception(error)
     return errors.report(error, rank=rank)
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    import torch
-
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
-
-
-def _is_communication(error: RuntimeError) -> bool:
-    import torch.distributed as dist
-
-    known = ("Connection closed by peer", "Connection reset by peer", "Timed out waiting", "timed out", "Broken pipe", "gloo", "NCCL")
-    return isinstance(error, dist.DistBackendError | dist.DistNetworkError) or any(words in str(error) for words in known)
-
-
-def _cuda_memory(world: World) -> Json:
-    import torch
-
-    free, total = torch.cuda.mem_get_info(world.device)
-    return {
-        "allocated_gib": torch.cuda.max_memory_allocated(world.device) / 2**30,
-        "reserved_gib": torch.cuda.max_memory_reserved(world.device) / 2**30,
-        "device_free_gib": free / 2**30,
-        "device_total_gib": total / 2**30,
-    }
 
 
 def _finish(record: Json, status: Status, code: int, reason: str, output: Path) -> None:

@@ -5,7 +5,6 @@ It fills ``record["measurements"]`` as INTERFACES.md (README) names them, plus `
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import time
 from dataclasses import replace
@@ -19,14 +18,23 @@ from training.bench.communication import CountCommunication
 from training.bench.contract import Batch, Strategy
 from training.bench.data import Rows, open_rows, share
 from training.bench.hardware import peak_flops
-from training.bench.measure import PeakMemory, Telemetry, flops_per_row, held_gib, host_to_device_gb_per_s, spread, synchronise
+from training.bench.measure import (
+    PeakMemory,
+    Telemetry,
+    flops_per_row,
+    held_gib,
+    host_to_device_gb_per_s,
+    is_out_of_memory,
+    spread,
+    synchronise,
+)
 from training.bench.models import Size, build
 from training.bench.options import Options
 from training.bench.sizes import ResNetSize
 from training.bench.step import optimizer_factory
 from training.bench.strategies import STRATEGIES
 from training.bench.watchdog import Watchdog
-from training.run.distributed import World
+from training.run.distributed import World, on_main
 from training.run.record import Json
 
 PARITY_STEPS = 5
@@ -155,16 +163,20 @@ def _reference_losses(run: Run) -> list[float] | None:
 
     None if one process cannot hold it, which is no reason not to measure a strategy that can.
     """
-    answer: list[list[float] | None] = [None]
-    if run.world.is_main:
+
+    def alone() -> list[float] | None:
         run.watchdog.beat("computing the reference losses")
-        with contextlib.suppress(torch.OutOfMemoryError):
-            answer[0] = _losses_of_one_process(run)
-        if run.world.device_type == "cuda":
-            torch.cuda.empty_cache()
-    if run.world.world_size > 1:
-        dist.broadcast_object_list(answer)
-    return answer[0]
+        try:
+            return _losses_of_one_process(run)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            return None
+
+    losses = on_main(run.world, alone)
+    if run.world.device_type == "cuda":
+        torch.cuda.empty_cache()
+    return losses
 
 
 def _losses_of_one_process(run: Run) -> list[float]:

@@ -20,6 +20,25 @@ GIB = 2**30
 COPIES = 10
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """True for the allocators' errors, CUDA's and the CPU's."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
+
+
+def memory_held(device: str) -> dict[str, float]:
+    """GiB at the moment of running out: the allocator's peaks and what the device had; on the CPU the resident peak."""
+    if not device.startswith("cuda"):
+        peak = PeakMemory(device).gib()
+        return {} if peak is None else {"resident_peak_gib": peak}
+    free, total = torch.cuda.mem_get_info(device)
+    return {
+        "allocated_gib": torch.cuda.max_memory_allocated(device) / GIB,
+        "reserved_gib": torch.cuda.max_memory_reserved(device) / GIB,
+        "device_free_gib": free / GIB,
+        "device_total_gib": total / GIB,
+    }
+
+
 def synchronise(device: str) -> None:
     """Wait until the device has done everything that was asked of it."""
     if device.startswith("cuda"):

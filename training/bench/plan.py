@@ -373,6 +373,8 @@ class _Layout:
                 found = []
                 if inner > 1:
                     gathers = 2 * self.accumulation  # before the forward and again before the backward pass
+                    if self.strategy == "zero3" and isinstance(self.shape, Transformer) and self.shape.tied:
+                        weights += self.shape.vocabulary * self.shape.hidden * self.master_width  # gathered at both its places
                     found = [
                         Collective("all_gather", units * gathers, weights * gathers, inner, between),
                         Collective("reduce_scatter", units, grads, inner, between),
