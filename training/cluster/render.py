@@ -11,7 +11,6 @@ import json
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -269,18 +268,22 @@ def _schema_error(values: Values, chart: Path) -> UserError | None:
 def _wanted(error: Any) -> str:
     """What the schema wants at this place, in words."""
     limit = error.validator_value
-    words: dict[str, Callable[[], str]] = {
-        "enum": lambda: f"must be one of {', '.join(repr(value) for value in limit)}".replace("''", "'' (empty)"),
-        "type": lambda: f"must be {' or '.join(limit) if isinstance(limit, list) else limit}",
-        "minimum": lambda: f"must be at least {limit}",
-        "maximum": lambda: f"must be at most {limit}",
-        "minLength": lambda: "must not be empty",
-        "minItems": lambda: "must not be empty",
-        "not": lambda: f"must not be {json.dumps(limit.get('const'))}",
-        "required": lambda: error.message.replace("is a required property", "is missing"),
-    }
-    text = words.get(error.validator, lambda: error.message.split(" does not match ")[0] + f" does not have the form {limit}")()
-    return f"{text} (write it as a text block: config: |)" if list(error.absolute_path) == ["config"] else text
+    match error.validator:
+        case "enum":
+            return f"must be one of {', '.join(repr(value) for value in limit)}".replace("''", "'' (empty)")
+        case "type":
+            text = f"must be {' or '.join(limit) if isinstance(limit, list) else limit}"
+            return f"{text} (write it as a text block: config: |)" if list(error.absolute_path) == ["config"] else text
+        case "minimum" | "maximum":
+            return f"must be {'at least' if error.validator == 'minimum' else 'at most'} {limit}"
+        case "minLength" | "minItems":
+            return "must not be empty"
+        case "not":
+            return f"must not be {json.dumps(limit.get('const'))}"
+        case "required":
+            return str(error.message).replace("is a required property", "is missing")
+        case _:
+            return f"{str(error.message).split(' does not match ')[0]} does not have the form {limit}"
 
 
 def _described(path: str, chart: Path) -> str:
