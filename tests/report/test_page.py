@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -131,6 +132,13 @@ def test_axes_have_round_ticks_that_cover_the_values() -> None:
     assert Axis.fit([0.02, 50.0], 0, 1, log=True).ticks == (0.01, 0.1, 1.0, 10.0, 100.0)
     assert Axis.fit([3.0, 3.0], 0, 1).low < 3.0 < Axis.fit([3.0, 3.0], 0, 1).high
     assert [tick_label(value) for value in (0, 250, 12_000, 3_500_000, 0.0008, 0.25)] == ["0", "250", "12k", "3.5M", "8e-4", "0.25"]
+
+
+def test_reports_load_neither_torch_nor_aim_nor_matplotlib() -> None:
+    modules = "training.cli, training.report.compare, training.report.comparison, training.report.listing, training.report.watch"
+    code = f"import sys, {modules}; sys.exit(' '.join({{'torch', 'aim', 'matplotlib', 'rich', 'jinja2'}} & set(sys.modules)) or None)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_running_mean_is_centred() -> None:

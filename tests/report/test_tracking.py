@@ -212,6 +212,21 @@ def test_several_trackers_may_open_one_fresh_repo_at_once(make_run: RunMaker, tm
         assert aim_state(run_dir, fresh).get("closed", "").startswith("ok"), run_dir
 
 
+def test_following_a_folder_takes_up_every_run_below_it_until_it_is_stopped(make_run: RunMaker, tmp_path: Path, repo: str) -> None:
+    first = make_run("volume/first", steps=5)
+    command = [sys.executable, "-m", "training.cli", "aim-sync", str(tmp_path / "volume"), "--repo", repo, "--follow"]
+    syncing = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        until(lambda: aim_state(first, repo).get("closed", "").startswith("ok"))
+        second = make_run("volume/second", steps=5)
+        until(lambda: aim_state(second, repo).get("closed", "").startswith("ok"))
+    finally:
+        syncing.send_signal(signal.SIGTERM)
+        out, _ = syncing.communicate(timeout=60)
+    assert syncing.returncode == 0
+    assert [line.split(":")[0] for line in out.splitlines()] == [str(first), str(second)]
+
+
 def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))

@@ -42,7 +42,9 @@ class Follower:
         self._folder = _state_folder(self.run_dir, repo)
         self._lock = _lock(self._folder / f".{STATE_FILE}.lock")
         self._state = _read_state(self._folder / STATE_FILE)["repos"].get(repo, {})
-        known = {} if rebuild else self._state
+        # A server that dies takes its queue with it: until a run was closed there, nothing counts as written.
+        unsure = "://" in repo and not self._state.get("closed")
+        known = {} if rebuild or unsure else self._state
         self._tail = MetricsTail(self.run_dir, Position(int(known.get("offset", 0)), str(known.get("digest", ""))))
         self._rebuild = rebuild
 
