@@ -76,11 +76,7 @@ def get_or_make(folder: Path, key: str, make: Callable[[Path], Info], *, wait_s:
                 assert found is not None
                 return *found, True
             return *_write(folder, key, make), False
-    except PermissionError as error:
-        raise _unwritable(folder, error) from None
-    except OSError as error:
-        if error.errno is None or isinstance(error, FileNotFoundError | NotADirectoryError):
-            raise
+    except OSError as error:  # no right, no room, a file where a folder should be
         raise _unwritable(folder, error) from None
 
 

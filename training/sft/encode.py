@@ -7,17 +7,16 @@ by one in Python, and ids go into flat arrays. Tokenizers that are not the plain
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from training.run.errors import CONFIG, DATA, UserError
+from training.sft.collection import without_collection
 from training.sft.shapes import Shape, cell_problem
 from training.sft.words import WordEncoder, exact_for
 
@@ -113,7 +112,7 @@ class Encoder:
         """
         self._check_cells(columns, first_row)
         try:
-            with _without_collection():
+            with without_collection():  # a batch is millions of objects
                 ids, masks, diverged = self._masked(columns)
         except UserError:
             raise
@@ -349,18 +348,6 @@ class Encoder:
             fix="correct the row or remove it",
             code=DATA,
         )
-
-
-@contextlib.contextmanager
-def _without_collection() -> Iterator[None]:
-    """A batch makes millions of objects and no garbage to speak of; looking for it takes a quarter of the time."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 class NoAssistantTokens(ValueError):

@@ -13,6 +13,7 @@ import re
 import sys
 import sysconfig
 import types
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -140,7 +141,8 @@ def _of_file(path: Path, root: Path, provenance: tuple[str, str, str]) -> Iterat
     if not words or any(word.startswith("_") for word in words):
         return
     try:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+        with warnings.catch_warnings(action="ignore"):  # other people's escape sequences
+            tree = ast.parse(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, SyntaxError):  # a file for another version of Python, or templates
         return
     module = ".".join(words)
@@ -264,7 +266,7 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
         if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             continue
         for part in ("body", "orelse", "finalbody"):
-            yield from _statements(getattr(statement, part, ()))
+            yield from _statements(getattr(statement, part, []))
         for branch in (*getattr(statement, "handlers", ()), *getattr(statement, "cases", ())):
             yield from _statements(branch.body)
 
@@ -280,11 +282,12 @@ def _of_interpreter(provenance: tuple[str, str, str]) -> Iterator[PythonObject]:
         compiled = loader is importlib.machinery.BuiltinImporter or isinstance(loader, importlib.machinery.ExtensionFileLoader)
         if spec is None or not compiled:
             continue
-        module = importlib.import_module(module_name)
+        with warnings.catch_warnings(action="ignore"):  # some are deprecated
+            module = importlib.import_module(module_name)
         if module.__doc__:
             yield PythonObject(module_name, module_name, "module", module_name, *provenance, doc=inspect.cleandoc(module.__doc__))
         for name, value in sorted(vars(module).items()):
-            if not name.startswith("_"):
+            if not name.startswith("_") and not name.endswith("hook"):  # hooks are there to be replaced, by a test runner too
                 yield from _of_value(value, name, module_name, "", provenance)
 
 
@@ -352,10 +355,9 @@ def prose(doc: str) -> list[str]:
         if section in ("Returns", "Return", "Yields"):
             item = re.sub(r"^[\w.\[\], |]{1,40}: ", "", text)
             text, section = f"{section.rstrip('s')}s {item[:1].lower()}{item[1:]}", "passed"
-        elif section:
+        elif section or (found and all(line.startswith("  ") for line in lines)):  # indented: an example
             continue
-        indented = found and all(line.startswith(("    ", "  ")) for line in lines)
-        if is_prose(text) and not indented:
+        if is_prose(text):
             found.append(text)
     return found
 

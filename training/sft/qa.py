@@ -10,6 +10,7 @@ say in the same words is kept once, so that no answer of eval stands in train.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
@@ -20,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from training.run.errors import CANNOT_CREATE, DATA, UserError
-from training.sft.python_objects import PythonObject, documented_objects
+from training.sft.collection import without_collection
+from training.sft.python_objects import PythonObject, documented_objects, whole_sentences
 
 DEFAULT_ROWS = 12_000
 EVAL_SHARE = 10  # one object in ten
@@ -71,7 +73,10 @@ def build(output: Path, *, rows: int = DEFAULT_ROWS, seed: int = 0) -> dict[str,
     """
     if rows < 20:
         raise UserError(f"--rows is {rows}; the least is 20", where="command line", code=DATA)
-    chosen = draw(questions(documented_objects(), seed), rows, seed)
+    with _writing(output):
+        output.mkdir(parents=True, exist_ok=True)
+    with without_collection():  # syntax trees are many objects and no garbage
+        chosen = draw(questions(documented_objects(), seed), rows, seed)
     if len(chosen) < min(rows, 20):
         raise UserError("this Python has no documented source files", fix="use a Python with its standard library's .py files", code=DATA)
     parts: dict[str, list[Row]] = {"train": [], "eval": []}
@@ -80,11 +85,17 @@ def build(output: Path, *, rows: int = DEFAULT_ROWS, seed: int = 0) -> dict[str,
     if not parts["eval"]:
         parts["eval"] = [parts["train"].pop()]
     card = describe(parts, seed)
-    try:
-        output.mkdir(parents=True, exist_ok=True)
+    with _writing(output):
         for name, content in parts.items():
             card["files"][f"{name}.parquet"]["sha256"] = _write(output / f"{name}.parquet", content)
         _replace(output / "card.json", (json.dumps(card, indent=2) + "\n").encode())
+    return card
+
+
+@contextlib.contextmanager
+def _writing(output: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise UserError(
             f"cannot be written: {error.strerror or error}",
@@ -92,7 +103,6 @@ def build(output: Path, *, rows: int = DEFAULT_ROWS, seed: int = 0) -> dict[str,
             fix="give --output a folder that can be written",
             code=CANNOT_CREATE,
         ) from None
-    return card
 
 
 def questions(objects: Iterable[PythonObject], seed: int) -> Iterator[Row]:
@@ -104,10 +114,10 @@ def questions(objects: Iterable[PythonObject], seed: int) -> Iterator[Row]:
             question = phrases[_hash(seed, thing.name, kind) % len(phrases)].format(
                 name=thing.name + ("()" if thing.callable and kind != "signature" else ""), sort=thing.sort, **values
             )
-            key = _same(kind, thing, values, answer)
-            if question in seen or key in seen:
+            keys = {question, *_same(kind, thing, values, answer)}
+            if keys & seen:
                 continue
-            seen |= {question, key}
+            seen |= keys
             yield Row(question, answer, kind, thing.name, thing.module, thing.package, thing.version, thing.license)
 
 
@@ -117,7 +127,7 @@ def _facts(thing: PythonObject, seed: int) -> Iterator[tuple[str, dict[str, str]
     if summary:
         yield "purpose", {}, summary
     if summary and details:
-        yield "description", {}, f"{summary} {details}"
+        yield "description", {}, whole_sentences(f"{summary} {details}", _ANSWER_CHARACTERS)
     if thing.raises:
         yield "raises", {}, _listed(thing.raises) + "."
     if returned := thing.returned():
@@ -138,15 +148,18 @@ def _facts(thing: PythonObject, seed: int) -> Iterator[tuple[str, dict[str, str]
         yield "default", {"call": call, "parameter": parameter}, thing.defaults[parameter]
 
 
-def _same(kind: str, thing: PythonObject, values: dict[str, str], answer: str) -> str:
-    """What two rows share if one repeats the other: the words, without the object's own name, case, digits and punctuation."""
+def _same(kind: str, thing: PythonObject, values: dict[str, str], answer: str) -> set[str]:
+    """What another row shares if it says the same: the words, without case, digits and punctuation, with and without the
+    object's own name."""
     if kind in _READING:
-        return f"{kind}:{values['call']}:{values.get('parameter', '')}"
+        return {f"{kind}:{values['call']}:{values.get('parameter', '')}"}
     if kind in ("raises", "base"):
-        return f"{kind}:{thing.name}"
-    text = (thing.signature or "") + thing.short if kind == "signature" else answer
-    words = re.findall(r"[a-z]+", text.lower().replace(thing.short.lower(), " ") if kind != "signature" else text.lower())
-    return f"{kind}:{' '.join(words)}"
+        return {f"{kind}:{thing.name}"}
+    if kind == "signature":
+        return {f"{kind}:{thing.short}{thing.signature}"}
+    words = re.findall(r"[a-z]+", answer.lower())
+    own = set(re.findall(r"[a-z]+", thing.short.lower()))
+    return {" ".join(words), "without name:" + " ".join(word for word in words if word not in own)}
 
 
 def draw(found: Iterable[Row], rows: int, seed: int) -> list[Row]:
