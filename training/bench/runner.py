@@ -160,6 +160,9 @@ class Runner:
         if record is None:
             record = _failure(cell, outcome, seconds, killed_for_memory=_kernel_kills() > kills, log=log)
             write_json(folder / RUN_FILE, record)
+        elif outcome.timed_out and record.get("status") != "ok":  # it wrote its record when it was told to end
+            record["reason"] = f"hang: not done after {seconds:.0f} s, ended by the sweep; its last word: {record.get('reason')}"
+            write_json(folder / RUN_FILE, record)
         write_json(
             folder / CELL_FILE, {"key": cell.key, "arguments": list(cell.arguments), "world_size": cell.world_size, "seconds": seconds}
         )

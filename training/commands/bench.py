@@ -103,7 +103,7 @@ def run(
 
     Everything is checked before any process is started. A cell that runs out of memory, hangs or fails has a record too.
     Records are printed between markers as well, unless the output is a terminal. Ctrl-C keeps what is done; the same command
-    goes on. Exit code 0: every cell measured or out of memory; 70: a cell failed.
+    goes on. Exit code 0: every cell measured or out of memory; 70: a cell failed (inside a job always 0).
 
     \b
     Examples:
@@ -139,7 +139,7 @@ def run(
         typer.echo(json.dumps({"cells": progress.states, "impossible": expansion.impossible, "output": str(output)}, indent=2))
     if pod is None or pod.node_rank == 0:
         typer.echo(f"{len(progress.states)} cells, {len(failed)} failed; next: podtune bench report {output}", err=True)
-    if failed and (pod is None or pod.node_rank == 0):
+    if failed and pod is None:  # in a job a failed cell is a result; an exit code would only restart the pod
         raise typer.Exit(SOFTWARE)
 
 
