@@ -162,11 +162,11 @@ class Cluster:
         found = self.get(f"/apis/{version}")
         return found is not None and any(one["name"] == plural for one in found.get("resources", []))
 
-    def may(self, verb: str, document: Json) -> bool:
-        """Whether this user may do ``verb`` with objects of the document's kind here."""
+    def may(self, verb: str, document: Json, subresource: str = "") -> bool:
+        """Whether this user may do ``verb`` with objects of the document's kind here, or with their ``subresource`` (log)."""
         group, _, _ = document["apiVersion"].rpartition("/")
         plural = PLURALS.get(document["kind"]) or f"{document['kind'].lower()}s"
-        attributes = {"namespace": self.namespace, "verb": verb, "group": group, "resource": plural}
+        attributes = {"namespace": self.namespace, "verb": verb, "group": group, "resource": plural, "subresource": subresource}
         review = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview", "spec": {"resourceAttributes": attributes}}
         found = self.request("POST", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", body=review)
         return bool((found.get("status") or {}).get("allowed"))
