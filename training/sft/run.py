@@ -185,6 +185,10 @@ class Run:
             reason = f"SIGTERM; saved at step {self.step}, the same command goes on from there"
         end_record(self.record, status, code, reason)
         self._write()
+        if status in ("ok", "preempted"):
+            from training.report.plots import loss_curve_png
+
+            loss_curve_png(self.output_dir, self.output_dir / "loss.png")
         if self._heartbeat:
             self._heartbeat.stop()
         if self._tracker:
