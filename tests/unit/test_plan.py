@@ -11,7 +11,8 @@ import pytest
 
 from training.bench.beside import plans
 from training.bench.hardware import ROWS, hardware_row, link_row, peak_flops
-from training.bench.plan import GIB, Plan, bubble_share, estimate, estimate_all, partition, state_bytes
+from training.bench.layout import PLANNED, bubble_share, partition
+from training.bench.plan import GIB, Plan, estimate, estimate_all, state_bytes
 from training.bench.shapes import KNOWN, Opaque, Transformer, shape_of
 from training.bench.sizes import SIZES
 from training.run.errors import UserError
@@ -173,6 +174,14 @@ def test_a_resnet_is_not_divided_by_heads_and_says_so_in_the_table_of_all() -> N
     found, refused = estimate_all(shape_of("resnet50"), world_size=2, batch_size=64)
     assert "tensor" in refused
     assert {"ddp", "fsdp", "pipeline-gpipe"} <= {plan.strategy for plan in found}
+
+
+def test_the_planner_knows_strategies_by_the_benchmarks_names() -> None:
+    """A new strategy may come without formulas: its cells then stand without a plan."""
+    from training.bench.strategies import STRATEGIES
+
+    assert set(PLANNED) <= set(STRATEGIES)
+    assert plans([{"model": "tinygpt-test", "strategy": "new", "world_size": 2, "global_batch_size": 8, "config": {}}]) == [None]
 
 
 def test_a_folder_with_a_config_is_a_model(tmp_path: Path) -> None:

@@ -66,17 +66,3 @@ SIZES: dict[str, TransformerSize | ResNetSize] = {
     "resnet18-cifar": ResNetSize(block="basic", blocks=(2, 2, 2, 2), stem="3x3", classes=10, image_size=32),
     "resnet50": ResNetSize(block="bottleneck", blocks=(3, 4, 6, 3), stem="7x7", classes=1000, image_size=224),
 }
-# A strategy has one name everywhere: flag, file, Helm value, record.
-STRATEGIES = (
-    "single",
-    "ddp",
-    "fsdp",
-    "fsdp-grad-op",
-    "hsdp",
-    "zero2",
-    "zero3",
-    "naive-mp",
-    "pipeline-gpipe",
-    "pipeline-1f1b",
-    "tensor",
-)
