@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -26,7 +28,7 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=2, help="local processes")
     parser.add_argument("--name", default="run", help="name of the run, a folder under --output")
     parser.add_argument("--learning-rate", type=float, default=2e-3, help="peak learning rate")
-    options = parser.parse_args()
+    options, more = parser.parse_known_args()  # whatever else is given goes to the training program
     started = time.monotonic()
     data, model, run, aim = (options.output / name for name in ("data", "model", options.name, "aim"))
     say(f"the demo makes everything under {options.output}/ (no GPU, no cluster and no download needed)")
@@ -50,7 +52,7 @@ def main() -> int:
         *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", options.processes),
         *("-m", "training.training", "--config", ROOT / "deploy" / "demo.yaml"),
         *("--model_name_or_path", model, "--dataset_name", data, "--output_dir", run, "--aim_repo", aim),
-        *("--max_steps", options.steps, "--learning_rate", options.learning_rate),
+        *("--max_steps", options.steps, "--learning_rate", options.learning_rate, *more),
     )
     record = json.loads((run / "run.json").read_text())
     closing(record, options.output, run, aim, time.monotonic() - started)
@@ -66,30 +68,34 @@ def step(title: str, *command: object) -> None:
     words = [str(word) for word in command]
     say(title)
     print("$ " + " ".join(words).replace(f"{sys.executable} -m torch.distributed.run", "torchrun"), flush=True)
-    done = subprocess.run(words, cwd=ROOT)
+    threads = str(max(1, (os.cpu_count() or 1) // 2))  # torchrun would say at length that it chooses 1
+    done = subprocess.run(words, cwd=ROOT, env={"OMP_NUM_THREADS": threads, **os.environ})
     if done.returncode:
         raise SystemExit(done.returncode)
 
 
-def closing(record: dict[str, object], output: Path, run: Path, aim: Path, seconds: float) -> None:
+def closing(record: dict[str, Any], output: Path, run: Path, aim: Path, seconds: float) -> None:
     """The last screen: what was made, one answer before and after, and what to type next."""
     measured = record["measurements"]
-    assert isinstance(measured, dict)
-    loss, answers = measured["loss"], measured.get("answers", {})
+    loss, answers = measured["loss"], measured.get("answers")
     say(f"done in {seconds:.0f} s")
     print(f"eval loss      {loss['eval_first']:.3f} -> {loss['eval']:.3f}")
-    print(f"speed          {measured['tokens_per_s']:,.0f} real tokens/s, {measured['peak_memory_gib']['max']:.1f} GiB a process at most")
-    for sample in answers.get("samples", [])[:1]:
+    if "tokens_per_s" in measured:
         print(
-            f"question       {sample['question']}\n  before       {sample['base']}\n  after        {sample['tuned']}\n  reference    {sample['reference']}"
+            f"speed          {measured['tokens_per_s']:,.0f} real tokens/s, {measured['peak_memory_gib']['max']:.1f} GiB a process at most"
         )
-    print(
-        f"model          {run / 'final'}\nmetrics        {run / 'metrics.jsonl'}, {run / 'run.json'}, {run / 'loss.png'}\nAim repo       {aim}"
-    )
+    if answers:
+        base, tuned, sample = answers["base"], answers["tuned"], answers["samples"][0]
+        print(f"exact match    {base['exact_match']:.1%} -> {tuned['exact_match']:.1%} of {answers['rows']} held-out questions")
+        print(f"question       {sample['prompt']}\n  reference    {sample['reference']}")
+        print(f"  before       {sample['base'][:110]}\n  after        {sample['tuned'][:110]}")
+    print(f"model          {run / 'final'}")
+    print(f"metrics        {run / 'metrics.jsonl'}, {run / 'run.json'}, {run / 'loss.png'}")
+    print(f"Aim repo       {aim}")
     print("\nnext:")
-    print(f"  make demo DEMO_ARGS='--name slower --learning-rate 5e-4' && .venv/bin/podtune compare {run} {output / 'slower'}")
-    print(f"  .venv/bin/aim up --repo {aim}                     # look at the curves in a browser")
-    print("  make demo DEMO_ARGS='--steps 600'                # what an interrupted run does: goes on from its last checkpoint")
+    print(f"  .venv/bin/podtune compare {run} {output / 'slower'}    # after: make demo DEMO_ARGS='--name slower --learning-rate 5e-4'")
+    print(f"  .venv/bin/aim up --repo {aim}    # the curves in a browser")
+    print("  make demo DEMO_ARGS='--steps 600 --allow_resume_change'    # resume from the last checkpoint, for 200 steps more")
 
 
 if __name__ == "__main__":

@@ -39,9 +39,9 @@ def main() -> int:
     if links:  # uv does not read pip's settings
         env["UV_FIND_LINKS"] = ",".join(links)
     requirements = with_local_hashes(REQUIREMENTS, links, venv)
-    install = [uv, "pip", "install", "--quiet", "--python", str(venv / "bin" / "python")]
-    subprocess.run([*install, "--require-hashes", "-r", str(requirements)], check=True, env=env)
-    subprocess.run([*install, "--no-deps", "--no-build-isolation", "-e", str(ROOT)], check=True, env=env)
+    into = ["--quiet", "--python", str(venv / "bin" / "python")]
+    subprocess.run([uv, "pip", "sync", *into, "--require-hashes", str(requirements)], check=True, env=env)
+    subprocess.run([uv, "pip", "install", *into, "--no-deps", "--no-build-isolation", "-e", str(ROOT)], check=True, env=env)
     stamp.write_text(wanted)
     print(f"setup: done in {time.monotonic() - started:.0f} s", flush=True)
     return 0
@@ -65,8 +65,11 @@ def bootstrap(venv: Path) -> str:
     """Create the environment and return a uv to fill it: the one on PATH, else the pinned one by pip."""
     uv = shutil.which("uv")
     if uv and subprocess.run([uv, "--version"], capture_output=True).returncode == 0:
-        subprocess.run([uv, "venv", "--quiet", "--clear", "--python", sys.executable, str(venv)], check=True)
+        if not same_python(venv):
+            subprocess.run([uv, "venv", "--quiet", "--clear", "--python", sys.executable, str(venv)], check=True)
         return uv
+    if same_python(venv) and (venv / "bin" / "uv").exists():
+        return str(venv / "bin" / "uv")
     made = subprocess.run([sys.executable, "-m", "venv", "--clear", str(venv)], capture_output=True, text=True)
     if made.returncode:
         raise SystemExit(fail(f"this Python cannot make virtual environments ({made.stdout.strip()[:300]}): install uv or python3-venv"))
@@ -76,6 +79,15 @@ def bootstrap(venv: Path) -> str:
     only_uv.write_text(pinned.group(0).rstrip("\\ \n") + "\n")
     subprocess.run([venv / "bin" / "python", "-m", "pip", "install", "--quiet", "--require-hashes", "-r", only_uv], check=True)
     return str(venv / "bin" / "uv")
+
+
+def same_python(venv: Path) -> bool:
+    """True if ``venv`` is there with this interpreter, so that only what changed need be installed."""
+    asked = [venv / "bin" / "python", "-c", "import sys; print(sys.version_info[:2], sys.base_prefix)"]
+    try:
+        return subprocess.run(asked, capture_output=True, text=True).stdout.strip() == f"{sys.version_info[:2]} {sys.base_prefix}"
+    except OSError:
+        return False
 
 
 def find_links() -> list[str]:

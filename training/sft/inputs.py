@@ -109,5 +109,6 @@ def filled(rows: datasets.Dataset, multiple: int) -> datasets.Dataset:
     missing = -len(rows) % multiple
     if not missing:
         return rows
-    unscored = rows.select([0] * missing).map(lambda row: {"labels": [-100] * len(row["input_ids"])}, features=rows.features)
+    first = rows[0]
+    unscored = datasets.Dataset.from_list([first | {"labels": [-100] * len(first["input_ids"])}] * missing, features=rows.features)
     return datasets.concatenate_datasets([rows, unscored])
