@@ -91,6 +91,16 @@ def test_a_token_depends_on_earlier_tokens_of_its_own_row_only() -> None:
     assert reached.tolist() == [False] * 4 + [True] * 3 + [False] * 5
 
 
+def test_a_mask_that_was_built_is_obeyed_whatever_the_boundaries_say() -> None:
+    tensors, lengths = qkv(9), (4, 5)
+    everything = torch.ones(1, 1, 9, 9, dtype=torch.bool)
+    module = torch.nn.Module()
+    module.num_key_value_groups = HEADS // SHARED  # type: ignore[assignment]
+    ours, _ = per_row_attention(module, *tensors, everything, cu_seq_lens_q=boundaries(lengths), position_ids=positions(lengths))
+    expected = F.scaled_dot_product_attention(*tensors, attn_mask=everything, enable_gqa=True).transpose(1, 2)
+    torch.testing.assert_close(ours, expected, rtol=0, atol=1e-6)
+
+
 def test_a_model_that_passes_neither_boundaries_nor_positions_is_refused_in_training() -> None:
     with pytest.raises(RuntimeError, match="sdpa"):
         per_row_attention(torch.nn.Module().train(), *qkv(6), None)
