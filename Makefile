@@ -1,11 +1,11 @@
-# make setup | demo | test | lint | clean (INTERFACES: README.md, "Make targets")
+# setup, demo, test, lint and clean are for everyone; test-cluster, requirements and picture for who works on podtune
 PYTHON ?=
 VENV := .venv
 BIN := $(VENV)/bin
 DEMO_DIR ?= demo
 DEMO_ARGS ?=
 
-.PHONY: setup demo test test-cluster lint clean requirements
+.PHONY: setup demo test test-cluster lint clean requirements picture
 
 setup:
 	@if [ -n "$(PYTHON)" ]; then py="$(PYTHON)"; else \
@@ -29,6 +29,9 @@ lint: setup
 requirements: setup
 	$(BIN)/uv pip compile --universal --python-version 3.11 --all-extras --generate-hashes --no-emit-index-url \
 	  --no-annotate --custom-compile-command "make requirements" $(UPGRADE) -o requirements.txt pyproject.toml
+
+picture: setup
+	@$(BIN)/python scripts/compare_picture.py $(DEMO_DIR)
 
 clean:
 	rm -rf $(DEMO_DIR) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
