@@ -106,6 +106,11 @@ def test_a_model_that_passes_neither_boundaries_nor_positions_is_refused_in_trai
         per_row_attention(torch.nn.Module().train(), *qkv(6), None)
 
 
+def test_a_model_that_caps_its_scores_is_refused_rather_than_trained_otherwise() -> None:
+    with pytest.raises(RuntimeError, match="softcap"):
+        per_row_attention(torch.nn.Module(), *qkv(6), None, cu_seq_lens_q=boundaries((2, 4)), softcap=30.0)
+
+
 # ---- in a real model ----
 @pytest.fixture(scope="module")
 def model() -> Any:

@@ -21,6 +21,7 @@ PER_ROW = "podtune_per_row"
 # best. Above, the probabilities that the products keep for the backward pass would weigh too much.
 _IN_BLOCKS = range(96, 2049)
 _BLOCK = 256  # queries of one product: what a causal mask throws away is at most this many keys a query
+_EXTRAS = ("softcap", "position_bias", "s_aux")  # what some models add to attention
 
 
 class Attention(NamedTuple):
@@ -101,6 +102,9 @@ def per_row_attention(
 
     Returns:
         ``(1, T, heads, head_dim)``, and no weights.
+
+    Raises:
+        RuntimeError: the model wants more than plain attention of rows end to end, or tells them apart by nothing.
     """
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -110,6 +114,8 @@ def per_row_attention(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
         return plain
+    if extra := [name for name in _EXTRAS if kwargs.get(name) is not None]:
+        raise RuntimeError(f"{type(module).__name__} attends with {extra[0]}, which attention row by row has not: use --padding_free false")
     dtype = torch.get_autocast_dtype(query.device.type) if torch.is_autocast_enabled(query.device.type) else query.dtype
     if query.is_cuda and dtype != torch.float32 and dropout == 0.0 and _has_varlen():
         longest = kwargs.get("max_length_q") or int(boundaries.diff().max())
