@@ -183,6 +183,14 @@ def test_a_torn_line_of_json_is_named(tmp_path: Path) -> None:
     assert "not a JSON" in refused(tmp_path / "b.jsonl").what or "not JSON" in refused(tmp_path / "b.jsonl").what
 
 
+def test_json_that_is_no_text_or_nested_without_end_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "fine \\ud83d\\ude00"}\n{"text": "half \\ud83d"}\n')
+    error = refused(tmp_path / "a.jsonl")
+    assert (error.where.endswith("line 2"), error.what) == (True, "\\ud83d is half of a character")
+    (tmp_path / "b.jsonl").write_text('{"text": ' + "[" * 100_000 + "\n")
+    assert "nested too deeply" in refused(tmp_path / "b.jsonl").what
+
+
 def test_a_csv_line_with_too_many_cells_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("question,answer\na,b,c\n")
     error = refused(tmp_path / "a.csv")
@@ -206,6 +214,13 @@ def test_checking_imports_neither_torch_nor_datasets(tmp_path: Path) -> None:
         f"check_source(Source({str(path)!r})); sys.exit('torch' in sys.modules or 'datasets' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 0
+
+
+def test_the_datasets_folder_here_does_not_hide_the_library() -> None:
+    import datasets
+
+    assert "site-packages" in str(datasets.__file__)
+    assert not (Path(__file__).parents[2] / "datasets" / "__init__.py").exists()
 
 
 # ---- what is read ----

@@ -302,21 +302,29 @@ def _json(path: Path) -> Iterator[tuple[int, Row]]:
         if number == 1 and text.startswith("["):
             yield from _array(path)
             return
-        try:
-            row = json.loads(text)
-        except ValueError as error:
-            fix = "write one JSON object a line, or one JSON array of objects"
-            raise UserError(f"not JSON: {error}", where=f"{path}, line {number}", fix=fix, code=DATA) from None
-        yield number, _object(row, path, f"line {number}")
+        yield number, _object(_parsed(text, f"{path}, line {number}"), path, f"line {number}")
 
 
 def _array(path: Path) -> Iterator[tuple[int, Row]]:
-    try:
-        content = json.loads("".join(line for _, line in _lines(path)))
-    except ValueError as error:
-        raise UserError(f"not JSON: {error}", where=str(path), code=DATA) from None
+    content = _parsed("".join(line for _, line in _lines(path)), str(path))
     for number, row in enumerate(content, 1):
         yield number, _object(row, path, f"row {number}")
+
+
+def _parsed(text: str, where: str) -> Any:
+    try:
+        content = json.loads(text)
+        if "\\ud" in text or "\\uD" in text:  # an escaped half of a surrogate pair is JSON, but no text
+            json.dumps(content, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        half = f"\\u{ord(error.object[error.start]):04x}"
+        raise UserError(f"{half} is half of a character", where=where, fix="correct the row or remove it", code=DATA) from None
+    except RecursionError:
+        raise UserError("nested too deeply", where=where, fix="correct the row or remove it", code=DATA) from None
+    except ValueError as error:
+        fix = "write one JSON object a line, or one JSON array of objects"
+        raise UserError(f"not JSON: {error}", where=where, fix=fix, code=DATA) from None
+    return content
 
 
 def _object(row: Any, path: Path, place: str) -> Row:
