@@ -222,3 +222,31 @@ def test_a_folder_that_cannot_be_written_is_refused_before_the_model_is_loaded(
 def test_qlora_without_a_gpu_says_so_at_once(launcher: Launcher, options: list[object], tmp_path: Path) -> None:
     output = launcher.run(*options, "--max_steps", 2, "--load_in_4bit", "--use_peft", "--output_dir", tmp_path / "run", codes=[69])
     assert "need a GPU" in output
+
+
+@pytest.mark.parametrize("repo", ["a file", "aim://127.0.0.1:9"])
+def test_aim_that_cannot_be_written_costs_a_warning_and_nothing_else(
+    repo: str, undisturbed: Path, launcher: Launcher, options: list[object], tmp_path: Path
+) -> None:
+    (tmp_path / "a file").write_text("")
+    target = repo if repo.startswith("aim:") else tmp_path / repo
+    output = launcher.run(*options, "--max_steps", STEPS, "--output_dir", tmp_path / "run", "--aim_repo", target)
+    assert "warning" in output
+    assert metrics(tmp_path / "run") == metrics(undisturbed)
+
+
+def test_an_interrupted_and_resumed_run_is_one_run_in_aim(launcher: Launcher, options: list[object], tmp_path: Path) -> None:
+    from aim import Repo
+    from aim.sdk.index_manager import RepoIndexManager
+
+    command = [*options, "--max_steps", STEPS, "--output_dir", tmp_path / "run", "--aim_repo", tmp_path / "aim"]
+    program = launcher.start(*command)
+    wait_for_step(program, 6, STEPS)
+    program.signal(signal.SIGTERM)
+    assert program.wait(60) == [143]
+    launcher.run(*command)
+    repo = Repo(str(tmp_path / "aim"))
+    (run,) = repo.iter_runs()
+    RepoIndexManager.get_index_manager(repo).index(run.hash)
+    steps, values = run.get_metric("loss", next(m.context for m in run.metrics() if m.name == "loss")).values.sparse_list()
+    assert dict(zip(steps, values, strict=True)) == pytest.approx(metrics(tmp_path / "run"))

@@ -60,7 +60,7 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_used(tmp_path: 
 def test_when_every_checkpoint_is_damaged_the_run_stops_with_the_list(tmp_path: Path) -> None:
     for step in (1, 2):
         (save(tmp_path, step) / "model.safetensors").unlink()
-    with pytest.raises(UserError, match="checkpoint-2: model.safetensors is missing; checkpoint-1"):
+    with pytest.raises(UserError, match=r"checkpoint-2: model\.safetensors is missing; checkpoint-1"):
         checkpoint.newest_complete(tmp_path)
     assert len(checkpoint.checkpoints(tmp_path)) == 2
 
