@@ -18,7 +18,7 @@ import pytest
 
 from training.run.errors import CANNOT_CREATE, UserError
 from training.sft import python_objects, qa
-from training.sft.python_objects import plain, prose, whole_sentences
+from training.sft.prose import plain, prose, whole_sentences
 
 ROWS = 9000
 

@@ -18,6 +18,7 @@ from trl.chat_template_utils import get_training_chat_template, has_generation_m
 from training.run.errors import CONFIG, DATA, UserError
 from training.sft import data, encode
 from training.sft.data import TokenizeOptions
+from training.sft.render import is_plain_fast
 from training.sft.words import exact_for
 
 QUESTIONS = [
@@ -126,7 +127,7 @@ def test_assistant_masks_are_those_of_trl(tokenizer: str, shape: str, options: s
 @pytest.mark.parametrize("shape", ["messages", "prompt and completion of messages", "prompt and completion of text", "text"])
 def test_a_tokenizer_with_its_own_encoding_is_asked_row_by_row(shape: str) -> None:
     tokenizer = overriding()
-    assert not encode._is_plain_fast(tokenizer)
+    assert not is_plain_fast(tokenizer)
     assert_equal_to_trl(Dataset.from_dict(ROWS[shape]), tokenizer, TokenizeOptions(max_length=50))
 
 

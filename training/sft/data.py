@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 from training.run.errors import CONFIG, DATA, UserError
 from training.sft import cache
-from training.sft.encode import IGNORED, Encoded, Encoder, TokenizeOptions, training_template
+from training.sft.encode import IGNORED, Encoded, Encoder
 from training.sft.shapes import Shape, detect
 from training.sft.source import Source, check_source, find_eval_split, load_split, sources
+from training.sft.tokenizer_check import TokenizeOptions, check_tokenizer, training_template
 
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
@@ -307,62 +308,6 @@ def fingerprint(dataset: Dataset) -> str:
         return of_tables(dataset.column_names, [dataset.data.table])
     rows, step = dataset.with_format("arrow"), 50_000
     return of_tables(dataset.column_names, (rows[start : start + step] for start in range(0, len(rows), step)))
-
-
-def check_tokenizer(tokenizer: PreTrainedTokenizerBase, model_vocab_size: int | None, options: TokenizeOptions, shape: Shape) -> list[str]:
-    """Make sure that the tokenizer can train ``shape``; return warnings.
-
-    Args:
-        tokenizer: the tokenizer.
-        model_vocab_size: rows of the model's embedding; None skips that check.
-        options: as for :func:`tokenize`.
-        shape: of the data set, see :func:`shape_of`.
-
-    Raises:
-        UserError: no template, padding or EOS token where one is needed, or ids beyond the model's vocabulary; each says
-            what to set.
-    """
-    where = f"tokenizer {tokenizer.name_or_path}".strip()
-
-    def refuse(what: str, fix: str) -> UserError:
-        return UserError(what, where=where, fix=fix, code=CONFIG)
-
-    if shape.conversational and not tokenizer.chat_template:
-        raise refuse(
-            "it has no chat template, and the rows are messages",
-            "set --chat_template_path to a .jinja file or to a model that has one, for example HuggingFaceTB/SmolLM3-3B",
-        )
-    if options.assistant_only_loss and not (shape.conversational or (shape.name == "question-answer" and tokenizer.chat_template)):
-        raise refuse("assistant_only_loss needs rows of messages", f"leave it off; the rows are {shape.name}")
-    training_template(tokenizer, options)
-    plain = not shape.conversational and shape.name != "tokenized" and not (shape.name == "question-answer" and tokenizer.chat_template)
-    if tokenizer.eos_token_id is None and plain:
-        raise refuse(
-            "it has no EOS token, so the model could not learn where an answer ends", "set --eos_token, for example '<|endoftext|>'"
-        )
-    if tokenizer.pad_token_id is None:
-        raise refuse("it has no padding token", "set --pad_token to a token that is never part of an answer")
-    highest = max(tokenizer.get_vocab().values(), default=0)
-    if model_vocab_size is not None and highest >= model_vocab_size:
-        beyond = sorted((number, token) for token, number in tokenizer.get_vocab().items() if number >= model_vocab_size)
-        raise refuse(
-            f"its ids go up to {highest}, but the model has {model_vocab_size} embeddings; beyond them: "
-            + ", ".join(f"{token!r} ({number})" for number, token in beyond[:3]),
-            "use the tokenizer that belongs to the model, or a model whose embeddings were resized for it",
-        )
-    return _tokenizer_warnings(tokenizer, options, shape)
-
-
-def _tokenizer_warnings(tokenizer: PreTrainedTokenizerBase, options: TokenizeOptions, shape: Shape) -> list[str]:
-    found = []
-    if tokenizer.eos_token_id is None:
-        found.append("the tokenizer has no EOS token: generation will not know where to stop (set --eos_token)")
-    if options.assistant_only_loss and shape.name != "tokenized":
-        from trl.chat_template_utils import is_chat_template_stop_token_trained
-
-        if not is_chat_template_stop_token_trained(tokenizer, chat_template=training_template(tokenizer, options)):
-            found.append("the chat template leaves the stop token outside of {% generation %}: the model will not learn to stop")
-    return found
 
 
 def pack(dataset: Dataset, max_length: int, strategy: str = "bfd", seed: int | None = 42) -> Dataset:

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from training.run.errors import CONFIG, DATA, UserError
+from training.run.errors import DATA, UserError
 from training.sft.collection import without_collection
+from training.sft.render import Messages, as_messages, is_plain_fast, rendered, span_mask
 from training.sft.shapes import Shape, cell_problem
+from training.sft.tokenizer_check import TokenizeOptions, training_template
 from training.sft.words import WordEncoder, exact_for
 
 if TYPE_CHECKING:
@@ -28,29 +29,8 @@ IGNORED = -100  # the label of a token that is not trained
 MAX_ROW_CHARACTERS = 64 * 2**20
 _CUT_ABOVE_CHARACTERS = 2**20
 
-_PLAIN = {"role", "content"}
 
 Columns = dict[str, list[Any]]
-Messages = list[dict[str, Any]]
-
-
-@dataclass(frozen=True)
-class TokenizeOptions:
-    """What of a row becomes tokens, and which of them are trained; the names are SFTConfig's.
-
-    Attributes:
-        max_length: longest row in tokens; None leaves rows whole (and is what packing needs).
-        truncation_mode: ``keep_start`` or ``keep_end``.
-        completion_only_loss: None means: if there are prompts and completions.
-        assistant_only_loss: train only what stands between the template's generation markers.
-        dataset_text_field: the column of plain text.
-    """
-
-    max_length: int | None = 1024
-    truncation_mode: str = "keep_start"
-    completion_only_loss: bool | None = None
-    assistant_only_loss: bool = False
-    dataset_text_field: str = "text"
 
 
 @dataclass
@@ -91,7 +71,7 @@ class Encoder:
         self.template = training_template(tokenizer, options) if self.asks_template else None
         with_completion = shape.name in ("prompt-completion", "question-answer")
         self.completion_only = with_completion if options.completion_only_loss is None else options.completion_only_loss
-        self.fast = _is_plain_fast(tokenizer)
+        self.fast = is_plain_fast(tokenizer)
         if self.fast:
             self.backend = tokenizer.backend_tokenizer
             longest_token = max(map(len, tokenizer.get_vocab()), default=1)
@@ -138,14 +118,14 @@ class Encoder:
             ids = [encoding.ids for encoding in encodings]
         else:
             ids = self._encode(texts, False)
-        assistant = None if encodings is None or spans is None else [_span_mask(e, s) for e, s in zip(encodings, spans, strict=True)]
+        assistant = None if encodings is None or spans is None else [span_mask(e, s) for e, s in zip(encodings, spans, strict=True)]
         return self._mask_prompts(ids, self._encode(heads, False) if heads is not None else None, assistant)
 
     def _inputs(self, columns: Columns) -> tuple[list[Any] | None, list[Any]]:
         """Prompts (None if the shape has none) and whole rows, each text or messages. EOS is added to plain text, as TRL does."""
         names = self.shape.columns
         if self.shape.name == "messages":
-            return None, [_as_messages(value) for value in columns[names[0]]]
+            return None, [as_messages(value) for value in columns[names[0]]]
         if self.shape.name == "text":
             return None, [self._with_eos(text) for text in columns[names[0]]]
         prompts, completions = columns[names[0]], columns[names[1]]
@@ -156,7 +136,7 @@ class Encoder:
             else:
                 prompts = [text + "\n" for text in prompts]
         if self.asks_template:
-            prompts, completions = [_as_messages(value) for value in prompts], [_as_messages(value) for value in completions]
+            prompts, completions = [as_messages(value) for value in prompts], [as_messages(value) for value in completions]
         else:
             completions = [self._with_eos(text) for text in completions]
         return prompts, [prompt + completion for prompt, completion in zip(prompts, completions, strict=True)]
@@ -187,7 +167,7 @@ class Encoder:
 
         def render(some: list[Messages], tools: Any = None, **more: Any) -> tuple[list[str], list[list[tuple[int, int]]]]:
             template = more.pop("chat_template", None) or self.tokenizer.get_chat_template(self.template, tools)
-            return _rendered(some, template, tools, generation_prompt, spans, {**self.tokenizer.special_tokens_map, **more})
+            return rendered(some, template, tools, generation_prompt, spans, {**self.tokenizer.special_tokens_map, **more})
 
         if extra is None:
             texts, found = render(chats)
@@ -356,80 +336,3 @@ class NoAssistantTokens(ValueError):
     def __init__(self, row: int) -> None:
         super().__init__("no assistant token")
         self.row = row
-
-
-def training_template(tokenizer: PreTrainedTokenizerBase, options: TokenizeOptions) -> str | None:
-    """TRL's training template if generation markers are needed and the tokenizer's has none; None: its own.
-
-    Raises:
-        UserError: neither it nor TRL's collection has a template with markers.
-    """
-    if not options.assistant_only_loss or not tokenizer.chat_template:
-        return None
-    from trl.chat_template_utils import get_training_chat_template, has_generation_markers
-
-    if has_generation_markers(tokenizer.chat_template):
-        return None
-    try:
-        found: str | None = get_training_chat_template(tokenizer)
-    except ValueError:
-        raise UserError(
-            "assistant_only_loss needs a chat template with {% generation %} markers, and this tokenizer's has none",
-            where=str(tokenizer.name_or_path),
-            fix="set --chat_template_path FILE.jinja with markers around the assistant's turn, or leave assistant_only_loss off",
-            code=CONFIG,
-        ) from None
-    return found
-
-
-def _rendered(
-    chats: list[Messages], template: str, tools: Any, generation_prompt: bool, spans: bool, variables: dict[str, Any]
-) -> tuple[list[str], list[list[tuple[int, int]]]]:
-    """transformers' rendering. Messages of plain text need none of its conversions, which take longer than the template."""
-    from transformers.utils import chat_template_utils as library
-
-    plain = tools is None and all(message.keys() == _PLAIN and type(message["content"]) is str for chat in chats for message in chat)
-    if plain and not spans and all(isinstance(value, str | bool | int) for value in variables.values()):
-        render = library._compile_jinja_template(template).render
-        return [
-            render(messages=chat, tools=None, documents=None, add_generation_prompt=generation_prompt, **variables) for chat in chats
-        ], []
-    texts, found = library.render_jinja_template(
-        conversations=chats,
-        tools=tools,
-        chat_template=template,
-        return_assistant_tokens_mask=spans,
-        add_generation_prompt=generation_prompt,
-        **variables,
-    )
-    return texts, found
-
-
-def _is_plain_fast(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """True if text becomes ids by the Rust tokenizer alone and templates are rendered by transformers itself."""
-    from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
-
-    kind = type(tokenizer)
-    return (
-        isinstance(tokenizer, PreTrainedTokenizerFast)
-        and kind.__call__ is PreTrainedTokenizerBase.__call__
-        and kind._encode_plus is PreTrainedTokenizerFast._encode_plus
-        and kind.apply_chat_template is PreTrainedTokenizerBase.apply_chat_template
-    )
-
-
-def _as_messages(value: Sequence[dict[str, Any]]) -> Messages:
-    """Messages with role and content; ``from`` and ``value`` are their older names."""
-    renamed = {"from": "role", "value": "content"}
-    return [{renamed.get(key, key): item for key, item in message.items()} for message in value]
-
-
-def _span_mask(encoding: Any, spans: list[tuple[int, int]]) -> NDArray[np.bool_]:
-    """Tokens within character spans, as transformers' ``apply_chat_template`` finds them."""
-    mask = np.zeros(len(encoding.ids), dtype=np.bool_)
-    for start, end in spans:
-        first, last = encoding.char_to_token(start), encoding.char_to_token(end - 1)
-        if first is None:  # beyond the cut
-            break
-        mask[first : last + 1 if last else None] = True
-    return mask

@@ -22,7 +22,8 @@ from typing import Any
 
 from training.run.errors import CANNOT_CREATE, DATA, UserError
 from training.sft.collection import without_collection
-from training.sft.python_objects import PythonObject, documented_objects, whole_sentences
+from training.sft.prose import whole_sentences
+from training.sft.python_objects import PythonObject, documented_objects
 
 DEFAULT_ROWS = 12_000
 EVAL_SHARE = 10  # one object in ten
