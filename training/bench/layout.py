@@ -159,6 +159,8 @@ class Layout:
         if n == 1 or self.strategy == "single":
             return []
         grads = trained * (gradient_bytes or self.master_width)
+        if self.strategy in ("zero2", "zero3"):
+            grads *= self.accumulation  # gradients that are cut up cannot wait: DeepSpeed reduces in every backward pass
         weights = self.shape.parameters * (self.master_width if self.strategy == "zero3" else self.width)
         buckets = max(1, math.ceil(grads / DDP_BUCKET))
         hidden = self.batch_size * self.shape.boundary_elements * (self.width if self.strategy == "tensor" else self.master_width)
