@@ -115,7 +115,8 @@ def per_row_attention(
         )
         return plain
     if extra := [name for name in _EXTRAS if kwargs.get(name) is not None]:
-        raise RuntimeError(f"{type(module).__name__} attends with {extra[0]}, which attention row by row has not: use --padding_free false")
+        fix = "use --padding_free false --attn_implementation eager"
+        raise RuntimeError(f"{type(module).__name__} attends with {extra[0]}, which attention row by row has not: {fix}")
     dtype = torch.get_autocast_dtype(query.device.type) if torch.is_autocast_enabled(query.device.type) else query.dtype
     if query.is_cuda and dtype != torch.float32 and dropout == 0.0 and _has_varlen():
         longest = kwargs.get("max_length_q") or int(boundaries.diff().max())
