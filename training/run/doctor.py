@@ -114,7 +114,7 @@ def python() -> Check:
     from packaging.specifiers import SpecifierSet
 
     version = platform.python_version()
-    wanted = importlib.metadata.metadata("podtune").get("Requires-Python") or ""
+    wanted = str(importlib.metadata.metadata("podtune")["Requires-Python"])
     if SpecifierSet(wanted).contains(version):
         return Check("python", "ok", f"{version} ({sys.executable})")
     return Check("python", "fail", f"{version}, podtune needs {wanted}", "make setup PYTHON=python3.12")
