@@ -165,7 +165,7 @@ def _configure(options: Options) -> None:
     if options.cpu:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     os.environ["OMP_NUM_THREADS"] = str(options.threads)
-    if "LOCAL_RANK" not in os.environ and options.strategy != "single":
+    if not read_world().master and options.strategy != "single":
         # One process without torchrun: a group of one, so that every strategy runs as it would among many.
         alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
         os.environ.update(alone)
