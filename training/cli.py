@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from training.commands import aim, bench, collect, data, dry_run, generate, jobs, launch, manifests, model, runs
+from training.commands import aim, bench, collect, data, doctor, dry_run, generate, jobs, launch, manifests, model, runs
 from training.run.errors import UserError, report
 
 app = typer.Typer(
@@ -27,6 +27,7 @@ app.command()(runs.runs)
 app.command()(runs.compare)
 app.command()(runs.watch)
 app.command("collect")(collect.collect)
+app.command()(doctor.doctor)
 app.command("lint")(manifests.lint)
 app.command("render")(manifests.render)
 app.command("dry-run")(dry_run.dry_run)
