@@ -248,5 +248,6 @@ def test_an_interrupted_and_resumed_run_is_one_run_in_aim(launcher: Launcher, op
     repo = Repo(str(tmp_path / "aim"))
     (run,) = repo.iter_runs()
     RepoIndexManager.get_index_manager(repo).index(run.hash)
-    steps, values = run.get_metric("loss", next(m.context for m in run.metrics() if m.name == "loss")).values.sparse_list()
+    (loss,) = [metric for metric in run.metrics() if metric.name == "loss" and metric.context.to_dict() == {"subset": "train"}]
+    steps, (values, *_) = loss.data.items_list()
     assert dict(zip(steps, values, strict=True)) == pytest.approx(metrics(tmp_path / "run"))
