@@ -1,9 +1,8 @@
-# syntax=docker/dockerfile:1
 # The image of every pod: training, preparation, benchmark, Aim page. scripts/build_image.sh builds it with what is there.
 #
 # Any Debian or Ubuntu whose python3 is 3.11 or 3.12. CUDA comes with torch's wheels and the driver from the node, so no
 # CUDA base is needed.
-ARG BASE_IMAGE=docker.io/library/debian:bookworm-slim
+ARG BASE_IMAGE=debian:bookworm-slim
 
 FROM ${BASE_IMAGE} AS dependencies
 # The extras of pyproject.toml that go in: `aim` for the page, `deepspeed` for zero2 and zero3, `qlora`, `cluster`.

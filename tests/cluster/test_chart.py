@@ -24,7 +24,8 @@ from training.cluster.render import CHART
 
 VALUES = CHART.parents[1] / "deploy" / "values"
 VOLUMES = ("models", "data", "output")
-SMALL = {"requests": {"cpu": "200m", "memory": "1Gi"}, "limits": {"cpu": "2", "memory": "6Gi"}}
+# One thread a pod: two pods with two threads each on two busy cores wait for each other most of the time.
+SMALL = {"requests": {"cpu": "200m", "memory": "1Gi"}, "limits": {"cpu": "1", "memory": "6Gi"}}
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -72,7 +73,8 @@ class Cluster:
 
     def log(self, pod: str, container: str = "pytorch") -> str:
         try:
-            return str(self.core.read_namespaced_pod_log(pod, self.namespace, container=container))
+            answer = self.core.read_namespaced_pod_log(pod, self.namespace, container=container, _preload_content=False)
+            return str(answer.data.decode(errors="replace"))  # the client's own decoding gives the text of a bytes literal
         except self.api.ApiException:
             return ""
 
@@ -155,6 +157,17 @@ def test_a_suspended_job_has_volumes_and_no_pods(cluster: Cluster) -> None:
     assert cluster.pods("first") == []
 
 
+def test_a_claim_that_only_one_node_can_mount_is_refused_before_anything_is_created(cluster: Cluster) -> None:
+    claim = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Mi"}}}
+    cluster.core.create_namespaced_persistent_volume_claim(cluster.namespace, {"metadata": {"name": "narrow"}, "spec": claim})
+    values = cluster.values(distributed={"nodes": 2}, persistence={volume: {"existingClaim": "narrow"} for volume in VOLUMES})
+    done = cluster.helm("install", "refused", str(CHART), "--values", values, ok=False)
+    assert done.returncode != 0
+    assert "the claim narrow is [ReadWriteOnce], but 2 pods share the volume" in done.stderr
+    secrets = cluster.core.list_namespaced_secret(cluster.namespace, label_selector="owner=helm,name=refused").items
+    assert secrets == [], "helm keeps a release as a Secret"
+
+
 def test_helm_test_runs_the_preflight(cluster: Cluster) -> None:
     help_text = cluster.run_pod("help", "podtune", "--help")
     if "preflight" not in help_text:
@@ -184,13 +197,12 @@ def test_the_record_can_be_collected_from_the_pods_log(cluster: Cluster, tmp_pat
 def test_two_pods_train_one_model(cluster: Cluster) -> None:
     cluster.install("two", distributed={"nodes": 2, "strategy": "ddp"}, config=config(max_steps=6, eval_strategy="no", save_steps=6))
     cluster.ended("two")
-    assert sorted(pod.metadata.name for pod in cluster.pods("two")) == ["two-master-0", "two-worker-0"]
-    assert "nothing to do" in cluster.log("two-worker-0", "prepare"), "the model of the first run is found prepared"
+    assert "nothing to do" in cluster.log("two-master-0", "prepare"), "the model of the first run is found prepared"
     record = cluster.read("two/run.json")
     assert (record["status"], record["world_size"], record["nnodes"]) == ("ok", 2, 2)
 
 
-LONG = config(max_steps=400, eval_strategy="no", save_steps=5, logging_steps=1, per_device_train_batch_size=2)
+LONG = config(max_steps=40, eval_strategy="no", save_steps=5, logging_steps=1, per_device_train_batch_size=2)
 
 
 def started(cluster: Cluster, name: str, step: int = 6) -> None:
@@ -201,7 +213,7 @@ def started(cluster: Cluster, name: str, step: int = 6) -> None:
 @pytest.mark.parametrize("victim", ["worker", "master"])
 def test_a_pod_that_is_taken_away_is_made_again_and_the_run_goes_on(cluster: Cluster, victim: str) -> None:
     name, pod = f"lost-{victim}", f"lost-{victim}-{victim}-0"
-    cluster.install(name, distributed={"nodes": 2}, config=LONG, args=["--max_steps", "60"])
+    cluster.install(name, distributed={"nodes": 2}, config=LONG)
     started(cluster, name)
     before = {one.metadata.name: one.metadata.uid for one in cluster.pods(name)}
     if victim == "worker":  # as a node's drain does
