@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from training.run.errors import OK, PEER_LOST, PREEMPTED, PeerLost, terminate_log
+from training.run.errors import OK, PEER_LOST, PREEMPTED, TERMINATION_LOG, PeerLost, terminate_log
 
 EXHAUSTED = 75  # sysexits' EX_TEMPFAIL: worth a retry once, but too often by now
 
@@ -96,7 +96,7 @@ def _torchrun(arguments: list[str]) -> int:
         for rank, failure in failures:
             print(f"podtune launch: rank {rank} ended with {_named(failure.exitcode)}", file=sys.stderr, flush=True)
         code = exit_code_of([failure.exitcode for _, failure in failures])
-        if code > 128 and failures[0][1].exitcode < 0:  # a killed process could not say so itself
+        if not _said():  # a process that was killed could not say so itself
             terminate_log(f"rank {failures[0][0]} ended with {_named(failures[0][1].exitcode)}", code)
         return code
     except SignalException as error:
@@ -108,6 +108,11 @@ def _torchrun(arguments: list[str]) -> int:
             "  likely: a pod that never started or has ended, a name that does not resolve, or a closed port"
         ) from error
     return OK
+
+
+def _said() -> bool:
+    """True if a rank has left its reason for ``kubectl describe pod`` already."""
+    return TERMINATION_LOG.exists() and TERMINATION_LOG.stat().st_size > 0
 
 
 def exit_code_of(codes: Sequence[int]) -> int:

