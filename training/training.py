@@ -82,13 +82,13 @@ def fine_tune(settings: config.Settings, world: World) -> int:
         trainer, run = loaded
         try:
             trainer.train(resume_from_checkpoint=run.resume_path)
+            finished = trainer.state.global_step >= trainer.state.max_steps
+            if finished:
+                trainer.save_final(Path(arguments.training.output_dir) / "final")
+            run.measure(trainer)
         except Exception as error:
             run.failed(error)
             raise
-        finished = trainer.state.global_step >= trainer.state.max_steps
-        if finished:
-            trainer.save_final(Path(arguments.training.output_dir) / "final")
-        run.measure(trainer)
         trainer.release()
         cleanup_distributed()
     if world.is_main:
@@ -115,9 +115,7 @@ def load(arguments: Arguments, world: World, stop: StopTogether) -> tuple[Podtun
     resume = on_main(world, lambda: find_checkpoint(arguments, facts))
     if resume and is_finished(arguments, resume):
         if world.is_main:
-            print(
-                f"{arguments.training.output_dir} is finished at step {resume.step}: a higher max_steps with --allow_resume_change goes on"
-            )
+            print(f"{arguments.name} is finished at step {resume.step}: a higher max_steps with --allow_resume_change goes on")
         return None
     model = load_model(arguments)
     run = Run(arguments, world, rows, tokenizer, resume, held)

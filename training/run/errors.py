@@ -64,6 +64,10 @@ def report(error: BaseException, *, rank: int | None = None) -> int:
     who = "" if rank is None else f"rank {rank}: "
     known = isinstance(error, UserError | PeerLost)
     text = str(error) if known else f"{type(error).__name__}: {error}"
+    if out_of_memory(error):
+        text += (
+            "\n  fix: a smaller per_device_train_batch_size or max_length, activation_checkpointing, LoRA, or --strategy fsdp on more GPUs"
+        )
     if not known and not isinstance(error, SystemExit):
         traceback.print_exception(error)
     if not rank or not isinstance(error, UserError):
@@ -82,9 +86,16 @@ def exit_code(error: BaseException) -> int:
         return error.code
     if isinstance(error, PeerLost):
         return PEER_LOST
+    if out_of_memory(error):
+        return OUT_OF_MEMORY
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else 1
     return 1
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """True for torch's OutOfMemoryError (by name, so that torch need not be loaded) and Python's MemoryError."""
+    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
 
 
 def terminate_log(message: str, code: int) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from training.run import checkpoint
 from training.run.checkpoint import Checkpoint
 from training.run.distributed import World
-from training.run.errors import UserError, exit_code
+from training.run.errors import UserError, exit_code, out_of_memory
 from training.run.heartbeat import Claim, Heartbeat
 from training.run.provenance import provenance
 from training.run.record import Status, emit_record, end_record, new_record, now, write_json
@@ -201,12 +201,9 @@ class Run:
 
     def failed(self, error: BaseException) -> None:
         """Close the record after ``error``; whatever was measured until then stays in it."""
-        import torch
-
-        out_of_memory = isinstance(error, torch.OutOfMemoryError | MemoryError)
         if self.record and self.record["status"] == "running":
             self.record["measurements"] = self.progress.measurements()
-            self.end("oom" if out_of_memory else "error", exit_code(error), str(error)[:2000])
+            self.end("oom" if out_of_memory(error) else "error", exit_code(error), str(error)[:2000])
 
     def answer(self) -> None:
         """Base and tuned model side by side on held-out rows: answers, exact match, perplexity. Rank 0, group closed."""
@@ -215,13 +212,18 @@ class Run:
             return
         from training.sft.evaluate import compare_with_base
 
-        self.record["measurements"]["answers"] = compare_with_base(
-            str(self.arguments.model.model_name_or_path),
-            str(self.output_dir / "final"),
-            self.tokenizer,
-            list(self.rows.eval_rows.select(range(min(count, len(self.rows.eval_rows))))),
-            max_new_tokens=self.arguments.run.answer_max_new_tokens,
-        )
+        try:
+            self.record["measurements"]["answers"] = compare_with_base(
+                str(self.arguments.model.model_name_or_path),
+                str(self.output_dir / "final"),
+                self.tokenizer,
+                list(self.rows.eval_rows.select(range(min(count, len(self.rows.eval_rows))))),
+                max_new_tokens=self.arguments.run.answer_max_new_tokens,
+                revision=self.arguments.model.model_revision,
+                trust_remote_code=self.arguments.training.trust_remote_code,
+            )
+        except (UserError, RuntimeError, MemoryError) as error:  # the model is trained and saved: that stands
+            print(f"podtune: warning: base and tuned model could not be compared: {error}", file=sys.stderr, flush=True)
 
     def summary(self) -> list[str]:
         """The closing lines for people."""
