@@ -171,7 +171,14 @@ def podtune(model: Any, tokenizer: Any, rows: Any, common: dict[str, Any], world
     arguments = resolve(Settings(common, dict.fromkeys(common, "sft_vs_trl")), world)
     model.set_attn_implementation(arguments.model.attn_implementation)
     return PodtuneTrainer(
-        model=model, args=arguments.training, train_dataset=rows, processing_class=tokenizer, world=world, facts={}, lean=True
+        model=model,
+        args=arguments.training,
+        train_dataset=rows,
+        processing_class=tokenizer,
+        world=world,
+        facts={},
+        lean=True,
+        tokens_before=0,
     )
 
 
