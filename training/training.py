@@ -20,7 +20,7 @@ if __package__ in (None, ""):  # python training/training.py: let `training` mea
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from training.run import checkpoint
-from training.run.distributed import World, cleanup_distributed, main_first, on_main, peer_failure, read_world, setup_distributed
+from training.run.distributed import World, cleanup_distributed, on_main, peer_failure, read_world, setup_distributed
 from training.run.errors import OK, PREEMPTED, report
 from training.run.heartbeat import Claim, claim
 from training.sft import config, inputs
@@ -107,8 +107,7 @@ def load(arguments: Arguments, world: World, stop: StopTogether) -> tuple[Podtun
     from training.sft.trainer import PodtuneTrainer
 
     tokenizer = load_tokenizer(arguments)
-    with main_first(world):  # the first one tokenises, the others find it in the cache
-        rows = inputs.prepare(arguments, tokenizer, vocabulary_size(arguments))
+    rows = inputs.prepare(arguments, tokenizer, vocabulary_size(arguments))  # one process tokenises, the others wait for its cache
     facts = resume_facts(arguments, world, rows)
     held: list[Claim] = []
     on_main(world, lambda: held.append(claim(Path(arguments.training.output_dir))))  # two jobs in one folder would ruin both

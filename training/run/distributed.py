@@ -6,12 +6,11 @@ torch and checks the environment before anything expensive starts; FAULTS rows 1
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import gc
 import os
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -219,18 +218,6 @@ def on_main(world: World, function: Callable[[], T]) -> T:
         raise answer[1]
     result: T = answer[0]
     return result
-
-
-@contextlib.contextmanager
-def main_first(world: World) -> Iterator[None]:
-    """Let rank 0 run the block before the others do, within the process group's timeout."""
-    import torch.distributed as dist
-
-    if world.world_size > 1 and not world.is_main:
-        dist.barrier()
-    yield
-    if world.world_size > 1 and world.is_main:
-        dist.barrier()
 
 
 def peer_failure(error: BaseException) -> PeerLost | None:
