@@ -7,6 +7,7 @@ command line, set-up and loop.
 import gc
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 from training.bench.loop import Run, measure
@@ -18,14 +19,14 @@ from training.run.errors import UserError
 
 
 def run_cell(arguments: list[str], world: World, watchdog: Watchdog) -> dict[str, object]:
-    """The measurements, or what was wrong with the command line."""
+    """The config and the measurements, or what was wrong with the command line."""
     try:
         options, size, _ = read_options(arguments, world)
         refuse_what_the_device_lacks(options, world)
     except UserError as error:
         return {"refused": str(error)}
     try:
-        return measure(Run(options, size, world, watchdog))
+        return {"config": asdict(options), "measurements": measure(Run(options, size, world, watchdog))}
     except Exception as error:  # the next cells still say something; a test looks at this one
         return {"failed": f"{type(error).__name__}: {error}"}
     finally:

@@ -190,9 +190,19 @@ class Layout:
                     found.append(Collective("all_reduce", units, grads / inner, outer, self.nodes > 1))
                 return found
             case "tensor":  # Megatron-LM, section 3: two all-reduces forward and two backward in each layer
-                return [Collective("all_reduce", 4 * units * self.accumulation, 4 * units * hidden, n, self.nodes > 1)]
+                sums = 4 * units + self._sums_again(units)
+                return [Collective("all_reduce", sums * self.accumulation, sums * hidden, n, self.nodes > 1)]
             case _:
                 return self._between_stages(hidden, gradient_bytes or self.master_width)
+
+    def _sums_again(self, units: int) -> int:
+        """All-reduces that recomputation repeats: torch stops at the last value that is needed, short of a segment's last one."""
+        if self.checkpointing == "full":
+            return units
+        if self.checkpointing == "sequential":  # over embedding, layers and head; the last segment is not checkpointed
+            segments = math.isqrt(units + 2)
+            return 2 * max(0, (segments - 1) * ((units + 2) // segments) - 1) - (segments - 1)
+        return 0
 
     def _between_stages(self, hidden: float, gradient_bytes: float) -> list[Collective]:
         """Of the busiest rank: one in the middle passes activations on and gradients back; the ends do one of the two.

@@ -6,6 +6,7 @@ It fills ``record["measurements"]`` as INTERFACES.md (README) names them, plus `
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -71,7 +72,7 @@ class Run:
 
 
 def measure(run: Run) -> Json:
-    """Run one cell and return its measurements. A collective call: every rank returns them."""
+    """Run one cell and return its measurements. A collective call; rank 0 has them all."""
     options, world = run.options, run.world
     reference = None if options.skip_parity else _reference_losses(run)
     run.watchdog.beat("setting up the strategy")
@@ -80,7 +81,7 @@ def measure(run: Run) -> Json:
     memory.restart()
     strategy = run.setup(options.strategy, world, options)
     run.held = {"parameters_gib": held_gib(strategy.model)}
-    batches = run.batches(strategy.rows, DISTINCT_BATCHES)
+    batches = run.batches(strategy.rows, min(DISTINCT_BATCHES, PARITY_STEPS + options.warmup + options.steps * options.repeats))
     stepper = _Stepper(run, strategy, batches)
     stepper.step()
     run.measurements["time_to_first_step_s"] = time.perf_counter() - started
@@ -97,7 +98,8 @@ def measure(run: Run) -> Json:
         seconds = [stepper.timed(options.steps) for _ in range(options.repeats)]
     peaks = _gather(memory.gib(), world)
     run.measurements["telemetry"] = telemetry.means()
-    _speed(run, seconds)
+    if world.is_main:  # whose measurements become the record
+        _speed(run, seconds)
     if all(peak is not None for peak in peaks):
         run.measurements["peak_memory_gib"] = {"max": max(peaks), "per_rank": peaks, "what": memory.what}
     if (rate := host_to_device_gb_per_s(batches[0], world.device)) is not None:
@@ -196,7 +198,8 @@ def compare_losses(reference: list[float] | None, losses: list[float], options: 
     if reference is None:
         return {"status": "skipped", "reason": "asked for" if options.skip_parity else "one process cannot hold the model"}
     pairs = list(zip(losses, reference, strict=False))
-    worst = max(abs(loss - expected) / abs(expected) for loss, expected in pairs)
+    differences = [abs(loss - expected) / abs(expected) for loss, expected in pairs]
+    worst = max(differences) if all(map(math.isfinite, differences)) else math.inf  # NaN is equal to nothing
     found: Json = {
         "max_relative_difference": worst,
         "tolerance": TOLERANCE[options.precision],
@@ -234,8 +237,7 @@ def _speed(run: Run, seconds: list[list[float]]) -> None:
     steps, rows = timing["n"], options.global_batch_size
     found["steps"], found["samples"] = steps, steps * rows
     found["step_time_s"] = timing
-    flops = flops_per_row(run.build_model, options.sequence_length) * rows
-    found["flops_per_step"] = flops
+    flops = found["flops_per_step"] = rows * flops_per_row(run.build_model, options.sequence_length)
     if isinstance(run.size, ResNetSize):
         found["samples_per_s"] = rows / timing["mean"]
     else:

@@ -13,7 +13,8 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, checkpoint_sequ
 
 Checkpointing = Literal["none", "selective", "full", "sequential"]
 
-# What selective checkpointing keeps: the results of the expensive operations. The cheap ones are computed again.
+# What selective checkpointing keeps: the results of the expensive operations, tensor parallelism's sums among them. The cheap
+# ones are computed again.
 KEPT = {
     torch.ops.aten.mm.default,
     torch.ops.aten.addmm.default,
@@ -23,6 +24,7 @@ KEPT = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
     torch.ops.aten._scaled_dot_product_efficient_attention.default,
     torch.ops.aten._scaled_dot_product_cudnn_attention.default,
+    torch.ops._c10d_functional.all_reduce.default,
 }
 
 
