@@ -1,5 +1,6 @@
 """A record in a log comes back exactly or not at all, whatever happened to the log."""
 
+import copy
 import io
 import json
 import random
@@ -124,6 +125,17 @@ def test_a_begin_line_that_promises_too_little_or_another_checksum_is_damage() -
         found = collect(lines_of(TEXT.replace(old, new)))
         assert found.records == []
         assert found.damaged
+
+
+def test_other_figures_under_the_checksum_of_the_true_ones_are_damage() -> None:
+    """Well-formed, of the right length, complete: only the checksum tells."""
+    forged = copy.deepcopy(RECORD)
+    forged["measurements"]["tokens_per_s"] = 9999.5
+    true, false = lines_of(TEXT), lines_of(printed(forged))
+    true_tag, false_tag = true[1].split()[2], false[1].split()[2]
+    found = collect([true[1], *(line.replace(false_tag, true_tag) for line in false[2:])])
+    assert found.records == []
+    assert "checksum" in str(found.damaged[0])
 
 
 def test_something_else_between_the_markers_is_no_record() -> None:
