@@ -197,7 +197,12 @@ def test_the_record_can_be_collected_from_the_pods_log(cluster: Cluster, tmp_pat
 def test_two_pods_train_one_model(cluster: Cluster) -> None:
     cluster.install("two", distributed={"nodes": 2, "strategy": "ddp"}, config=config(max_steps=6, eval_strategy="no", save_steps=6))
     cluster.ended("two")
-    assert "nothing to do" in cluster.log("two-master-0", "prepare"), "the model of the first run is found prepared"
+    folder = "/models/huggingface/.podtune-prepared"
+    markers = cluster.run_pod(
+        "markers", "python", "-c", f"import pathlib; [print(m.read_text()) for m in pathlib.Path('{folder}').glob('*.json')]"
+    )
+    assert markers.count('"making the tiny model') == 1, "made for the first run, found by both pods of the second"
+    assert len(re.findall(r'"by": "two-(master|worker)-0"', markers)) == 1, "one of the two pods tokenised"
     record = cluster.read("two/run.json")
     assert (record["status"], record["world_size"], record["nnodes"]) == ("ok", 2, 2)
 
