@@ -81,7 +81,9 @@ def test_the_container_is_an_argv_of_the_launcher_and_no_shell(job):
 
 
 def test_args_come_last_on_the_command_line(job):
-    assert container(job(sets=["args={--max_steps,20}"]))["command"][-2:] == ["--max_steps", "20"]
+    made = job(sets=["args={--max_length,1000000}"])
+    assert container(made)["command"][-2:] == ["--max_length", "1000000"]
+    assert pod(made)["initContainers"][0]["command"][-3:] == ["--", "--max_length", "1000000"], "the prepare step sees them too"
 
 
 def test_run_policy_frees_gpus_and_ends(job):

@@ -55,8 +55,7 @@ def test_tokens_are_made_once_and_a_restart_does_nothing(volumes: Path, capsys: 
     prepare.prepare(config)
     assert "nothing to do" in capsys.readouterr().out
 
-    config_file(volumes, model_name_or_path=str(volumes / "models" / "micro"), dataset_name=str(data), max_length=8)
-    prepare.prepare(config)
+    prepare.prepare(config, ["--max_length", "8"])
     assert len(markers(volumes)) == 2, "other tokens have a marker of their own"
 
 

@@ -35,7 +35,7 @@ def launch(
 
     try:
         with terminable():
-            if prepare and (failed := prepare_first(prepare)):
+            if prepare and (failed := prepare_first(prepare, arguments)):
                 sys.exit(failed)
             code = run(arguments, shutdown_timeout_s=shutdown_timeout, max_retries=max_retries)
     except PeerLost as error:
@@ -45,6 +45,7 @@ def launch(
 
 def prepare(
     config: Annotated[Path, typer.Option(help="the training YAML")],
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="[-- ARGUMENT...]", help="what else training will be given")] = None,
     verdict: Annotated[Path | None, typer.Option(help="leave a failure there and end with 0, for an init container")] = None,
 ) -> None:
     """Get model and data onto the volumes and tokenise, once for all pods; the others wait for the one that does.
@@ -56,6 +57,7 @@ def prepare(
 
     Examples:
       podtune prepare --config config.yaml
+      podtune prepare --config config.yaml -- --dataset_name /data/rows.parquet
       PREPARE_BUILD=tiny podtune prepare --config config.yaml
     """
     import os
@@ -66,7 +68,8 @@ def prepare(
 
     try:
         with terminable():
-            run(config, build=os.environ.get("PREPARE_BUILD", ""), timeout_s=float(os.environ.get("PREPARE_TIMEOUT_S", "3600")))
+            timeout_s = float(os.environ.get("PREPARE_TIMEOUT_S", "3600"))
+            run(config, arguments or (), build=os.environ.get("PREPARE_BUILD", ""), timeout_s=timeout_s)
     except Exception as error:
         if verdict is None:
             raise

@@ -68,13 +68,17 @@ def failed_before(file: Path) -> int:
     return int(verdict["code"])
 
 
-def prepare_first(config: Path) -> int:
-    """Run ``podtune prepare``, for pods that can have no init container; returns its exit code.
+def prepare_first(config: Path, arguments: Sequence[str]) -> int:
+    """Run ``podtune prepare`` with what follows ``config`` in torchrun's arguments, for pods that can have no init container.
+
+    Returns its exit code.
 
     In a process of its own, because it may use the network where PREPARE_OFFLINE allows it, and training may not.
     """
     environment = dict(os.environ, HF_HUB_OFFLINE=os.environ.get("PREPARE_OFFLINE", "0"))
-    with subprocess.Popen([sys.executable, "-m", "training.cli", "prepare", "--config", str(config)], env=environment) as process:
+    more = arguments[list(arguments).index(str(config)) + 1 :] if str(config) in arguments else ()
+    command = [sys.executable, "-m", "training.cli", "prepare", "--config", str(config), "--", *more]
+    with subprocess.Popen(command, env=environment) as process:
         try:
             return process.wait()
         finally:

@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +40,10 @@ NOT_HERE = ("strategy", "global_batch_size", "aim_repo", "run_name")
 MODEL_KEYS = ("model_name_or_path", "model_revision")
 
 
-def prepare(config_file: Path, *, build: str = "", timeout_s: float = 3600.0) -> None:
+def prepare(config_file: Path, arguments: Sequence[str] = (), *, build: str = "", timeout_s: float = 3600.0) -> None:
     """Fill the volumes for ``config_file``: build or download, tokenise, write the marker.
 
+    ``arguments``: more of the command line that training will get, which wins over the file.
     ``build``: make a model of this size (and a question-answer set) where the configuration says they lie, instead of
     downloading. ``timeout_s``: the longest wait for another pod.
 
@@ -52,7 +53,7 @@ def prepare(config_file: Path, *, build: str = "", timeout_s: float = 3600.0) ->
     """
     if build and build not in BUILDS:
         raise UserError(f"is {build!r}{near(build, BUILDS)}", where="PREPARE_BUILD (prepare.build)", fix="micro, tiny or empty")
-    settings = config.read(["--config", str(config_file)])
+    settings = config.read(["--config", str(config_file), *arguments])
     values = {key: value for key, value in settings.values.items() if decides_tokens(key)}
     markers = _writable(cache.default_folder().parents[1] / MARKERS)
     marker = markers / f"{key(values, build)}.json"

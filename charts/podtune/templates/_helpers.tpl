@@ -120,6 +120,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 - {{ . | quote }}
 {{- end }}
 {{- end }}
+{{- include "podtune.args" . }}
+{{- end }}
+
+{{- define "podtune.args" -}}
 {{- range .Values.args }}
 {{- /* toJson, because a plain number of a million would become 1e+06. */}}
 - {{ ternary . (toJson .) (kindIs "string" .) | quote }}
@@ -338,7 +342,17 @@ spec:
       imagePullPolicy: {{ .Values.image.pullPolicy }}
       # The operator makes a pod whose init container failed again without end: it sees the exit code of the training
       # container alone. So a failure is left for that one, which ends with it.
-      command: [podtune, prepare, --config, /etc/podtune/config.yaml, --verdict, /tmp/prepare.json]
+      command:
+        - podtune
+        - prepare
+        - --config
+        - /etc/podtune/config.yaml
+        - --verdict
+        - /tmp/prepare.json
+        {{- with include "podtune.args" . | trim }}
+        - --
+        {{- . | nindent 8 }}
+        {{- end }}
       env:
         {{- include "podtune.commonEnv" . | nindent 8 }}
         {{- include "podtune.prepareEnv" . | nindent 8 }}
