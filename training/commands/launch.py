@@ -20,6 +20,7 @@ def launch(
     0 done; 2 and 64-78 an error of yours, final; 143 preempted after saving and 170 a peer lost, to be started again;
     128 + n killed by signal n; 75 retried too often. Reads PET_* as torchrun does.
 
+    \b
     Examples:
       podtune launch -- -m training.training --config config.yaml
       podtune launch -- --nproc-per-node 2 -m training.training --config config.yaml
@@ -55,6 +56,7 @@ def prepare(
     The operator looks at the exit code of the training container alone and makes a pod whose init container failed again
     without end, hence --verdict: podtune launch --verdict ends with the failure found there.
 
+    \b
     Examples:
       podtune prepare --config config.yaml
       podtune prepare --config config.yaml -- --dataset_name /data/rows.parquet
