@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -45,7 +46,9 @@ def test_the_commands_that_can_run_here_run_in_their_order(tmp_path: Path) -> No
     for command in commands():
         if reason(command):
             continue
-        words = [word.replace("work/other", "work/run") if "compare" in command else word for word in shlex.split(command)]
+        words = shlex.split(command)
+        if "compare" in words:  # "work/other" stands for a second run of the reader's
+            shutil.copytree(tmp_path / "work/run", tmp_path / "work/other")
         done = subprocess.run(
             words, cwd=tmp_path, capture_output=True, text=True, timeout=300, env={**os.environ, "PATH": f"{sys.prefix}/bin:/usr/bin:/bin"}
         )
@@ -57,7 +60,7 @@ def test_the_commands_that_can_run_here_run_in_their_order(tmp_path: Path) -> No
     assert (tmp_path / "compare.html").stat().st_size > 10_000
 
 
-@pytest.mark.parametrize("command", [command for command in commands() if reason(command) and "podtune" in command])
+@pytest.mark.parametrize("command", [command for command in commands() if reason(command) and "bin/podtune" in command])
 def test_of_the_others_every_option_is_known(command: str) -> None:
     words = shlex.split(command)[1:]
     names = words[: next((index for index, word in enumerate(words) if word.startswith("-")), len(words))]
