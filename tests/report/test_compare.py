@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from training.cli import app
+from training.cli import COMMANDS, build
 from training.report import compare as view
 from training.report.comparison import compare
 from training.report.figures import interpolate
@@ -28,7 +28,7 @@ DOCS = Path(__file__).parents[2] / "docs" / "aim.md"
 
 
 def podtune(*words: object) -> Result:
-    return CliRunner().invoke(app, [str(word) for word in words])
+    return CliRunner().invoke(build(list(COMMANDS)), [str(word) for word in words])
 
 
 def comparison(*folders: Path) -> dict[str, Any]:

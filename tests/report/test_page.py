@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from training.cli import app
+from training.cli import COMMANDS, build
 from training.report.page import Section, page, paragraph
 from training.report.plots import Axis, Series, bar_chart, line_chart, loss_curve_png, running_mean, thin, tick_label
 from training.report.tables import Column, Table, shown
@@ -48,7 +48,7 @@ CATCH = "<script>window.podtuneErrors = []; window.addEventListener('error', (ev
 def compared(make_run: RunMaker, tmp_path: Path) -> Path:
     file = tmp_path / "compare.html"
     folders = [make_run("lr-1e-3"), make_run("lr-3e-4", learning_rate=3e-4)]
-    assert CliRunner().invoke(app, ["compare", *map(str, folders), "--html", str(file)]).exit_code == 0
+    assert CliRunner().invoke(build(list(COMMANDS)), ["compare", *map(str, folders), "--html", str(file)]).exit_code == 0
     return file
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from training.cli import app
+from training.cli import COMMANDS, build
 from training.report import listing
 from training.report.runs import load_run, progress
 from training.report.watch import View, sparkline
@@ -29,7 +29,7 @@ RunMaker = Callable[..., Path]
 
 
 def podtune(*words: str) -> Result:
-    return CliRunner().invoke(app, list(words), catch_exceptions=True)
+    return CliRunner().invoke(build(list(COMMANDS)), list(words), catch_exceptions=True)
 
 
 def names(result: Result) -> list[str]:
