@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -67,6 +68,16 @@ def test_telemetry_of_a_short_run_is_one_look() -> None:
     with Telemetry("cpu") as telemetry:
         pass
     assert telemetry.means()["host_rss_gib"] > 0
+
+
+def test_a_look_takes_less_than_a_hundredth_of_the_time_between_looks() -> None:
+    telemetry = Telemetry("cpu")
+    seconds = []
+    for _ in range(20):
+        start = time.perf_counter()
+        telemetry._look()
+        seconds.append(time.perf_counter() - start)
+    assert min(seconds) < 0.01 * Telemetry.PERIOD_S
 
 
 def test_a_hang_is_called_one_and_work_is_not() -> None:

@@ -51,7 +51,6 @@ class Run:
         self.rows: Rows = open_rows(options, size)
         self.measurements: Json = {}
         self.held: Json = {}
-        self.losses: list[float] = []
 
     def build_model(self) -> Any:
         """The whole model, the same on every rank and every call."""
