@@ -31,6 +31,13 @@ if TYPE_CHECKING:
 CLAIM = ".ended"  # whoever creates it writes the record: the rank that failed, while the others hang on it
 
 
+class Ended(SystemExit):
+    """SIGTERM, which torchrun sends when another rank has failed and Kubernetes when the pod must go."""
+
+    def __str__(self) -> str:
+        return "ended by SIGTERM"
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run one cell; the exit code."""
     world = World()
@@ -115,10 +122,10 @@ def _fail(record: Json, error: BaseException, run: Run | None, output: Path) -> 
         )
         return errors.report(advice, rank=rank)
     error = peer_failure(error) or error
-    text = str(error) if isinstance(error, UserError | PeerLost) else f"{type(error).__name__}: {error}"
+    text = str(error) if isinstance(error, UserError | PeerLost | Ended) else f"{type(error).__name__}: {error}"
     code = errors.exit_code(error)
     _finish(record, "error", code, text, output)
-    if not isinstance(error, UserError | PeerLost | SystemExit):
+    if not isinstance(error, UserError | PeerLost | Ended):
         import traceback
 
         traceback.print_exception(error)
@@ -171,7 +178,7 @@ def _configure(options: Options) -> None:
         os.environ.update(alone)
 
     def end(signum: int, frame: object) -> None:
-        raise SystemExit(128 + signum)
+        raise Ended(128 + signum)
 
     signal.signal(signal.SIGTERM, end)
 
