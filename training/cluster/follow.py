@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from training.cluster import contract, trainjob
-from training.cluster.client import Cluster, Unreachable
+from training.cluster.client import Cluster, Unreachable, connect
 from training.cluster.diagnose import Problem, phase, problems, state
 from training.run.errors import NO_INPUT, UserError
 
@@ -167,3 +167,11 @@ def last_lines(cluster: Cluster, job: Json, pod: str, count: int = LAST_LINES) -
         if lines:
             return lines
     return []
+
+
+def logs_of(name: str, namespace: str = "") -> Iterator[str]:
+    """All lines of all training containers of a job, pod after pod, for ``podtune collect --job``."""
+    cluster = connect(namespace)
+    job = cluster.job(name)
+    for pod in cluster.pods(job):
+        yield from last_lines(cluster, job, pod["metadata"]["name"], 0)

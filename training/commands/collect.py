@@ -13,7 +13,9 @@ from training.run.errors import CANNOT_CREATE, DATA, NO_INPUT, UserError
 
 
 def collect(
-    logs: Annotated[list[str], typer.Argument(help="log files, or - for standard input", metavar="LOGFILE...")],
+    logs: Annotated[list[str] | None, typer.Argument(help="log files, or - for standard input", metavar="LOGFILE...")] = None,
+    job: Annotated[str, typer.Option(help="read the logs of this job's pods on the cluster instead")] = "",
+    namespace: Annotated[str, typer.Option("-n", "--namespace", help="of the job; the kubeconfig's if left out")] = "",
     output: Annotated[str, typer.Option(help="write each record to a folder below this one, as run.json")] = "",
     expect: Annotated[int, typer.Option(help="how many records there must be")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="the records themselves, and what is damaged")] = False,
@@ -26,6 +28,7 @@ def collect(
     Examples:
       kubectl logs my-run-master-0 | podtune collect - --output results
       podtune collect pod-0.log pod-1.log --json
+      podtune collect --job my-run --output results
     """
     import sys
 
@@ -33,15 +36,22 @@ def collect(
     from training.cluster.collect import collect_files
     from training.run.record import write_json
 
-    if logs == ["-"]:
+    if bool(logs) == bool(job):
+        raise UserError("give log files, or a job", fix="podtune collect LOGFILE..., or podtune collect --job NAME", code=2)
+    if job:
+        from training.cluster.follow import logs_of
+
+        found = collect_lines(logs_of(job, namespace))
+        logs = [f"the pods of {job}"]
+    elif logs == ["-"]:
         sys.stdin.reconfigure(errors="replace")  # type: ignore[union-attr]
         found = collect_lines(sys.stdin)
     else:
-        for log in logs:
+        for log in logs or []:
             if not Path(log).is_file():
                 raise UserError("no such file", where=log, fix="give the log files of the run's pods", code=NO_INPUT)
         try:
-            found = collect_files([Path(log) for log in logs])
+            found = collect_files([Path(log) for log in logs or []])
         except OSError as error:
             raise UserError(f"cannot be read: {error.strerror}", where=str(error.filename), code=NO_INPUT) from None
     if output:
@@ -64,5 +74,8 @@ def collect(
     if found.damaged or missing:
         what = [str(one) for one in found.damaged] + ([f"{missing} of {expect} expected records are missing"] if missing else [])
         raise UserError(
-            "; ".join(what), where=", ".join(logs), fix="collect the complete logs: kubectl logs --tail=-1, before rotation", code=DATA
+            "; ".join(what),
+            where=", ".join(logs or []),
+            fix="collect the complete logs: kubectl logs --tail=-1, before rotation",
+            code=DATA,
         )

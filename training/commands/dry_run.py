@@ -37,6 +37,7 @@ def dry_run(
     Every pod is its own group of processes with its own folders; claims are shared folders; init containers run first.
     Ends with what Kubernetes would have concluded. Exit code 0 if the job succeeded.
 
+    \b
     Examples:
       podtune dry-run -f deploy/values/two-node.yaml --model tiny --steps 20
       podtune dry-run -f deploy/values/two-node.yaml --print-env

@@ -35,6 +35,7 @@ def submit(
     Looked at before anything is created: lint, the operator, your permissions (create and patch of the chart's kinds, get of what it
     refers to), Secrets and claims, and a server-side dry run. What a failure leaves half-way is removed again.
 
+    \b
     Examples:
       podtune submit -f deploy/values/two-node.yaml --name my-run --follow
       podtune submit -f deploy/values/two-node.yaml --dry-run
@@ -67,6 +68,7 @@ def status(
 ) -> None:
     """Show a job's condition, its pods, and why a pod does not run.
 
+    \b
     Examples:
       podtune status
       podtune status my-run --json
@@ -96,6 +98,7 @@ def logs(
 ) -> None:
     """Print a job's logs: of its first pod, or of all.
 
+    \b
     Examples:
       podtune logs my-run
       podtune logs my-run --all --follow
@@ -125,6 +128,7 @@ def delete(
 ) -> None:
     """Delete a job and what was submitted with it. The volumes stay unless --volumes is given.
 
+    \b
     Examples:
       podtune delete my-run
     """

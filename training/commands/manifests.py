@@ -20,6 +20,7 @@ def lint(
 
     Needs no cluster. Exit code 0 without findings of severity error, 65 with any.
 
+    \b
     Examples:
       podtune lint job.yaml
       podtune render -f deploy/values/two-node.yaml | podtune lint -
@@ -55,6 +56,7 @@ def render(
 ) -> None:
     """Print the manifests that `helm install NAME charts/podtune` would create. Needs neither helm nor a cluster.
 
+    \b
     Examples:
       podtune render -f deploy/values/two-node.yaml --name my-run
       podtune render -f deploy/values/two-node.yaml --set distributed.nodes=4 | kubectl apply -f -
