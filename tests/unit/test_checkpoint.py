@@ -87,3 +87,9 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot be written"):
         checkpoint.check_writable(tmp_path / "file" / "output")
+
+
+def test_looking_whether_a_folder_can_be_written_leaves_the_volume_as_it_was(tmp_path: Path) -> None:
+    """Pods of one job look at the same time: none may take away a folder that another has just made."""
+    checkpoint.check_writable(tmp_path / "new" / "run")
+    assert list(tmp_path.iterdir()) == []

@@ -11,6 +11,7 @@ import json
 import os
 import re
 import shutil
+import socket
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -170,19 +171,18 @@ def check_resume(checkpoint: Checkpoint, facts: dict[str, Any], *, allowed: bool
 
 
 def check_writable(output_dir: Path) -> None:
-    """Write and remove a file in ``output_dir``, before anything expensive. A folder that did not exist still does not.
+    """Write and remove a file in ``output_dir``, or in the folder where it will be made, before anything expensive.
+
+    Nothing is created or removed beside that file: the other pods may be looking at the same volume.
 
     Raises:
         UserError: says which folder and why.
     """
-    missing = [folder for folder in (output_dir, *output_dir.parents) if not folder.exists()]
-    probe = output_dir / f".write-test-{os.getpid()}"
+    existing = next(folder for folder in (output_dir.absolute(), *output_dir.absolute().parents) if folder.exists())
+    probe = existing / f".write-test-{socket.gethostname()}-{os.getpid()}"
     try:
-        output_dir.mkdir(parents=True, exist_ok=True)
         probe.write_bytes(b"podtune")
         probe.unlink()
-        for folder in missing:
-            folder.rmdir()
     except OSError as error:
         raise UserError(
             f"cannot be written: {error.strerror or error}",
