@@ -81,6 +81,7 @@ def fine_tune(settings: config.Settings, world: World) -> int:
             return OK
         trainer, run = loaded
         try:
+            check_space(trainer, world)
             trainer.train(resume_from_checkpoint=run.resume_path)
             finished = trainer.state.global_step >= trainer.state.max_steps
             if finished:
@@ -96,6 +97,13 @@ def fine_tune(settings: config.Settings, world: World) -> int:
             run.answer()
         run.end("ok" if finished else "preempted", OK if finished else PREEMPTED)
     return OK if finished else PREEMPTED
+
+
+def check_space(trainer: PodtuneTrainer, world: World) -> None:
+    """Whether the volume holds the checkpoints, before the first step."""
+    args = trainer.args
+    if args.save_strategy != "no":
+        on_main(world, lambda: checkpoint.check_space(Path(args.output_dir), trainer.checkpoint_bytes(), args.save_total_limit))
 
 
 def load(arguments: Arguments, world: World, stop: StopTogether) -> tuple[PodtuneTrainer, Run] | None:
@@ -127,6 +135,7 @@ def load(arguments: Arguments, world: World, stop: StopTogether) -> tuple[Podtun
         peft_config=get_peft_config(arguments.model),
         callbacks=[run.progress, stop],
         world=world,
+        meter=run.meter,
         facts=facts,
         tokens_before=run.tokens_before,
         lean=arguments.run.loss == "lean",

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import signal
+import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -217,6 +220,35 @@ def test_a_folder_that_cannot_be_written_is_refused_before_the_model_is_loaded(
     (tmp_path / "file").write_text("")
     output = launcher.run(*options, "--max_steps", 2, "--output_dir", tmp_path / "file" / "run", codes=[73])
     assert "cannot be written" in output
+
+
+@pytest.fixture
+def small_volume(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 48 MiB."""
+    volume = tmp_path / "volume"
+    volume.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=48m", "tmpfs", volume], capture_output=True).returncode:
+        pytest.skip("only root can mount a small volume")
+    yield volume
+    subprocess.run(["umount", volume], check=True)
+
+
+def test_a_disk_that_fills_up_ends_the_run_with_a_sentence_and_keeps_the_checkpoints(
+    small_volume: Path, launcher: Launcher, options: list[object]
+) -> None:
+    program = launcher.start(*options, "--max_steps", LONG, "--output_dir", small_volume / "run")
+    wait_for_step(program, 4)
+    program.wait_for("step    5")
+    filler = small_volume / "filler"
+    with contextlib.suppress(OSError), filler.open("wb") as stream:
+        while True:
+            stream.write(bytes(2**16))
+    assert program.wait(60) == [74], program.output()[-3000:]
+    assert "complete checkpoints are kept" in program.output()
+    filler.unlink()
+    found, warnings = checkpoint.newest_complete(small_volume / "run")
+    assert found is not None
+    assert warnings == []
 
 
 def test_qlora_without_a_gpu_says_so_at_once(launcher: Launcher, options: list[object], tmp_path: Path) -> None:

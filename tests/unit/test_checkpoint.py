@@ -1,11 +1,12 @@
 """A checkpoint is complete or invisible, and one that was damaged is never chosen."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from training.run import checkpoint
-from training.run.errors import UserError
+from training.run.errors import UserError, report
 
 FACTS = {"world_size": 2, "learning_rate": 1e-3, "data": "abc"}
 
@@ -93,3 +94,23 @@ def test_looking_whether_a_folder_can_be_written_leaves_the_volume_as_it_was(tmp
     """Pods of one job look at the same time: none may take away a folder that another has just made."""
     checkpoint.check_writable(tmp_path / "new" / "run")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_volume_that_the_checkpoints_will_not_fit_on_is_refused_with_both_figures(tmp_path: Path) -> None:
+    each = shutil.disk_usage(tmp_path).free // 2
+    with pytest.raises(UserError, match=r"GiB are free and checkpoints of .* GiB need about .* GiB more"):
+        checkpoint.check_space(tmp_path, each, 2)
+    checkpoint.check_space(tmp_path, 2**20, 2)
+
+
+def test_checkpoints_that_are_there_count_as_written(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    each = sum(file.stat().st_size for file in (tmp_path / "checkpoint-1").rglob("*"))
+    assert checkpoint.missing_bytes(tmp_path, each, 2) == 2 * each
+
+
+def test_a_full_disk_has_a_code_of_its_own_and_a_fix(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(OSError) as full, Path("/dev/full").open("w") as device:
+        device.write("x")
+    assert report(full.value) == 74
+    assert "complete checkpoints are kept" in capsys.readouterr().err

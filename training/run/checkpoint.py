@@ -190,3 +190,28 @@ def check_writable(output_dir: Path) -> None:
             fix="mount the volume read-write, or set output_dir to a folder that this user may write",
             code=CANNOT_CREATE,
         ) from None
+
+
+def check_space(output_dir: Path, checkpoint_bytes: int, limit: int | None) -> None:
+    """Compare what the checkpoints will take with what is free, before any step is paid for.
+
+    ``checkpoint_bytes`` is of one; ``limit`` of them are kept (None: counted as one, the least that a run needs) while another is written.
+
+    Raises:
+        UserError: the volume will be full before the run ends.
+    """
+    needed, free = missing_bytes(output_dir, checkpoint_bytes, limit), shutil.disk_usage(output_dir).free
+    if needed > free:
+        raise UserError(
+            f"{free / 2**30:.1f} GiB are free and checkpoints of {checkpoint_bytes / 2**30:.1f} GiB need about {needed / 2**30:.1f} GiB more",
+            where=str(output_dir),
+            fix="free space or enlarge the volume (persistence.output.size), lower save_total_limit, or set save_only_model "
+            "(which cannot be resumed)",
+            code=CANNOT_CREATE,
+        )
+
+
+def missing_bytes(output_dir: Path, checkpoint_bytes: int, limit: int | None) -> int:
+    """What ``limit`` checkpoints and the one being written need beside those that are there."""
+    held = sum(file.stat().st_size for path in checkpoints(output_dir) for file in path.rglob("*") if file.is_file())
+    return max(0, checkpoint_bytes * ((limit or 1) + 1) - held)

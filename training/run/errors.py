@@ -5,6 +5,7 @@ Codes 64-78 are those of sysexits.h and mean that the user has to change somethi
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -68,6 +69,11 @@ def report(error: BaseException, *, rank: int | None = None) -> int:
         text += (
             "\n  fix: a smaller per_device_train_batch_size or max_length, activation_checkpointing, LoRA, or --strategy fsdp on more GPUs"
         )
+    if out_of_space(error):
+        text += (
+            "\n  fix: free space or enlarge the volume (persistence.output.size), or lower save_total_limit; complete checkpoints are kept "
+            "and the same command resumes from the newest"
+        )
     if not known and not isinstance(error, SystemExit):
         traceback.print_exception(error)
     if not rank or not isinstance(error, UserError):
@@ -88,6 +94,8 @@ def exit_code(error: BaseException) -> int:
         return PEER_LOST
     if out_of_memory(error):
         return OUT_OF_MEMORY
+    if out_of_space(error):
+        return IO
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else 1
     return 1
@@ -96,6 +104,14 @@ def exit_code(error: BaseException) -> int:
 def out_of_memory(error: BaseException) -> bool:
     """True for torch's OutOfMemoryError (by name, so that torch need not be loaded) and Python's MemoryError."""
     return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+
+
+def out_of_space(error: BaseException) -> bool:
+    """True for a full disk or quota, also as the text of a library's own error (safetensors, torch)."""
+    if isinstance(error, UserError | PeerLost):
+        return False
+    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return full or os.strerror(errno.ENOSPC) in str(error) or os.strerror(errno.EDQUOT) in str(error)
 
 
 def terminate_log(message: str, code: int) -> None:

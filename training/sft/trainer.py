@@ -197,6 +197,12 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
         """Parameters that the optimizer changes; whole counts, also where a rank holds a part (ZeRO-3)."""
         return sum(getattr(each, "ds_numel", each.numel()) for each in self.model.parameters() if each.requires_grad)
 
+    def checkpoint_bytes(self) -> int:
+        """About what one checkpoint takes: the trained weights and, unless only the model is saved, Adam's two moments of their type."""
+        size = max((each.element_size() for each in self.model.parameters() if each.requires_grad), default=0)
+        adam = self.args.optim.startswith("adamw") and "bit" not in self.args.optim and not self.args.save_only_model
+        return self.trained_parameters() * size * (3 if adam else 1)
+
     def peak_memory_gib(self) -> list[float]:
         """Peak memory of every rank in GiB: the CUDA allocator's, or the process's resident peak. A collective call."""
         if self.world.device_type == "cuda":
