@@ -202,8 +202,9 @@ def check_space(output_dir: Path, checkpoint_bytes: int, limit: int | None) -> N
     """
     needed, free = missing_bytes(output_dir, checkpoint_bytes, limit), shutil.disk_usage(output_dir).free
     if needed > free:
+        each, more = checkpoint_bytes / 2**30, needed / 2**30
         raise UserError(
-            f"{free / 2**30:.1f} GiB are free and checkpoints of {checkpoint_bytes / 2**30:.1f} GiB need about {needed / 2**30:.1f} GiB more",
+            f"{free / 2**30:.1f} GiB are free and checkpoints of {each:.1f} GiB need about {more:.1f} GiB more",
             where=str(output_dir),
             fix="free space or enlarge the volume (persistence.output.size), lower save_total_limit, or set save_only_model "
             "(which cannot be resumed)",
