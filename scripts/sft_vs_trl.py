@@ -165,6 +165,7 @@ def plain_trl(model: Any, tokenizer: Any, rows: Any, common: dict[str, Any]) -> 
 def podtune(model: Any, tokenizer: Any, rows: Any, common: dict[str, Any], world: Any) -> Any:
     """What ``training.training`` sets up."""
     from training.sft.config import Settings
+    from training.sft.meter import Meter
     from training.sft.resolve import resolve
     from training.sft.trainer import PodtuneTrainer
 
@@ -176,6 +177,7 @@ def podtune(model: Any, tokenizer: Any, rows: Any, common: dict[str, Any], world
         train_dataset=rows,
         processing_class=tokenizer,
         world=world,
+        meter=Meter(world, arguments.strategy),
         facts={},
         lean=True,
         tokens_before=0,

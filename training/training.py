@@ -9,7 +9,6 @@ configuration and the data are known to be good.
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 import warnings
@@ -64,8 +63,7 @@ def before_imports(world: World) -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if not Path("/dev/nvidiactl").exists():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed warns that it finds no accelerator
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it needs a GPU, and says so where none is asked for
-    warnings.filterwarnings("ignore", category=FutureWarning, module=r"transformers|trl|torch\.distributed")
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"accelerate|transformers|trl|torch\.distributed")
 
 
 def fine_tune(settings: config.Settings, world: World) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from launch import Launcher, metrics
@@ -52,6 +53,21 @@ def test_every_strategy_trains_like_one_process(
     assert (record["strategy"], record["world_size"], record["status"]) == (strategy, ranks, "ok")
     assert record["measurements"]["tokens"] == json.loads((alone / "run.json").read_text())["measurements"]["tokens"]
     assert (tmp_path / "run" / "final" / "model.safetensors").exists()
+    for line in system_lines(tmp_path / "run"):
+        figures = {"data_wait_s", "rss_gib"} | ({"forward_s"} if strategy in ("ddp", "zero2") else set())
+        assert set(line["per_rank"]) == figures, "a forward pass that gathers weights waits for others: no figure of a rank's own"
+        assert all(len(column) == ranks and all(value > 0 for value in column) for column in line["per_rank"].values())
+        assert line["rss_gib"] == max(line["per_rank"]["rss_gib"])
+        assert ("slowest_ratio" in line) == (strategy in ("ddp", "zero2"))
+        assert not any(name.startswith("gpu") for name in line), "absent where there is no GPU, never zero"
+
+
+def system_lines(run: Path) -> list[dict[str, Any]]:
+    """The system lines of a run: one for each logged step, no more."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    found = [line for line in lines if line["split"] == "system"]
+    assert [line["step"] for line in found] == [line["step"] for line in lines if line["split"] == "train"]
+    return found
 
 
 def test_accumulation_trains_like_a_larger_batch(alone: Path, options: list[object], launcher: Launcher, tmp_path: Path) -> None:

@@ -49,7 +49,8 @@ def metrics_lines(*, steps: int, learning_rate: float, eval_every: int = 20, see
             loss = base + 0.05 + noise.gauss(0, 0.005)
             at = stamp(step * STEP_S + 0.1)
             lines.append(common | {"time": at, "split": "eval", "loss": loss, "perplexity": math.exp(loss)})
-            lines.append({"step": step, "time": at, "split": "system", "rss_gib": 1.5 + 0.01 * noise.random()})
+            memory = [1.5 + 0.01 * noise.random(), 1.4]
+            lines.append(common | {"time": at, "split": "system", "rss_gib": memory[0], "per_rank": {"rss_gib": memory}})
     return lines
 
 

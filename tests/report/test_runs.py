@@ -19,7 +19,7 @@ from typer.testing import CliRunner, Result
 from training.cli import COMMANDS, build
 from training.report import listing
 from training.report.runs import load_run, progress
-from training.report.watch import View, sparkline
+from training.report.watch import FolderView, sparkline
 from training.run.errors import UserError
 from training.run.follow import find_runs
 from training.run.heartbeat import HEARTBEAT_FILE, Heartbeat, claim, life, read_beat
@@ -137,7 +137,7 @@ def test_a_run_that_beats_but_makes_no_step_is_stalled(make_run: RunMaker) -> No
     run_dir = make_run("hanging", status="running")
     beat(run_dir, step_age_s=600)
     assert progress(load_run(run_dir)).stalled
-    assert any("no step for" in warning for warning in View(run_dir).warnings())
+    assert any("no step for" in warning for warning in FolderView(run_dir).warnings())
     beat(run_dir, step_age_s=1)
     assert not progress(load_run(run_dir)).stalled
 
@@ -198,14 +198,14 @@ def test_watch_shows_progress_loss_speed_and_evaluation(make_run: RunMaker) -> N
     beat(run_dir, step=40)
     shown = podtune("watch", str(run_dir), "--once").stdout
     assert "40 of 80" in shown
-    for part in ("watched", "loss", "tokens/s", "evaluation", "perplexity", "rss", "█"):
+    for part in ("watched", "loss", "tokens/s", "evaluation", "perplexity", "GiB of memory", "█"):
         assert part in shown, part
 
 
 def test_watch_takes_up_new_lines_and_warns_of_a_nan(make_run: RunMaker) -> None:
     run_dir = make_run("live", status="running", steps=10)
     beat(run_dir)
-    view = View(run_dir)
+    view = FolderView(run_dir)
     assert view.run.last("train", "step") == 10
     with (run_dir / METRICS_FILE).open("a") as file:
         file.write(json.dumps({"time": "2026-11-20T09:10:00Z", "step": 11, "split": "train", "loss": "nan"}) + "\n")

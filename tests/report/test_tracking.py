@@ -89,23 +89,29 @@ def aim_state(run_dir: Path, repo: str) -> Json:
     return found
 
 
-def in_aim(repo: str, run_hash: str) -> tuple[Any, dict[tuple[str, str], dict[int, float]]]:
-    """The Aim run, and its points by metric and subset, asked by Aim's own query language."""
+Points = dict[tuple[Any, ...], dict[int, float]]
+
+
+def in_aim(repo: str, run_hash: str) -> tuple[Any, Points]:
+    """The Aim run, and its points by metric and subset (and rank, where it is one rank's), asked by Aim's own query language."""
     from aim.sdk.repo import Repo
 
     found = Repo.from_path(repo)
     found.container_pool.clear()
-    points: dict[tuple[str, str], dict[int, float]] = {}
+    points: Points = {}
     for collection in found.query_metrics(f"run.hash == '{run_hash}'", report_mode=0).iter_runs():
         for metric in collection:
             steps, (values, _, _) = metric.data.items_list()
-            points[metric.name, metric.context.to_dict()["subset"]] = dict(zip(steps, values, strict=True))
+            points[metric.name, *metric.context.to_dict().values()] = dict(zip(steps, values, strict=True))
     return found.get_run(run_hash), points
 
 
-def in_files(run_dir: Path) -> dict[tuple[str, str], dict[int, float]]:
-    points: dict[tuple[str, str], dict[int, float]] = {}
+def in_files(run_dir: Path) -> Points:
+    points: Points = {}
     for entry in read_metrics(run_dir / METRICS_FILE):
+        for name, column in entry.pop("per_rank", {}).items():
+            for rank, value in enumerate(column):
+                points.setdefault((name, entry["split"], rank), {})[entry["step"]] = float(value)
         for key, value in entry.items():
             if key not in ("time", "step", "epoch", "split", "eta_s"):
                 points.setdefault((key, entry["split"]), {})[entry["step"]] = float(value)

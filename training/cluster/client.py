@@ -93,13 +93,20 @@ class Cluster:
             return found
 
     def log_lines(
-        self, pod: str, *, container: str = "", follow: bool = False, since: str = "", tail: int = 0, previous: bool = False
+        self,
+        pod: str,
+        *,
+        container: str = "",
+        follow: bool = False,
+        since: str = "",
+        tail: int = 0,
+        first_bytes: int = 0,
+        previous: bool = False,
     ) -> Iterator[str]:
-        """A container's log, line by line, each beginning with its RFC 3339 time."""
+        """A container's log, line by line, each beginning with its RFC 3339 time; ``first_bytes`` ends it early, in mid-line."""
         query = [("timestamps", "true"), ("follow", str(follow).lower()), ("previous", str(previous).lower())]
-        query += (
-            [("container", container)] * bool(container) + [("sinceTime", since)] * bool(since) + [("tailLines", str(tail))] * bool(tail)
-        )
+        wanted = {"container": container, "sinceTime": since, "tailLines": tail, "limitBytes": first_bytes}
+        query += [(key, str(value)) for key, value in wanted.items() if value]
         with self._explained(f"the log of {pod}"):
             response = self._api.call_api(
                 f"/api/v1/namespaces/{self.namespace}/pods/{pod}/log",
@@ -198,9 +205,11 @@ class Cluster:
 
     def pods(self, job: Json) -> list[Json]:
         """The job's pods, the master first."""
-        label = JOB_KINDS[job["kind"]][2]
-        query = [("labelSelector", f"{label}={job['metadata']['name']}")]
-        listed = self.request("GET", f"/api/v1/namespaces/{self.namespace}/pods", query=query)
+        return self.pods_with(f"{JOB_KINDS[job['kind']][2]}={job['metadata']['name']}")
+
+    def pods_with(self, selector: str) -> list[Json]:
+        """The pods that a label selector finds, masters first."""
+        listed = self.request("GET", f"/api/v1/namespaces/{self.namespace}/pods", query=[("labelSelector", selector)])
         items: list[Json] = listed.get("items", [])
         return sorted(items, key=lambda pod: ("-master-" not in pod["metadata"]["name"], pod["metadata"]["name"]))
 

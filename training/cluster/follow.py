@@ -21,12 +21,29 @@ ENDED = ("Succeeded", "Failed")
 TRAINING_CONTAINER = {"PyTorchJob": contract.CONTAINER, "TrainJob": trainjob.NODE}
 
 
+class Unseen:
+    """Which lines of a log are new, when it is asked for again from ``since`` on."""
+
+    def __init__(self) -> None:
+        self.since, self._at_since = "", set[str]()
+
+    def split(self, line: str) -> tuple[str, str] | None:
+        """A line's time and text, None if it was there before."""
+        moment, _, text = line.partition(" ")
+        # sinceTime has a resolution of a second: lines of that second come again
+        if moment < self.since or line in self._at_since:
+            return None
+        self._at_since = {line} | ({one for one in self._at_since if one[:19] == line[:19]})
+        self.since = moment
+        return moment, text
+
+
 class LogFollower:
     """The log of one container from its beginning to the end of its pod, each line once, over reconnects."""
 
     def __init__(self, cluster: Cluster, pod: str, container: str, emit: Emit, done: threading.Event) -> None:
         self._cluster, self._pod, self._container, self._emit, self._done = cluster, pod, container, emit, done
-        self._since, self._at_since = "", set[str]()
+        self._unseen = Unseen()
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
 
@@ -34,22 +51,14 @@ class LogFollower:
         while True:
             last = self._done.is_set()
             try:
-                for line in self._cluster.log_lines(self._pod, container=self._container, follow=not last, since=self._since):
-                    self._see(line)
+                for line in self._cluster.log_lines(self._pod, container=self._container, follow=not last, since=self._unseen.since):
+                    if new := self._unseen.split(line):
+                        self._emit(self._pod, new[1])
             except (UserError, Unreachable):
                 pass  # not started yet, gone, or the connection broke: asked again from the last line on
             if last:
                 return
             self._done.wait(POLL_S)
-
-    def _see(self, line: str) -> None:
-        moment, _, text = line.partition(" ")
-        # sinceTime has a resolution of a second: lines of that second come again
-        if moment < self._since or line in self._at_since:
-            return
-        self._at_since = {line} | ({one for one in self._at_since if one[:19] == line[:19]})
-        self._since = moment
-        self._emit(self._pod, text)
 
 
 def follow(cluster: Cluster, name: str, emit: Emit) -> str:

@@ -77,7 +77,7 @@ def status(
     from training.cluster.diagnose import state
     from training.cluster.follow import summary
 
-    with _answering():
+    with answering():
         cluster = connect(namespace, context)
         if not name:
             found = [{"job": one["metadata"]["name"], "kind": one["kind"], "condition": state(one)[0]} for one in cluster.jobs()]
@@ -106,7 +106,7 @@ def logs(
     from training.cluster.client import connect
     from training.cluster.follow import last_lines
 
-    with _answering():
+    with answering():
         cluster = connect(namespace, context)
         if follow:
             _follow(cluster, name)
@@ -135,7 +135,7 @@ def delete(
     from training.cluster.client import connect
     from training.cluster.submit import delete as run
 
-    with _answering():
+    with answering():
         cluster = connect(namespace, context)
         gone = run(cluster, name, volumes=volumes)
     print(f"deleted: {', '.join(gone)}")
@@ -196,7 +196,7 @@ def _follow(cluster: Cluster, name: str) -> None:
     raise typer.Exit(1)
 
 
-def _answering() -> Any:
+def answering() -> Any:
     """Turns an API server that stops answering in mid-command into one sentence."""
     import contextlib
 

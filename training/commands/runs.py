@@ -1,11 +1,18 @@
-"""``podtune runs``, ``podtune compare`` and ``podtune watch``: look at runs through their files."""
+"""``podtune runs``, ``podtune compare`` and ``podtune watch``: look at runs through their files, or their jobs' logs."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from training.report.job import JobView
+    from training.report.listing import Row
+
+Namespace = Annotated[str, typer.Option("-n", "--namespace", help="Of the jobs; the kubeconfig's if left out.")]
+Context = Annotated[str, typer.Option(help="Of the kubeconfig; the current one if left out.")]
 
 
 def runs(
@@ -14,12 +21,16 @@ def runs(
     sort: Annotated[str, typer.Option("--sort", help="A field of the table or the record; -FIELD turns it round.")] = "age_s",
     as_json: Annotated[bool, typer.Option("--json", help="A JSON list on stdout.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Comma-separated values on stdout.")] = False,
+    cluster: Annotated[bool, typer.Option("--cluster", help="The jobs of a namespace instead, by their pods' logs.")] = False,
+    namespace: Namespace = "",
+    context: Context = "",
 ) -> None:
-    """List the runs below a folder, the newest first.
+    """List the runs below folders (a mounted volume is a folder), or the jobs of a namespace; the newest first.
 
     \b
     Examples:
       podtune runs demo
+      podtune runs --cluster -n team-a
       podtune runs /output --where "learning_rate>1e-5 and status=ok" --sort best_loss
       podtune runs . --where "status=died or status=running"
       podtune runs . --sort=-tokens_per_s --csv
@@ -28,15 +39,15 @@ def runs(
     import sys
 
     from training.report import listing
-    from training.run.errors import NO_INPUT, UserError
-    from training.run.follow import find_runs
+    from training.run.errors import USAGE, UserError
     from training.run.record import finite
 
-    roots = folders or [Path()]
-    for root in roots:
-        if not root.is_dir():
-            raise UserError("no such folder", where=str(root), fix="give a folder with runs below it", code=NO_INPUT)
-    rows, unreadable = listing.list_runs(list(dict.fromkeys(run_dir for root in roots for run_dir in find_runs(root))))
+    if folders and cluster:
+        raise UserError("give folders, or --cluster", where="runs", fix="two commands: the views have different sources", code=USAGE)
+    if cluster:
+        rows, unreadable, places = _of_jobs(namespace, context)
+    else:
+        rows, unreadable, places = _below(folders or [Path()])
     if where:
         test = listing.where(where, rows)
         rows = [row for row in rows if test(row)]
@@ -50,7 +61,34 @@ def runs(
     elif rows:
         print(listing.table(rows).text(width=_width()))
     else:
-        print(f"no runs{' that match' if where else ''} in {', '.join(map(str, roots))}")
+        print(f"no {'jobs' if cluster else 'runs'}{' that match' if where else ''} in {places}")
+
+
+def _below(roots: list[Path]) -> tuple[list[Row], list[str], str]:
+    """Rows of the runs below ``roots``, what could not be read, and the places."""
+    from training.report import listing
+    from training.run.errors import NO_INPUT, UserError
+    from training.run.follow import find_runs
+
+    for root in roots:
+        if not root.is_dir():
+            raise UserError("no such folder", where=str(root), fix="give a folder with runs below it", code=NO_INPUT)
+    found = dict.fromkeys(run_dir for root in roots for run_dir in find_runs(root))
+    return *listing.list_runs(list(found)), ", ".join(map(str, roots))
+
+
+def _of_jobs(namespace: str, context: str) -> tuple[list[Row], list[str], str]:
+    """The same of a namespace's jobs."""
+    from training.cluster.client import connect
+    from training.cluster.job_log import stories
+    from training.commands.jobs import answering
+    from training.report import listing
+    from training.report.job import job_runs
+
+    with answering():
+        there = connect(namespace, context)
+        found = [run for story in stories(there) for run in job_runs(story)]
+    return listing.rows_of(found), [], f"the namespace {there.namespace}"
 
 
 def compare(
@@ -97,19 +135,53 @@ def compare(
 
 
 def watch(
-    run_dir: Annotated[Path, typer.Argument(help="A run's folder.")],
+    run: Annotated[str, typer.Argument(help="A run's folder, or the name of a job in the cluster.", metavar="RUN_DIR|JOB")],
     once: Annotated[bool, typer.Option("--once", help="Print the state once and end; so it does where stdout is no terminal.")] = False,
+    namespace: Namespace = "",
+    context: Context = "",
 ) -> None:
-    """Watch a run while it trains: progress, time left, loss, speed, last evaluation, warnings. Ctrl-C leaves it running.
+    """Watch a run while it trains: progress, time left, loss, speed, use of each pod, last evaluation, warnings. Ctrl-C leaves it running.
+
+    A job is watched through its conditions and its pods' logs: no volume has to be mounted, and nothing runs in the pods.
 
     \b
     Examples:
       podtune watch demo/run
       podtune watch demo/run --once
+      podtune watch my-run -n team-a
     """
-    from training.report.watch import watch as watch_run
+    import sys
 
-    raise typer.Exit(watch_run(run_dir, once=once))
+    from training.commands.jobs import answering
+    from training.report import watch as views
+
+    is_folder = Path(run).exists() or "/" in run
+    try:
+        if is_folder and not (namespace or context):
+            views.watch(views.FolderView(Path(run)), once=once)
+        else:
+            with answering():
+                views.watch(_job_view(run, namespace, context), once=once, refresh_s=JOB_REFRESH_S)
+    except KeyboardInterrupt:
+        what = "run" if is_folder else "job"
+        print(f"\nno longer watching; the {what} goes on. Come back: podtune watch {run}", file=sys.stderr)
+        raise typer.Exit(130) from None
+
+
+JOB_REFRESH_S = 2.0
+
+
+def _job_view(name: str, namespace: str, context: str) -> JobView:
+    from training.cluster.client import connect
+    from training.cluster.job_log import JobWatch
+    from training.report.job import JobView
+    from training.run.errors import UserError
+
+    try:
+        return JobView(JobWatch(connect(namespace, context), name).look)
+    except UserError as error:  # a mistyped folder ends up here too
+        error.what = f"there is no folder {name!r} here, and as a job: {error.what}"
+        raise
 
 
 def _width() -> int | None:

@@ -37,7 +37,12 @@ def list_runs(folders: Sequence[Path]) -> tuple[list[Row], list[str]]:
             runs.append(load_run(folder, curves=False))
         except UserError as error:
             unreadable.append(f"{error.where}: {error.what}")
-    return [_row(run, name) for run, name in zip(runs, unique_names(runs), strict=True)], unreadable
+    return rows_of(runs), unreadable
+
+
+def rows_of(runs: Sequence[Run]) -> list[Row]:
+    """A row for each run."""
+    return [_row(run, name) for run, name in zip(runs, unique_names(runs), strict=True)]
 
 
 def _row(run: Run, name: str) -> Row:

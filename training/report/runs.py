@@ -10,6 +10,7 @@ import datetime
 import json
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any
 
 from training.run.errors import DATA, NO_INPUT, UserError
 from training.run.follow import state
-from training.run.heartbeat import STALE_S, life, read_beat
+from training.run.heartbeat import STALE_S, read_beat
 from training.run.record import METRICS_FILE, RUN_FILE, SCHEMA, Json
 
 AXES = {"step": "step", "tokens": "tokens", "time": "time since start (s)"}
@@ -39,6 +40,11 @@ class Run:
         """ok, oom, preempted, error, running, or died: running by its record, and its process is gone."""
         status, reason = state(self.path, self.record)
         return "died" if reason == "died" else status
+
+    def last_step(self) -> tuple[int, float] | None:
+        """The step that its process has reached, and when (seconds since the epoch); None where nothing tells."""
+        beat = read_beat(self.path)
+        return (beat.step, beat.step_at) if beat else None
 
     @property
     def started_at(self) -> float:
@@ -201,7 +207,7 @@ def _check(run: Run) -> None:
             run.problems.append(f"{where}: contradicts {METRICS_FILE}: {split} loss {said:.6g}, but its last line says {found:.6g}")
 
 
-def unique_names(runs: list[Run]) -> list[str]:
+def unique_names(runs: Sequence[Run]) -> list[str]:
     """Names to show: a name that occurs twice gets the folder beside it."""
     names = [run.name for run in runs]
     return [name if names.count(name) == 1 else f"{name} ({run.path})" for name, run in zip(names, runs, strict=True)]
@@ -228,11 +234,11 @@ class Progress:
 
 
 def progress(run: Run) -> Progress:
-    """Where a running run stands, by its heartbeat and its last training line."""
-    beat = read_beat(run.path)
+    """Where a running run stands, by its last sign of life and its last training line."""
+    reached = run.last_step()
     last = (run.entries.get("train") or [{}])[-1]
     logged, eta, step_time = int(last.get("step", 0)), number(last.get("eta_s")), number(last.get("step_time_s"))
-    step = max(logged, beat.step if beat else 0)
+    step = max(logged, reached[0] if reached else 0)
     planned = number((run.record.get("config") or {}).get("max_steps"))
     total = int(planned) if planned and planned > 0 else None
     if total is None and eta is not None and step_time:
@@ -240,8 +246,8 @@ def progress(run: Run) -> Progress:
     if eta is not None and step_time:
         eta = max(0.0, eta - (step - logged) * step_time)
     silent = None
-    if beat is not None and life(run.path) == "alive" and step > 0:
-        silent = max(0.0, time.time() - beat.step_at - 5 * (step_time or 0.0))
+    if reached and step > 0 and run.status == "running":
+        silent = max(0.0, time.time() - reached[1] - 5 * (step_time or 0.0))
     return Progress(step, total, eta, silent)
 
 

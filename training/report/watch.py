@@ -1,6 +1,7 @@
 """A run while it goes on, in a terminal: progress, time left, loss, speed, evaluation, warnings. No torch.
 
-Reads only the run's files, so it can be started and stopped at will, on any machine that sees the folder.
+It only reads, so it can be started and stopped at will: a folder's files on any machine that sees them (:class:`FolderView`),
+or what a job's pods say (:class:`training.report.job.JobView`).
 """
 
 from __future__ import annotations
@@ -14,61 +15,51 @@ from typing import TYPE_CHECKING, Any
 from training.report.runs import Run, load_run, number, progress
 from training.report.tables import duration, shown
 from training.run.follow import MetricsTail
-from training.run.record import RUN_FILE
+from training.run.log_lines import is_slow, per_pod, waits_for_data
+from training.run.record import RUN_FILE, Json
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 REFRESH_S = 1.0
 BARS = "▁▂▃▄▅▆▇█"
-SLOW_RANK = 1.5  # a rank whose step takes so many times the median's is called slow
 
 
-def watch(run_dir: Path, *, once: bool) -> int:
-    """Show the run until it ends or Ctrl-C; ``once``: print it as it stands. Returns 0.
+def watch(view: View, *, once: bool, refresh_s: float = REFRESH_S) -> None:
+    """Show the run until it ends or Ctrl-C; ``once``, or where stdout is no terminal: print it as it stands.
 
     Raises:
-        UserError: no run there.
+        UserError: the run is gone.
     """
     from rich.console import Console
 
     console = Console(highlight=False)
-    view = View(run_dir)
     if once or not console.is_terminal:
         console.print(view.render(width=console.width))
-        return 0
+        return
     from rich.live import Live
 
     with Live(view.render(width=console.width), console=console, refresh_per_second=4, screen=False) as live:
-        while view.run.status == "running":
-            time.sleep(REFRESH_S)
+        while not view.over:
+            time.sleep(refresh_s)
             view.update()
             live.update(view.render(width=console.width))
-    return 0
 
 
 class View:
-    """The last state of a run, kept up to date from its files; only new metrics lines are parsed."""
+    """The last state of a run, and how it is shown."""
 
-    def __init__(self, run_dir: Path) -> None:
-        self.run: Run = load_run(Path(run_dir), curves=False)
-        self.run.entries = {}
-        self._tail = MetricsTail(self.run.path)
-        self._record_at = 0
-        self.update()
+    def __init__(self, run: Run) -> None:
+        self.run = run
 
     def update(self) -> None:
         """Read what is new."""
-        entries, rewritten = self._tail.read()
-        if rewritten:
-            self.run.entries = {}
-        for entry in entries:
-            self.run.entries.setdefault(str(entry["split"]), []).append(entry)
-        changed_at = (self.run.path / RUN_FILE).stat().st_mtime_ns
-        if changed_at != self._record_at:
-            self._record_at = changed_at
-            self.run.record = json.loads((self.run.path / RUN_FILE).read_text(encoding="utf-8"))
-        self.run.__dict__.pop("status", None)  # computed once a look: a heartbeat can stop without any file changing
+        raise NotImplementedError
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more will come."""
+        return self.run.status != "running"
 
     def render(self, *, width: int) -> RenderableType:
         """A panel of at most ``width`` characters."""
@@ -108,7 +99,7 @@ class View:
             found.append(("speed", f"{shown(rate)} tokens/s" + (f", {shown(step_time)} s a step" if step_time else "")))
         if run.entries.get("eval"):
             found.append(("evaluation", self._evaluation(run.entries["eval"][-1])))
-        found += [(str(key), str(value)) for key, value in self._system()]
+        found += [(name, _use(machine)) for name, machine in self.machines() if machine]
         if answer := self._sample():
             found.append(("last answer", answer))
         return found
@@ -117,20 +108,11 @@ class View:
         keys = [key for key in ("loss", "perplexity", "mean_token_accuracy") if number(entry.get(key)) is not None]
         return f"at step {int(entry['step']):,}: " + ", ".join(f"{key.replace('_', ' ')} {shown(number(entry[key]))}" for key in keys)
 
-    def _system(self) -> list[tuple[str, str]]:
-        """The last system line of each pod: memory and GPU use, as they were recorded."""
-        latest: dict[str, dict[str, Any]] = {}
-        for entry in self.run.entries.get("system", []):
-            latest[str(entry.get("pod", ""))] = entry
-        lines = []
-        for pod, entry in latest.items():
-            values = [
-                f"{key.removesuffix('_gib').replace('_', ' ')} {shown(number(value))}{' GiB' if key.endswith('_gib') else ''}"
-                for key, value in entry.items()
-                if key not in ("step", "epoch", "tokens") and number(value) is not None
-            ]
-            lines.append((pod or "system", ", ".join(values)))
-        return lines
+    def machines(self) -> list[tuple[str, Json]]:
+        """Each pod's name and its last figures: memory and GPU use, as they were recorded."""
+        system = (self.run.entries.get("system") or [{}])[-1]
+        pods = per_pod(system, int(self.run.record.get("nproc_per_node") or 1)) if system else []
+        return [("machine" if len(pods) == 1 else f"pod {index}", pod) for index, pod in enumerate(pods)]
 
     def _sample(self) -> str | None:
         for entry in reversed(self.run.entries.get("eval", [])):
@@ -155,17 +137,56 @@ class View:
         losses = run.curve("train", "loss")[1]
         if len(losses) >= 20 and min(losses[-5:]) > 2 * min(losses):
             found.append(f"the loss rose from {shown(min(losses))} to {shown(losses[-1])}: a lower learning rate may help")
-        newest = (run.entries.get("train") or [{}])[-1]
-        per_rank = newest.get("step_time_s_per_rank")
-        if isinstance(per_rank, list) and len(per_rank) > 1:
-            slowest = max(range(len(per_rank)), key=per_rank.__getitem__)
-            median = sorted(per_rank)[len(per_rank) // 2]
-            if median and per_rank[slowest] > SLOW_RANK * median:
-                found.append(f"rank {slowest} is slow: {shown(float(per_rank[slowest]))} s a step against {shown(float(median))} s")
-        wait, step_time = number(newest.get("data_wait_s")), number(newest.get("step_time_s"))
-        if wait and step_time and wait > 0.1 * step_time:
-            found.append(f"{wait / step_time:.0%} of a step waits for data: more dataloader workers may help")
+        return found + self._system_warnings((run.entries.get("system") or [{}])[-1])
+
+    def _system_warnings(self, system: Json) -> list[str]:
+        found = []
+        if is_slow(system):
+            rank, per_rank = int(system["slowest_rank"]), system.get("per_rank") or {}
+            parts = [f"{per_rank[name][rank]:.2g} s {what}" for name, what in OWN_TIMES.items() if name in per_rank]
+            each = f" ({', '.join(parts)} a step)" if parts else ""
+            found.append(
+                f"rank {rank} is slow: the others wait for it, it takes {system['slowest_ratio']:.1f} times as long as they do{each}"
+            )
+        if waits_for_data(system):
+            found.append(f"{system['data_wait_share']:.0%} of a step waits for data: more dataloader_num_workers may help")
         return found
+
+
+OWN_TIMES = {"data_wait_s": "for its data", "forward_s": "for its forward pass"}
+
+
+def _use(machine: Json) -> str:
+    parts = [f"GPU {machine['gpu_utilisation_percent']:.0f}% busy"] if "gpu_utilisation_percent" in machine else []
+    if "gpu_memory_gib" in machine:
+        parts.append(f"{shown(machine['gpu_memory_gib'], 3)} GiB of GPU memory")
+    if "rss_gib" in machine:
+        parts.append(f"{shown(machine['rss_gib'], 3)} GiB of memory")
+    return ", ".join(parts)
+
+
+class FolderView(View):
+    """A run's folder, kept up to date from its files; only new metrics lines are parsed."""
+
+    def __init__(self, run_dir: Path) -> None:
+        super().__init__(load_run(Path(run_dir), curves=False))
+        self.run.entries = {}
+        self._tail = MetricsTail(self.run.path)
+        self._record_at = 0
+        self.update()
+
+    def update(self) -> None:
+        """Read what is new."""
+        entries, rewritten = self._tail.read()
+        if rewritten:
+            self.run.entries = {}
+        for entry in entries:
+            self.run.entries.setdefault(str(entry["split"]), []).append(entry)
+        changed_at = (self.run.path / RUN_FILE).stat().st_mtime_ns
+        if changed_at != self._record_at:
+            self._record_at = changed_at
+            self.run.record = json.loads((self.run.path / RUN_FILE).read_text(encoding="utf-8"))
+        self.run.__dict__.pop("status", None)  # computed once a look: a heartbeat can stop without any file changing
 
 
 def sparkline(values: list[float], width: int) -> str:

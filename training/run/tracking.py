@@ -17,6 +17,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ CLOSE_LIMIT_S = 60.0  # Aim's client can hang for ever when its server died: the
 IDENTITY_KEYS = ("mode", "strategy", "model", "world_size", "nnodes", "nproc_per_node", "global_batch_size", "seed")
 PARAMS = (*IDENTITY_KEYS, "data", "provenance", "config")
 NOT_SERIES = ("time", "step", "epoch", "split", "eta_s")
+PER_RANK = "per_rank"  # of a system line: the figures of each rank, None where it has none
 Point = tuple[int, float, float | None, float]  # step, value, epoch, seconds since the epoch
 
 
@@ -116,23 +118,21 @@ class AimRun:
 
     def track(self, entries: list[Json]) -> int:
         """Write lines of metrics.jsonl and return how many points that made. The same lines again change nothing."""
-        series: dict[tuple[str, str], list[Point]] = {}
+        series: dict[tuple[str, int | None, str], list[Point]] = {}  # split, rank where it is one rank's, name
         for entry in entries:
             at, epoch = _timestamp(entry.get("time")), _number(entry.get("epoch"))
-            for name, value in entry.items():
-                number = _number(value)
-                if name not in NOT_SERIES and number is not None:
-                    series.setdefault((str(entry["split"]), name), []).append((int(entry["step"]), number, epoch, at))
-        for (split, name), points in series.items():
-            self._extend(split, name, points)
+            for rank, name, number in _figures(entry):
+                series.setdefault((str(entry["split"]), rank, name), []).append((int(entry["step"]), number, epoch, at))
+        for (split, of_rank, name), points in series.items():
+            self._extend({"subset": split} | ({} if of_rank is None else {"rank": of_rank}), name, points)
         return sum(map(len, series.values()))
 
-    def _extend(self, split: str, name: str, points: list[Point]) -> None:
+    def _extend(self, labels: Json, name: str, points: list[Point]) -> None:
         """What Run.track() does for each point, with two differences: a point keeps its own time also when it is synced
         later, and a series' summary (last, lowest, highest) is written once for all of ``points``, at half the cost."""
         from aim.storage.context import Context
 
-        tracker, context = self._run._tracker, Context({"subset": split})
+        tracker, context = self._run._tracker, Context(labels)
         with self._repo.atomic_track(self.hash):
             info = tracker.sequence_infos[context.idx, name]
             if not info.initialized:
@@ -235,6 +235,18 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value if item is not None]
     return value if isinstance(value, str | int | float | bool) else str(value)
+
+
+def _figures(entry: Json) -> Iterator[tuple[int | None, str, float]]:
+    """Rank (None for the run's own), name and value of every number in a line."""
+    for name, value in entry.items():
+        number = _number(value)
+        if name not in NOT_SERIES and number is not None:
+            yield None, name, number
+    for name, column in (entry.get(PER_RANK) or {}).items():
+        for rank, value in enumerate(column):
+            if (number := _number(value)) is not None:
+                yield rank, name, number
 
 
 def _number(value: object) -> float | None:

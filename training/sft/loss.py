@@ -30,13 +30,13 @@ def lean_loss(trainer: Any, model: Any, inputs: dict[str, Any], num_items_in_bat
     """
     inputs = {**inputs, "use_cache": False}
     fused = _score_in_chunks(trainer, inputs["labels"])
-    total, correct, scored = _fused(model, inputs) if fused else _plain(model, inputs, accuracy=_logs_next(trainer))
+    total, correct, scored = _fused(model, inputs) if fused else _plain(model, inputs, accuracy=logs_next(trainer))
     if num_items_in_batch is None:
         num_items_in_batch = scored
     loss = total / torch.as_tensor(num_items_in_batch, device=total.device).clamp(min=1)
     if trainer.args.average_tokens_across_devices:
         loss = loss * trainer.accelerator.num_processes
-    if correct is not None and _logs_next(trainer):
+    if correct is not None and logs_next(trainer):
         counts = trainer.accelerator.reduce(torch.stack((correct, scored)), "sum")
         if counts[1] > 0:
             trainer._metrics["train"]["mean_token_accuracy"].append((counts[0] / counts[1]).item())
@@ -97,7 +97,7 @@ def _score_in_chunks(trainer: Any, labels: torch.Tensor) -> bool:
     return scored * vocabulary * 4 > _PLAIN_LOGITS_BYTES
 
 
-def _logs_next(trainer: Any) -> bool:
+def logs_next(trainer: Any) -> bool:
     """True in the micro-batches of a step after which the trainer logs."""
     every, step = int(trainer.state.logging_steps), int(trainer.state.global_step) + 1
     due = (every > 0 and step % every == 0) or (step == 1 and bool(trainer.args.logging_first_step))

@@ -13,13 +13,15 @@ from typing import Any
 import psutil
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from training.run.log_lines import eval_line, start_line, train_line
 from training.run.record import MetricsLog
+from training.sft.meter import Meter, system_metrics
 
 
 class Progress(TrainerCallback):  # type: ignore[misc]
     """Times every step on every rank; on rank 0 also writes and prints."""
 
-    def __init__(self, output_dir: Path, *, is_main: bool, from_step: int, tokens_before: int) -> None:
+    def __init__(self, output_dir: Path, meter: Meter, *, is_main: bool, nproc_per_node: int, from_step: int, tokens_before: int) -> None:
         self.step_times: list[float] = []
         self.time_to_first_step_s: float | None = None
         self.losses: dict[str, float] = {}
@@ -29,7 +31,7 @@ class Progress(TrainerCallback):  # type: ignore[misc]
         self._tokens, self._first_tokens = tokens_before, tokens_before
         self._windows: list[tuple[int, float]] = []  # real tokens and seconds of training between two logging steps
         self._window_steps = 0
-        self._started = 0.0
+        self._meter, self._nproc_per_node = meter, nproc_per_node
         self._from_step = from_step
         self._display = _Terminal() if is_main and sys.stdout.isatty() else _Lines()
 
@@ -37,11 +39,8 @@ class Progress(TrainerCallback):  # type: ignore[misc]
         if self._log:
             self._display.start(state.max_steps, self._from_step)
 
-    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self._started = time.monotonic()
-
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self.step_times.append(time.monotonic() - self._started)
+        self.step_times.append(time.monotonic() - self._meter.step_began)  # the wait for its data included
         self._window_steps += 1
         self.samples += args.train_batch_size * args.world_size * args.gradient_accumulation_steps
         if self.time_to_first_step_s is None:
@@ -74,7 +73,9 @@ class Progress(TrainerCallback):  # type: ignore[misc]
         self.losses["last"] = logs["loss"]
         logs.pop("num_tokens", None)  # TRL's count, of this attempt only
         self._log.write("train", state.global_step, {"epoch": state.epoch} | logs)
-        self._display.train(state, logs)
+        system = system_metrics(self._meter.ranks, logs.get("step_time_s"))
+        self._log.write("system", state.global_step, {"epoch": state.epoch, "tokens": tokens} | system)
+        self._display.train(train_line(state.global_step, state.max_steps, logs, system, self._nproc_per_node))
 
     def _eval_line(self, state: TrainerState, logs: dict[str, Any]) -> None:
         assert self._log
@@ -84,7 +85,7 @@ class Progress(TrainerCallback):  # type: ignore[misc]
         self.losses.setdefault("eval_first", metrics["loss"])
         self.losses["eval"] = metrics["loss"]
         self._log.write("eval", state.global_step, {"epoch": state.epoch, "tokens": self._tokens} | metrics)
-        self._display.evaluation(state, metrics)
+        self._display.evaluation(eval_line(state.global_step, metrics))
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if self._log:
@@ -114,45 +115,20 @@ class Progress(TrainerCallback):  # type: ignore[misc]
         return found
 
 
-def duration(seconds: float) -> str:
-    """``75`` as ``1m15s``."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole}s"
-    return f"{whole // 60}m{whole % 60:02d}s" if whole < 3600 else f"{whole // 3600}h{whole % 3600 // 60:02d}m"
-
-
-def train_line(state: TrainerState, logs: dict[str, Any]) -> str:
-    """One tidy line: step, loss, gradient norm, learning rate, real tokens a second, time left."""
-    width = len(str(state.max_steps))
-    line = f"step {state.global_step:>{width}}/{state.max_steps}  loss {logs['loss']:.4f}"
-    if "grad_norm" in logs:
-        line += f"  grad {logs['grad_norm']:.3f}"
-    line += f"  lr {logs['learning_rate']:.2e}"
-    if "tokens_per_s" in logs:
-        line += f"  {logs['tokens_per_s']:,.0f} tokens/s  eta {duration(logs['eta_s'])}"
-    return line
-
-
-def eval_line(state: TrainerState, metrics: dict[str, Any]) -> str:
-    """One line for an evaluation."""
-    return f"eval at step {state.global_step}  loss {metrics['loss']:.4f}  perplexity {metrics['perplexity']:.2f}"
-
-
 class _Lines:
     """One line a logging step: for logs, files and pods."""
 
     def start(self, max_steps: int, done: int) -> None:
-        print(f"training: steps {done} to {max_steps}", flush=True)
+        print(start_line(done, max_steps), flush=True)
 
     def advance(self, step: int) -> None:
         """Nothing between the lines."""
 
-    def train(self, state: TrainerState, logs: dict[str, Any]) -> None:
-        print(train_line(state, logs), flush=True)
+    def train(self, line: str) -> None:
+        print(line, flush=True)
 
-    def evaluation(self, state: TrainerState, metrics: dict[str, Any]) -> None:
-        print(eval_line(state, metrics), flush=True)
+    def evaluation(self, line: str) -> None:
+        print(line, flush=True)
 
     def stop(self) -> None:
         """Nothing is open."""
@@ -172,11 +148,11 @@ class _Terminal(_Lines):
     def advance(self, step: int) -> None:
         self._bar.update(self._task, completed=step)
 
-    def train(self, state: TrainerState, logs: dict[str, Any]) -> None:
-        self._bar.update(self._task, description=train_line(state, logs).split("  ", 1)[1])
+    def train(self, line: str) -> None:
+        self._bar.update(self._task, description=line.split("  ", 1)[1])
 
-    def evaluation(self, state: TrainerState, metrics: dict[str, Any]) -> None:
-        self._bar.console.print(eval_line(state, metrics))
+    def evaluation(self, line: str) -> None:
+        self._bar.console.print(line)
 
     def stop(self) -> None:
         self._bar.stop()

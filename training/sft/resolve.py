@@ -65,6 +65,7 @@ def resolve(settings: Settings, world: World) -> Arguments:
     values.setdefault("run_name", str(values["output_dir"]).rstrip("/").rsplit("/", 1)[-1])
     values |= {"ddp_timeout": int(values.get("timeout_s", RunArguments.timeout_s)), "logging_nan_inf_filter": False, "disable_tqdm": True}
     values.setdefault("ddp_find_unused_parameters", False)
+    values.setdefault("ddp_broadcast_buffers", False)  # a language model's buffers are constants, and each forward would wait for rank 0
     if values.get("use_peft"):
         values.setdefault("lora_target_modules", ["all-linear"])  # PEFT has no default for every architecture
     if world.device_type == "cpu":

@@ -13,8 +13,10 @@ from training.run.checkpoint import Checkpoint
 from training.run.distributed import World
 from training.run.errors import UserError, exit_code, out_of_memory
 from training.run.heartbeat import Claim, Heartbeat
+from training.run.log_lines import head_line
 from training.run.provenance import provenance
 from training.run.record import Status, emit_record, end_record, new_record, now, write_json
+from training.sft.meter import Meter
 from training.sft.progress import Progress
 
 if TYPE_CHECKING:
@@ -100,7 +102,15 @@ class Run:
         self.resume_path = str(resume.path) if resume else None
         self.output_dir = Path(training.output_dir)
         self.step = resume.step if resume else 0
-        self.progress = Progress(self.output_dir, is_main=world.is_main, from_step=self.step, tokens_before=self.tokens_before)
+        self.meter = Meter(world, arguments.strategy)
+        self.progress = Progress(
+            self.output_dir,
+            self.meter,
+            is_main=world.is_main,
+            nproc_per_node=world.local_world_size,
+            from_step=self.step,
+            tokens_before=self.tokens_before,
+        )
         self.record: dict[str, Any] = {}
         self._tracker: Any = None
         self._heartbeat: Heartbeat | None = None
@@ -151,9 +161,20 @@ class Run:
         training, world, record = self.arguments.training, self.world, self.record
         trained = trainer.trained_parameters()
         why = trainer.why_not_lean
+        data = record["data"]
         print(
-            f"{record['name']}: {self.arguments.strategy} on {world.world_size} x {world.device_type} ({world.nnodes} nodes), "
-            f"{trained:,} trained parameters, {record['data']['rows']:,} rows, {record['data']['tokens']:,} tokens\n"
+            head_line(
+                record["name"],
+                self.arguments.strategy,
+                world.world_size,
+                world.device_type,
+                world.nnodes,
+                trained,
+                data["rows"],
+                data["tokens"],
+            )
+        )
+        print(
             f"batch {record['global_batch_size']} = {training.per_device_train_batch_size} a device x {world.world_size} processes "
             f"x {training.gradient_accumulation_steps} accumulated; {', '.join(self.arguments.notes)}"
             + (f"; TRL's loss ({why})" if why else ""),

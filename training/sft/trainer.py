@@ -20,7 +20,8 @@ from training.run import checkpoint
 from training.run.distributed import World
 from training.run.errors import CONFIG, DATA, UserError
 from training.sft.batching import balance, row_lengths
-from training.sft.loss import lean_loss, why_not_lean
+from training.sft.loss import lean_loss, logs_next, why_not_lean
+from training.sft.meter import Meter
 
 _RUNNING, _STOP, _NONFINITE = 0, 1, 2
 
@@ -33,7 +34,9 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
 
     model: Any
 
-    def __init__(self, *, args: SFTConfig, world: World, facts: dict[str, Any], tokens_before: int, lean: bool, **kwargs: Any) -> None:
+    def __init__(
+        self, *, args: SFTConfig, world: World, meter: Meter, facts: dict[str, Any], tokens_before: int, lean: bool, **kwargs: Any
+    ) -> None:
         # The rows come tokenised, cut, masked and packed (training.sft.inputs). TRL has nothing left to prepare, and refuses
         # a max_length that it would not enforce on rows laid end to end, and masks for rows that are no messages.
         args.dataset_kwargs = {**(args.dataset_kwargs or {}), "skip_prepare_dataset": True}
@@ -49,7 +52,7 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
                 code=CONFIG,
             )
         self.remove_callback(PrinterCallback)  # training.sft.progress says it in one tidy line
-        self.world, self.facts = world, facts
+        self.world, self.meter, self.facts = world, meter, facts
         self.why_not_lean = why_not_lean(self) if lean else "as asked"
         self.tokens = tokens_before  # real tokens of all ranks since the very first start, as of the last logging step
         self._local_tokens = torch.zeros((), dtype=torch.long)
@@ -87,11 +90,15 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
             self._evaluated += torch.stack((mean * scored, scored))
         return found
 
+    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> Any:
+        return super().get_batch_samples(self.meter.batches(epoch_iterator), num_batches, device)
+
     def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> torch.Tensor:
         # Counted where the batch lies, before it goes to the device: no synchronisation.
         mask = inputs.get("attention_mask")
         self._local_tokens += inputs["input_ids"].numel() if mask is None else mask.sum().cpu()
-        loss: torch.Tensor = super().training_step(model, inputs, num_items_in_batch)
+        with self.meter.forward_of(model, logs_next=logs_next(self)):
+            loss: torch.Tensor = super().training_step(model, inputs, num_items_in_batch)
         self._nonfinite = self._nonfinite.to(loss.device) | ~torch.isfinite(loss)
         return loss
 
@@ -135,7 +142,9 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs:
-            logs["tokens"] = self.global_tokens()
+            self.tokens += self.meter.exchange(int(self._local_tokens))
+            self._local_tokens.zero_()
+            logs["tokens"] = self.tokens
         elif "eval_loss" in logs:
             # transformers averages the batches' means, which depends on how rows fall into batches: weigh by tokens
             if self.world.world_size > 1:
