@@ -205,7 +205,8 @@ def test_openshift_chooses_the_user_itself(job):
 def test_a_benchmark_runs_the_sweep_in_every_pod_and_prepares_nothing(manifests):
     documents = manifests("benchmark")
     made = of_kind(documents, "PyTorchJob")[0]
-    assert container(made)["command"] == ["podtune", "bench", "run", "--in-job", "--preset", "node", "--output", "/outputs/run"]
+    command = ["podtune", "bench", "run", "--in-job", "--preset", "node", "--output", "/outputs/run"]
+    assert container(made)["command"] == [*command, "--preflight", "--wait", "900"]
     assert "initContainers" not in pod(made)
     assert not of_kind(documents, "ConfigMap")
 
@@ -214,6 +215,21 @@ def test_a_sweep_of_ones_own_comes_as_a_file(manifests):
     documents = manifests("benchmark", sets=["benchmark.sweep=models: [tinygpt-test]"])
     assert of_kind(documents, "ConfigMap")[0]["data"] == {"sweep.yaml": "models: [tinygpt-test]"}
     assert "/etc/podtune/sweep.yaml" in container(of_kind(documents, "PyTorchJob")[0])["command"]
+
+
+def test_pods_look_at_what_they_got_before_they_train_unless_told_not_to(manifests):
+    on, off = (container(of_kind(manifests("two-node", sets=more), "PyTorchJob")[0]) for more in ([], ["preflight.enabled=false"]))
+    words = ["--preflight", "/etc/podtune/config.yaml", "--wait", "900"]
+    start = on["command"].index("--preflight")
+    assert on["command"][start : start + 4] == words
+    assert [word for word in on["command"] if word not in words] == [word for word in off["command"] if word not in words]
+    assert "--preflight" not in off["command"]
+
+
+@pytest.mark.parametrize(("profile", "gpus"), [("cpu-smoke", None), ("two-node", "1"), ("h100-rdma", "8")])
+def test_the_preflight_knows_how_many_gpus_the_pod_was_promised(manifests, profile, gpus):
+    env = {each["name"]: each.get("value") for each in container(of_kind(manifests(profile), "PyTorchJob")[0])["env"]}
+    assert env.get("PODTUNE_GPUS_PER_POD") == gpus
 
 
 def test_the_test_pod_runs_the_preflight_in_the_jobs_own_surroundings(manifests):

@@ -24,7 +24,7 @@ from training.run.provenance import usable_cpus, versions
 Json = dict[str, Any]
 
 MIN_SHM = 512 * 2**20
-OPTIMIZER_BYTES = 12  # of a checkpoint for each parameter: fp32 weights and Adam's two moments
+ADAM_STATES = 2  # two moments, each as large as the weights
 DEFAULT_CHECKPOINTS = 2
 #: smallest driver for a CUDA version, from NVIDIA's CUDA Toolkit release notes (minor version compatibility)
 DRIVERS = {11: (450, 80), 12: (525, 60), 13: (580, 65)}
@@ -66,6 +66,7 @@ def look(config_file: Path | None, *, node_rank: int, nnodes: int, master: str =
         "config_sha256": hashlib.sha256(config_file.read_bytes()).hexdigest() if config_file and config_file.is_file() else None,
         "data": _data_fingerprint(config.get("dataset_name")),
         "checkpoint_bytes": _checkpoint_bytes(config),
+        "gpus_asked": int(os.environ.get("PODTUNE_GPUS_PER_POD") or 0),
         **_gpus(),
         "cuda": _cuda_of_torch(),
         "interface": _interface(master),
@@ -106,11 +107,12 @@ def _alone(facts: Json) -> Iterable[Problem]:
 
 
 def _driver(facts: Json) -> Iterable[Problem]:
-    pod, asked = facts["pod"], os.environ.get("NVIDIA_VISIBLE_DEVICES") not in (None, "", "void", "none")
+    pod, asked = facts["pod"], facts.get("gpus_asked", 0)
     if facts.get("gpu_error"):
         yield Problem(pod, "gpu", facts["gpu_error"], "check the node's driver: nvidia-smi")
-    elif asked and not facts.get("gpus"):
-        yield Problem(pod, "gpu", "a GPU was asked for and none is there", "check resources.limits and the node's device plugin")
+    elif facts["gpus"] < asked:
+        text = f"{asked} GPU{'s' if asked > 1 else ''} asked for and {facts['gpus'] or 'none'} there"
+        yield Problem(pod, "gpu", text, "check the node's driver and device plugin, and the runtimeClass that its GPUs need")
     if facts.get("driver") and facts.get("cuda"):
         least = DRIVERS.get(int(facts["cuda"].split(".")[0]))
         if least and tuple(int(part) for part in facts["driver"].split(".")[:2]) < least:
@@ -143,16 +145,20 @@ def _difference(key: str, pods: list[Json], odd: str, right: str) -> str:
     return f": {str(one)[:60]} instead of {str(other)[:60]}"
 
 
+def errors(problems: Iterable[Problem]) -> list[Problem]:
+    """Those with which training should not start."""
+    return [one for one in problems if one.severity == "error"]
+
+
 def verdict(problems: list[Problem], pods: list[Json], measured: Json) -> Json:
     """The JSON verdict, with one sentence that names the bad pod."""
-    errors = [one for one in problems if one.severity == "error"]
-    worst = (errors or problems)[:1]
+    worst = (errors(problems) or problems)[:1]
     sentence = f"{len(pods)} pods agree and reach each other" if len(pods) > 1 else "this pod is ready"
     if worst:
         sentence = f"{worst[0].pod}: {worst[0].text}"
     return {
         "schema": "podtune.preflight/1",
-        "ok": not errors,
+        "ok": not errors(problems),
         "sentence": sentence,
         "problems": [asdict(one) for one in problems],
         "measured": measured,
@@ -211,22 +217,17 @@ def _data_fingerprint(name: object) -> str | None:
 
 
 def _checkpoint_bytes(config: Json) -> int | None:
-    """What the checkpoints that are kept, and one being written, take at most; None where the model is not a local path, or for LoRA."""
+    """What the checkpoints that are kept, and one being written, still need at least; None for LoRA, or a model that is no local path."""
+    from training.run.checkpoint import missing_bytes
+
     model = Path(str(config.get("model_name_or_path") or ""))
-    if config.get("use_peft") or not config.get("model_name_or_path") or not model.is_dir():
+    if config.get("use_peft") or not config.get("model_name_or_path") or not model.is_dir() or config.get("save_strategy") == "no":
         return None
-    parameters = 0
-    for file in model.glob("*.safetensors"):
-        with file.open("rb") as stream:
-            header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
-        for name, tensor in header.items():
-            if name != "__metadata__":
-                count = 1
-                for length in tensor["shape"]:
-                    count *= length
-                parameters += count
-    kept = int(config.get("save_total_limit") or DEFAULT_CHECKPOINTS)
-    return parameters * OPTIMIZER_BYTES * (kept + 1) or None
+    weights = sum(file.stat().st_size for file in model.glob("*.safetensors"))
+    adam = str(config.get("optim", "adamw")).startswith("adamw") and "bit" not in str(config.get("optim", ""))
+    states = ADAM_STATES if adam and not config.get("save_only_model") else 0
+    output = Path(os.environ.get("OUTPUT_DIR") or str(config.get("output_dir") or "."))
+    return missing_bytes(output, weights * (1 + states), config.get("save_total_limit") or DEFAULT_CHECKPOINTS) or None
 
 
 def _gpus() -> Json:

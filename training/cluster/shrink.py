@@ -61,7 +61,7 @@ def devices(pods: list[Pod]) -> tuple[Json, dict[str, dict[str, str]], list[str]
     note = (
         f"the job asks for {sum(asked.values())} GPUs and this machine has {here}: CPU and gloo here, where the cluster has GPUs and NCCL"
     )
-    variables = {pod.name: {"CUDA_VISIBLE_DEVICES": ""} for pod in pods}
+    variables = {pod.name: {"CUDA_VISIBLE_DEVICES": "", "PODTUNE_GPUS_PER_POD": ""} for pod in pods}
     for pod in pods:
         if pod.injected.get("PET_NPROC_PER_NODE") in ("auto", "gpu"):
             variables[pod.name]["PET_NPROC_PER_NODE"] = str(asked[pod.name] or 1)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from training.run.errors import SOFTWARE, USAGE, UserError
+from training.run.errors import PEER_LOST, SOFTWARE, UNAVAILABLE, USAGE, UserError
 from training.run.record import Json, finite
 
 if TYPE_CHECKING:
@@ -97,6 +97,8 @@ def run(
     resume: Annotated[bool, typer.Option(help="keep cells that were measured with the same arguments by the same code")] = True,
     timeout_per_cell: Annotated[float | None, typer.Option(help="seconds (default: the sweep's)")] = None,
     in_job: Annotated[bool, typer.Option("--in-job", help="in every pod of a job: the cells one after another on all pods")] = False,
+    preflight: Annotated[bool, typer.Option("--preflight", help="in a job: podtune preflight before the first cell")] = False,
+    wait: Annotated[float, typer.Option(help="seconds that it waits for the other pods to arrive")] = 900.0,
     as_json: Annotated[bool, typer.Option("--json", help="how each cell ended, for scripts")] = False,
 ) -> None:
     """Measure a sweep: models x strategies x world sizes x precisions, one record a cell.
@@ -115,6 +117,7 @@ def run(
 
     from training.bench import runner
     from training.bench import sweep as sweeps
+    from training.commands.preflight import step_zero
     from training.run.distributed import read_pod
 
     if bool(preset) == bool(sweep):
@@ -126,6 +129,8 @@ def run(
             raise UserError(f"{timeout_per_cell:g} is not a positive number", where="--timeout-per-cell", code=USAGE)
         asked = dataclasses.replace(asked, timeout_per_cell_s=timeout_per_cell)
     pod = read_pod() if in_job else None
+    if preflight and pod and (code := step_zero(sweep, wait_s=wait)):
+        raise typer.Exit(UNAVAILABLE if code == PEER_LOST else code)  # final: only training has something to resume
     expansion = sweeps.expand(asked, nodes=pod.nnodes if pod else 1, nproc_per_node=pod.nproc_per_node if pod else None)
     emit = sys.stdout if not as_json and not sys.stdout.isatty() and (pod is None or pod.node_rank == 0) else None
     job = runner.Runner(asked, expansion, output, resume=resume, pod=pod, emit=emit)

@@ -14,6 +14,8 @@ def launch(
     max_retries: Annotated[int | None, typer.Option(help="failures worth a retry before the exit code says final")] = None,
     prepare: Annotated[Path | None, typer.Option(metavar="CONFIG", help="prepare by this configuration first, once for all pods")] = None,
     verdict: Annotated[Path | None, typer.Option(help="where podtune prepare --verdict left its failure: end with it")] = None,
+    preflight: Annotated[Path | None, typer.Option(metavar="CONFIG", help="podtune preflight by this configuration next")] = None,
+    wait: Annotated[float, typer.Option(help="seconds that the preflight waits for the other pods to arrive")] = 900.0,
 ) -> None:
     """Run torchrun and end with the exit code of the process that failed, so that Kubernetes can tell what to retry.
 
@@ -27,21 +29,19 @@ def launch(
     """
     import sys
 
-    from training.run.errors import PeerLost, report
-    from training.run.launch import failed_before, prepare_first, terminable
+    from training.commands.preflight import step_zero
+    from training.run.launch import bounded, failed_before, prepare_first, terminable
     from training.run.launch import launch as run
 
-    if verdict and (failed := failed_before(verdict)):
-        sys.exit(failed)
-
-    try:
-        with terminable():
-            if prepare and (failed := prepare_first(prepare, arguments)):
-                sys.exit(failed)
-            code = run(arguments, shutdown_timeout_s=shutdown_timeout, max_retries=max_retries)
-    except PeerLost as error:
-        code = report(error)
-    sys.exit(code)
+    with terminable():
+        code = failed_before(verdict) if verdict else 0
+        if not code and prepare:
+            code = prepare_first(prepare, arguments)
+        if not code and preflight:
+            code = step_zero(preflight, wait_s=wait)
+        if not code:
+            code = run(arguments, shutdown_timeout_s=shutdown_timeout)
+    sys.exit(bounded(code, max_retries))
 
 
 def prepare(

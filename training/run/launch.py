@@ -17,26 +17,22 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from training.run.errors import OK, PEER_LOST, PREEMPTED, TERMINATION_LOG, PeerLost, terminate_log
+from training.run.errors import OK, PEER_LOST, PREEMPTED, TERMINATION_LOG, PeerLost, report, terminate_log
 
 EXHAUSTED = 75  # sysexits' EX_TEMPFAIL: worth a retry once, but too often by now
 
 
-def launch(arguments: Sequence[str], *, shutdown_timeout_s: int = 240, max_retries: int | None = None) -> int:
+def launch(arguments: Sequence[str], *, shutdown_timeout_s: int = 240) -> int:
     """Run ``torchrun *arguments`` and return the documented exit code.
 
     Args:
         arguments: torchrun's, for example ``-m training.training --config c.yaml``.
         shutdown_timeout_s: how long ranks may take to save and end after SIGTERM before torchrun kills them.
-        max_retries: failures of this pod that may be retried; the next one returns :data:`EXHAUSTED`, which is final.
-            Counted in ``OUTPUT_DIR`` under the pod's name, because a pod that the operator creates again starts at zero
-            restarts; without ``OUTPUT_DIR`` and ``PODTUNE_POD_NAME`` nothing is counted.
-
-    Raises:
-        PeerLost: the other pods were not met.
     """
-    code = _torchrun([f"--shutdown-timeout={shutdown_timeout_s}", *arguments])
-    return _bounded(code, max_retries)
+    try:
+        return _torchrun([f"--shutdown-timeout={shutdown_timeout_s}", *arguments])
+    except PeerLost as error:  # the other pods were not met
+        return report(error)
 
 
 @contextlib.contextmanager
@@ -141,8 +137,12 @@ def _named(code: int) -> str:
     return f"signal {-code}"
 
 
-def _bounded(code: int, max_retries: int | None) -> int:
-    """``code``, or :data:`EXHAUSTED` if it asks for a retry once too often. Preemption is nobody's fault and not counted."""
+def bounded(code: int, max_retries: int | None) -> int:
+    """``code``, or :data:`EXHAUSTED` (final) if it asks for a retry once more than ``max_retries`` times.
+
+    Counted in ``OUTPUT_DIR`` under the pod's name, because a pod that the operator creates again starts at zero restarts; without
+    ``OUTPUT_DIR`` and ``PODTUNE_POD_NAME`` nothing is counted. Preemption is nobody's fault and not counted.
+    """
     output, pod = os.environ.get("OUTPUT_DIR"), os.environ.get("PODTUNE_POD_NAME")
     if max_retries is None or not output or not pod:
         return code

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import json
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,11 @@ Json = dict[str, Any]
 REDUCED_BYTES, ROUNDS = 16 * 2**20, 3
 VISIBLE_S = 10.0  # a file on a network volume is seen by the other pods within this
 READ_S = 10.0  # rank 0 keeps the store open so long for the others to read the verdict
+UNDERWAY_S = 30.0  # what else may answer at the port: the store of a job whose end is not over yet
+CONNECT_S = 10.0  # one attempt to reach the store
+TELL_S = 30.0
 POLL_S = 0.05
+OPEN = "podtune-preflight"  # in the store of a preflight, and in no other
 
 
 class Missing(Exception):
@@ -31,35 +36,77 @@ class Missing(Exception):
         self.faults = faults
 
 
+class Underway(Exception):
+    """The other pods are past their preflight: this one was started again while they wait for it, or train."""
+
+
 class Meeting:
     """All pods of a job, met through a TCP store at the master."""
 
-    def __init__(self, pod: Pod, facts: Json, timeout_s: float) -> None:
-        """Arrive.
+    def __init__(self, pod: Pod, facts: Json, *, wait_s: float, timeout_s: float) -> None:
+        """Arrive, and say so.
+
+        ``wait_s`` is for all pods to arrive, ``timeout_s`` for what they do together then.
 
         Raises:
             Missing: the master's port is not reachable, or this pod's rank is another's, too.
+            Underway: what answers at the master's port is no preflight.
         """
-        import torch.distributed as dist
-
-        c10d: Any = dist  # torch's type hints do not export the store
-        self.pod, self._deadline = pod, time.monotonic() + timeout_s
-        where = f"{pod.master_addr}:{pod.master_port}"
-        try:
-            self._store = c10d.TCPStore(
-                pod.master_addr,
-                pod.master_port,
-                is_master=pod.node_rank == 0,
-                timeout=datetime.timedelta(seconds=timeout_s),
-                wait_for_workers=False,
-            )
-        except (dist.DistError, RuntimeError) as error:
-            what = "port is busy" if pod.node_rank == 0 else "master is not reachable"
-            raise Missing([(facts["pod"], "port", f"{what} at {where}: {str(error).splitlines()[0][:200]}")]) from error
+        self.pod, self._timeout_s = pod, timeout_s
+        self._deadline, self._told_at = time.monotonic() + wait_s, time.monotonic()
+        self._store = self._host(facts) if pod.node_rank == 0 else self._reach()
         if self._store.add(f"arrived/{pod.node_rank}", 1) > 1:
             self._store.set("twice", f"{pod.node_rank}")
             raise Missing([(facts["pod"], "rank", f"rank {pod.node_rank} is this pod's and another's")])
         self._store.set(f"facts/{pod.node_rank}", json.dumps(facts))
+
+    def _host(self, facts: Json) -> Any:
+        import torch.distributed as dist
+
+        try:
+            store = self._connect(CONNECT_S)
+        except (dist.DistError, RuntimeError) as error:
+            text = f"port is busy at {self._where()}: {str(error).splitlines()[0][:200]}"
+            raise Missing([(facts["pod"], "port", text)]) from error
+        store.set(OPEN, f"{time.time_ns():x}")
+        return store
+
+    def _reach(self) -> Any:
+        """The store of the master's preflight.
+
+        A pod that is started again may meet the store by which the last attempt trained: it goes away with that, and then the master is
+        started again, too.
+        """
+        import torch.distributed as dist
+
+        answered_until = None
+        while True:
+            try:
+                store = self._connect(max(1.0, min(CONNECT_S, (self._deadline - time.monotonic()) / 2)))
+                answered_until = answered_until or time.monotonic() + UNDERWAY_S
+                while not store.check([OPEN]):
+                    if time.monotonic() > answered_until:
+                        raise Underway
+                    time.sleep(POLL_S)
+                return store
+            except (dist.DistError, RuntimeError) as error:
+                if time.monotonic() > self._deadline:
+                    text = f"{self._where()} is not reachable: {str(error).splitlines()[0][:200]}"
+                    raise Missing([(name_of(0, self.pod), "port", text)]) from error
+                self._tell(f"no answer from {self._where()}")
+                time.sleep(POLL_S)
+
+    def _connect(self, seconds: float) -> Any:
+        import torch.distributed as dist
+
+        c10d: Any = dist  # torch's type hints do not export the store
+        return c10d.TCPStore(
+            self.pod.master_addr,
+            self.pod.master_port,
+            is_master=self.pod.node_rank == 0,
+            timeout=datetime.timedelta(seconds=seconds),
+            wait_for_workers=False,
+        )
 
     def facts(self) -> list[Json]:
         """Every pod's facts, in the order of ranks.
@@ -67,15 +114,15 @@ class Meeting:
         Raises:
             Missing: a pod did not arrive in time, or a rank came twice; says which.
         """
-        absent = self._await([f"facts/{rank}" for rank in range(self.pod.nnodes)])
+        absent = self._await([f"facts/{rank}" for rank in range(self.pod.nnodes)], says="not here yet:")
         if self._store.check(["twice"]):
-            rank = self._store.get("twice").decode()
-            raise Missing(
-                [(f"rank {rank}", "rank", f"two pods have the rank {rank}: PET_NODE_RANK is set by hand, or an old pod still runs")]
-            )
+            rank = int(self._store.get("twice"))
+            text = f"two pods have the rank {rank}: PET_NODE_RANK is set by hand, or an old pod still runs"
+            raise Missing([(name_of(rank, self.pod), "rank", text)])
         if absent:
-            ranks = ", ".join(key.partition("/")[2] for key in absent)
-            raise Missing([(f"rank {ranks}", "names", f"of {self.pod.nnodes} pods, rank {ranks} did not arrive")])
+            names = [name_of(int(key.partition("/")[2]), self.pod) for key in absent]
+            raise Missing([(names[0], "names", f"{', '.join(names)} did not arrive ({len(absent)} of {self.pod.nnodes} pods)")])
+        self._deadline = time.monotonic() + self._timeout_s
         return [json.loads(self._store.get(f"facts/{rank}")) for rank in range(self.pod.nnodes)]
 
     def unshared(self, folder: Path) -> list[str]:
@@ -140,7 +187,9 @@ class Meeting:
         }
 
     def agree(self, verdict: Json | None) -> Json:
-        """Rank 0's verdict, on every pod."""
+        """Rank 0's verdict, on every pod. Returns once the port is free again: what comes next meets there, too."""
+        import torch.distributed as dist
+
         if self.pod.node_rank == 0:
             self._store.set("verdict", json.dumps(verdict))
             self._store.set("read/0", "1")
@@ -148,17 +197,40 @@ class Meeting:
             return verdict or {}
         found: Json = json.loads(self._store.get("verdict"))
         self._store.set(f"read/{self.pod.node_rank}", "1")
+        until = time.monotonic() + READ_S
+        with contextlib.suppress(dist.DistError):
+            while self._store.check([OPEN]) and time.monotonic() < until:
+                time.sleep(POLL_S)
         return found
 
     def _token(self) -> str:
-        if self.pod.node_rank == 0 and not self._store.check(["token"]):
-            self._store.set("token", f"{time.time_ns():x}")
-        return str(self._store.get("token").decode())
+        return str(self._store.get(OPEN).decode())
 
-    def _await(self, keys: list[str], at_most_s: float = float("inf")) -> list[str]:
-        """Wait for the keys; returns those that never came."""
+    def _await(self, keys: list[str], at_most_s: float = float("inf"), *, says: str = "") -> list[str]:
+        """Wait for the keys; returns those that never came. ``says``: tell now and then whose are missing."""
         until = min(self._deadline, time.monotonic() + at_most_s)
-        absent = list(keys)
-        while (absent := [key for key in absent if not self._store.check([key])]) and time.monotonic() < until:
+        while absent := [key for key in keys if not self._store.check([key])]:
+            if time.monotonic() > until:
+                break
+            if says:
+                self._tell(f"{says} {', '.join(name_of(int(key.partition('/')[2]), self.pod) for key in absent)}")
             time.sleep(POLL_S)
         return absent
+
+    def _tell(self, text: str) -> None:
+        """Say what this pod waits for, every TELL_S."""
+        now = time.monotonic()
+        if now - self._told_at >= TELL_S:
+            print(f"preflight: {text} (waiting at most {max(0, self._deadline - now):.0f} s more)", file=sys.stderr, flush=True)
+            self._told_at = now
+
+    def _where(self) -> str:
+        return f"{self.pod.master_addr}:{self.pod.master_port}"
+
+
+def name_of(rank: int, pod: Pod) -> str:
+    """The name of the pod with this rank, as the operator and Trainer give names; ``rank N`` where they did not."""
+    first = pod.master_addr.partition(".")[0]
+    if first.endswith("-master-0"):
+        return first if rank == 0 else f"{first.removesuffix('-master-0')}-worker-{rank - 1}"
+    return f"{first.removesuffix('-0')}-{rank}" if first.endswith("-node-0-0") else f"rank {rank}"

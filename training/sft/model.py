@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 import warnings
@@ -67,7 +66,6 @@ def load_model(
         base = load_model(base_of(origin), **options, quantization_config=quantization_config, model_init_kwargs=model_init_kwargs)  # type: ignore[arg-type]
         with explained(origin.name, "adapter"), warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # peft asks transformers for names of its last version
-            logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # peft imports it, and it regrets kernels nobody asked for
             from peft import PeftModel
 
             adapted: PreTrainedModel = PeftModel.from_pretrained(base, origin.name, **origin.arguments)

@@ -93,6 +93,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end }}
 - --output
 - {{ include "podtune.outputDir" . | quote }}
+{{- if .Values.preflight.enabled }}
+- --preflight
+- --wait
+- {{ .Values.preflight.waitSeconds | quote }}
+{{- end }}
 {{- else }}
 - podtune
 - launch
@@ -109,6 +114,12 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 - --verdict
 - /tmp/prepare.json
 {{- end }}
+{{- end }}
+{{- if .Values.preflight.enabled }}
+- --preflight
+- /etc/podtune/config.yaml
+- --wait
+- {{ .Values.preflight.waitSeconds | quote }}
 {{- end }}
 - --
 - -m
@@ -174,6 +185,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end }}
 - name: HF_HUB_OFFLINE
   value: "1"
+{{- end }}
+{{- with get (.Values.resources.limits | default dict) "nvidia.com/gpu" }}
+# What the preflight holds the node to.
+- name: PODTUNE_GPUS_PER_POD
+  value: {{ toString . | quote }}
 {{- end }}
 {{- with .Values.resources.limits }}
 {{- with .cpu }}
