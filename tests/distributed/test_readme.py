@@ -17,7 +17,7 @@ ELSEWHERE = {  # why a command of the README is not run here
     "doctor --cluster": "needs a cluster",
     "dry-run": "tests/unit/test_dry_run.py runs dry runs",
     "helm install": "needs a cluster; tests/cluster",
-    "logs": "needs a cluster",
+    "watch my-run": "needs a cluster",
     "bench run": "minutes; tests/distributed runs the strategies",
     "bench report": "needs the sweep before it",
     "aim up": "a server; the repository it would show is opened in tests/report",

@@ -53,7 +53,7 @@ def test_every_strategy_trains_like_one_process(
     assert (record["strategy"], record["world_size"], record["status"]) == (strategy, ranks, "ok")
     assert record["measurements"]["tokens"] == json.loads((alone / "run.json").read_text())["measurements"]["tokens"]
     assert (tmp_path / "run" / "final" / "model.safetensors").exists()
-    for line in system_lines(tmp_path / "run"):
+    for line in system_lines(tmp_path / "run")[1:]:  # the first step is not measured
         figures = {"data_wait_s", "rss_gib"} | ({"forward_s"} if strategy in ("ddp", "zero2") else set())
         assert set(line["per_rank"]) == figures, "a forward pass that gathers weights waits for others: no figure of a rank's own"
         assert all(len(column) == ranks and all(value > 0 for value in column) for column in line["per_rank"].values())

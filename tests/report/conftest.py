@@ -49,8 +49,18 @@ def metrics_lines(*, steps: int, learning_rate: float, eval_every: int = 20, see
             loss = base + 0.05 + noise.gauss(0, 0.005)
             at = stamp(step * STEP_S + 0.1)
             lines.append(common | {"time": at, "split": "eval", "loss": loss, "perplexity": math.exp(loss)})
-            memory = [1.5 + 0.01 * noise.random(), 1.4]
-            lines.append(common | {"time": at, "split": "system", "rss_gib": memory[0], "per_rank": {"rss_gib": memory}})
+        memory = [1.5 + 0.01 * noise.random(), 1.4]
+        figures = {
+            "data_wait_s": 0.01,
+            "data_wait_share": 0.02,
+            "forward_s": 0.2,
+            "rss_gib": memory[0],
+            "slowest_rank": 0,
+            "slowest_ratio": 1.1,
+            "gpu_utilisation_percent": 85.0,
+        }
+        per_rank = {"data_wait_s": [0.01, 0.009], "forward_s": [0.2, 0.18], "rss_gib": memory, "gpu_utilisation_percent": [90.0, 80.0]}
+        lines.append(common | {"time": stamp(step * STEP_S), "split": "system", **figures, "per_rank": per_rank})
     return lines
 
 

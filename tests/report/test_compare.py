@@ -209,18 +209,24 @@ def test_terminal_page_and_aim_show_the_same_figures(make_run: RunMaker, tmp_pat
     repo = str(tmp_path / "aim")
     assert podtune("aim-sync", tmp_path, "--repo", repo).exit_code == 0
     expressions = re.findall(r'^metric\.name == .*run\.experiment == "qa"$', DOCS.read_text(), re.MULTILINE)
-    assert len(expressions) == 3
+    assert len(expressions) == 4
+
+    def every(expression: str) -> list[Any]:
+        found = Repo.from_path(repo).query_metrics(expression, report_mode=0).iter_runs()
+        return [metric for collection in found for metric in collection]
+
     last: dict[str, list[float]] = {}
-    for key, expression in zip(("train loss", "eval loss", "speed"), expressions, strict=True):
+    for key, expression in zip(("train loss", "eval loss", "speed"), expressions[:3], strict=True):
         by_name = {}
-        for collection in Repo.from_path(repo).query_metrics(expression, report_mode=0).iter_runs():
-            for metric in collection:
-                by_name[metric.run.name] = metric.data.items_list()[1][0][-1]
-                measured = metric.run["measurements", "tokens_per_s"]
-                assert measured == found["speed"]["values"][0]
+        for metric in every(expression):
+            by_name[metric.run.name] = metric.data.items_list()[1][0][-1]
+            measured = metric.run["measurements", "tokens_per_s"]
+            assert measured == found["speed"]["values"][0]
         last[key] = [by_name["lr-1e-3"], by_name["lr-3e-4"]]
     for key in ("train loss", "eval loss"):
         assert last[key] == [final[key] for final in found["final"]]
         row = next(line.split() for line in terminal.splitlines() if re.match(rf"{key}\s+[0-9.]+\s+[0-9.]+$", line))
         assert row[-2:] == [shown(value) for value in last[key]]
+    use = {(metric.run.name, metric.context.to_dict().get("rank")): metric.data.items_list()[1][0][-1] for metric in every(expressions[3])}
+    assert use == {(folder.name, rank): percent for folder in folders for rank, percent in ((None, 85.0), (0, 90.0), (1, 80.0))}
     assert last["speed"] == [load_run(folder).last("train", "tokens_per_s") for folder in folders]

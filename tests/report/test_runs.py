@@ -6,6 +6,8 @@ import csv
 import io
 import json
 import os
+import pty
+import signal
 import socket
 import subprocess
 import sys
@@ -134,12 +136,14 @@ def test_a_run_whose_process_is_gone_is_died_and_not_running(make_run: RunMaker,
 
 
 def test_a_run_that_beats_but_makes_no_step_is_stalled(make_run: RunMaker) -> None:
-    run_dir = make_run("hanging", status="running")
+    run_dir = make_run("hanging", status="running", config={"max_steps": 80})
     beat(run_dir, step_age_s=600)
     assert progress(load_run(run_dir)).stalled
     assert any("no step for" in warning for warning in FolderView(run_dir).warnings())
     beat(run_dir, step_age_s=1)
     assert not progress(load_run(run_dir)).stalled
+    beat(run_dir, step=80, step_age_s=600)
+    assert not progress(load_run(run_dir)).stalled, "after its last step a run saves its model and answers"
 
 
 def test_a_thousand_runs_list_in_about_a_second_of_cpu(make_run: RunMaker, tmp_path: Path) -> None:
@@ -180,6 +184,7 @@ def test_what_is_no_run_torn_or_of_another_schema_is_named_with_its_place(make_r
 def test_nan_and_contradictions_are_said_with_step_and_file(make_run: RunMaker) -> None:
     run_dir = make_run("odd")
     lines = [json.loads(line) for line in (run_dir / METRICS_FILE).read_text().splitlines()]
+    lines = [line for line in lines if line["split"] == "train"]
     lines[4]["loss"] = "nan"
     lines.insert(8, lines[7] | {"loss": 99.0})
     (run_dir / METRICS_FILE).write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -212,6 +217,22 @@ def test_watch_takes_up_new_lines_and_warns_of_a_nan(make_run: RunMaker) -> None
     view.update()
     assert view.run.last("train", "step") == 11
     assert "the loss is nan" in view.warnings()
+
+
+def test_ctrl_c_in_a_terminal_ends_the_watching_and_says_that_the_run_goes_on(make_run: RunMaker) -> None:
+    run_dir = make_run("watched", status="running")
+    beat(run_dir)
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "training.cli", "watch", str(run_dir)]
+    with subprocess.Popen(command, stdout=theirs, stderr=subprocess.PIPE, text=True, env={**os.environ, "TERM": "xterm"}) as watching:
+        os.close(theirs)
+        screen = ""
+        while "GiB of memory" not in screen:
+            screen += os.read(ours, 65536).decode()
+        watching.send_signal(signal.SIGINT)
+        _, told = watching.communicate(timeout=30)
+    os.close(ours)
+    assert (watching.returncode, told.strip()) == (130, f"no longer watching; the run goes on. Come back: podtune watch {run_dir}")
 
 
 def test_a_sparkline_falls_with_the_loss() -> None:

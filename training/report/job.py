@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 
 from training.report.runs import Run, timestamp
@@ -35,24 +37,29 @@ class JobRun(Run):
         steps = self.entries.get("train")
         return (int(steps[-1]["step"]), timestamp(steps[-1]["time"])) if steps else None
 
+    def patience_s(self) -> float:
+        """Three times the longest pause between two of its lines; for ever while there are not two."""
+        times = [timestamp(entry["time"]) for entry in self.entries.get("train", [])]
+        return 3 * max((later - earlier for earlier, later in pairwise(times)), default=math.inf)
+
 
 def job_runs(story: Json) -> list[JobRun]:
     """The runs of a job: one, or for a benchmark one for each record that it has printed, and itself while it goes on."""
     records = story["records"]
     if story["declared"].get("mode") == "benchmark":
-        cells = [_run({**story, "condition": "Succeeded"}, record) for record in records]
+        cells = [_run({**story, "condition": "Succeeded"}, record, str(record.get("name"))) for record in records]
         return cells + ([] if story["ended"] and cells else [_run(story, _known(story))])
     return [_run(story, records[-1] if records else _known(story))]
 
 
-def _run(story: Json, record: Json) -> JobRun:
+def _run(story: Json, record: Json, name: str = "") -> JobRun:
     path = Path(story["namespace"], story["kind"], story["name"])
-    return JobRun(path, record, str(record.get("name") or story["name"]), story["entries"], [], story)
+    return JobRun(path, record, name or story["name"], story["entries"], story=story)
 
 
 def _known(story: Json) -> Json:
     """What is known of a run before its record is there: from the manifest, and better from its first log line."""
-    head = {key: story["head"][key] for key in ("name", "strategy", "world_size", "nnodes") if key in story["head"]}
+    head = {key: story["head"][key] for key in ("strategy", "world_size", "nnodes") if key in story["head"]}
     reason = "; ".join(story["problems"]) or story["message"] if story["condition"] == "Failed" else ""
     return {
         "schema": SCHEMA,

@@ -6,11 +6,13 @@ the file and the line, in :attr:`Run.problems`.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import gc
 import json
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -34,6 +36,7 @@ class Run:
     name: str
     entries: dict[str, list[Json]] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
+    _curves: dict[tuple[str, str, str], tuple[list[Json], int, Curve]] = field(default_factory=dict, repr=False)
 
     @cached_property
     def status(self) -> str:
@@ -45,6 +48,10 @@ class Run:
         """The step that its process has reached, and when (seconds since the epoch); None where nothing tells."""
         beat = read_beat(self.path)
         return (beat.step, beat.step_at) if beat else None
+
+    def patience_s(self) -> float:
+        """How long after its last step a run is not called silent yet: five steps' time."""
+        return 5 * (self.last("train", "step_time_s") or 0.0)
 
     @property
     def started_at(self) -> float:
@@ -74,11 +81,20 @@ class Run:
 
     def curve(self, split: str, metric: str, axis: str = "step") -> Curve:
         """The finite points of a metric over ``step``, ``tokens`` (real ones, all ranks) or ``time`` (seconds since the start)."""
+        entries = self.entries.get(split, [])
+        known = self._curves.get((split, metric, axis))
+        if known is None or known[0] is not entries or known[1] != len(entries):  # a watched run grows
+            known = self._curves[split, metric, axis] = (entries, len(entries), self._points(entries, metric, axis))
+        return known[2]
+
+    def _points(self, entries: list[Json], metric: str, axis: str) -> Curve:
         places, values = [], []
         start = self.started_at
-        for entry in self.entries.get(split, []):
-            value = number(entry.get(metric))
-            place = timestamp(entry.get("time")) - start if axis == "time" else number(entry.get(axis))
+        for entry in entries:
+            value, place = entry.get(metric), entry.get("time" if axis == "time" else axis)
+            if type(value) is not float:  # nearly all are: this is what comparing long runs spends its time on
+                value = number(value)
+            place = timestamp(place) - start if axis == "time" else number(place)
             if value is not None and place is not None and math.isfinite(value) and math.isfinite(place):
                 places.append(place)
                 values.append(value)
@@ -117,12 +133,25 @@ def load_run(path: Path, *, curves: bool = True) -> Run:
     metrics = folder / METRICS_FILE
     if metrics.exists():
         lines = metrics.read_bytes().split(b"\n") if curves else _overview(metrics.read_bytes())
-        _read_lines(run, lines, numbered=curves)
+        with _no_collection():
+            _read_lines(run, lines, numbered=curves)
         if curves:
             _check(run)
     elif record.get("mode") == "sft" and run.status != "running":
         run.problems.append(f"{metrics}: missing; there are no curves, only what {RUN_FILE} says")
     return run
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """The garbage collector walks all lines read so far again and again, a third of the time, and finds nothing."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _read_record(folder: Path) -> Json:
@@ -185,6 +214,8 @@ def _read_lines(run: Run, lines: list[bytes], *, numbered: bool) -> None:
             continue
         seen[split, step] = entry
         run.entries.setdefault(split, []).append(entry)
+        if not (b"nan" in line or b"inf" in line or b"NaN" in line or b"Infinity" in line):
+            continue
         for key, value in entry.items():
             if value in ("nan", "inf", "-inf") or (isinstance(value, float) and not math.isfinite(value)):
                 bad_numbers.setdefault((split, key), []).append(step)
@@ -246,8 +277,8 @@ def progress(run: Run) -> Progress:
     if eta is not None and step_time:
         eta = max(0.0, eta - (step - logged) * step_time)
     silent = None
-    if reached and step > 0 and run.status == "running":
-        silent = max(0.0, time.time() - reached[1] - 5 * (step_time or 0.0))
+    if reached and run.status == "running" and step > 0 and step != total:  # after its last step a run saves, and may answer
+        silent = max(0.0, time.time() - reached[1] - run.patience_s())
     return Progress(step, total, eta, silent)
 
 

@@ -39,7 +39,8 @@ def watch(view: View, *, once: bool, refresh_s: float = REFRESH_S) -> None:
         return
     from rich.live import Live
 
-    with Live(view.render(width=console.width), console=console, refresh_per_second=4, screen=False) as live:
+    first = view.render(width=console.width)
+    with Live(first, console=console, refresh_per_second=4, redirect_stdout=False, redirect_stderr=False) as live:
         while not view.over:
             time.sleep(refresh_s)
             view.update()
@@ -87,10 +88,12 @@ class View:
         run, going = self.run, progress(self.run)
         total = f" of {going.total_steps:,}" if going.total_steps else ""
         left = f", {duration(going.eta_s)} left" if going.eta_s is not None and run.status == "running" else ""
-        found = [("step", f"{going.step:,}{total}, running for {duration(run.seconds())}{left}")]
-        if run.status != "running":
+        if run.status == "running":
+            found = [("step", f"{going.step:,}{total}, running for {duration(run.seconds())}{left}")]
+        else:
+            after = f" after {duration(run.seconds())}" if run.seconds() is not None else ""
             reason = f": {run.record['reason']}" if run.record.get("reason") else ""
-            found[0] = ("step", f"{going.step:,}{total}, {run.status} after {duration(run.seconds())}{reason}")
+            found = [("step", f"{going.step:,}{total}, {run.status}{after}{reason}")]
         losses = run.curve("train", "loss")[1]
         if losses:
             found.append(("loss", f"{shown(losses[-1])}  {sparkline(losses, spark_width)}  from {shown(losses[0])}"))

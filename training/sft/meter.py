@@ -32,8 +32,8 @@ class Meter:
         self._world, self._local_forward = world, strategy in LOCAL_FORWARD
         self._process = psutil.Process()
         self._gpu = nvml_handle(world.device)
-        self._steps, self._waited_s, self._forward_s, self._began = 0, 0.0, 0.0, 0.0
-        self._events: list[torch.cuda.Event] = []
+        self._all_steps, self._began = 0, 0.0
+        self._forget()
         self._hooked: Any = None
         self._measuring, self._logs_next = False, False
         self.step_began = time.monotonic()
@@ -41,6 +41,9 @@ class Meter:
 
     def batches(self, source: Iterator[Any]) -> Iterator[Any]:
         """``source``, with the time that a step waits for it; a step begins here."""
+        if self._all_steps == 1:  # the first step's time went into what is done once: kernels, buffers, workers
+            self._forget()
+        self._all_steps += 1
         self._steps += 1
         self.step_began = time.monotonic()
         return _Timed(source, self)
@@ -83,19 +86,24 @@ class Meter:
             rows = [torch.empty_like(row) for _ in range(self._world.world_size)]
             dist.all_gather(rows, row)
         self.ranks = [{k: v for k, v in zip(FIELDS, one.tolist(), strict=True) if not math.isnan(v)} for one in rows]
-        self._steps, self._waited_s, self._forward_s, self._events = 0, 0.0, 0.0, []
+        self._forget()
         return int(sum(one["tokens"] for one in self.ranks))
+
+    def _forget(self) -> None:
+        self._steps, self._waited_s, self._forward_s = 0, 0.0, 0.0
+        self._events: list[torch.cuda.Event] = []
 
     def _look(self) -> Json:
         """This rank's figures; what cannot be measured here is left out."""
         found = {"rss_gib": self._process.memory_info().rss / GIB}
-        if self._steps:
+        measured = self._all_steps > 1 and self._steps > 0
+        if measured:
             found["data_wait_s"] = self._waited_s / self._steps
-        if self._events:
+        if measured and self._events:
             self._events[-1].synchronize()
             pairs = zip(self._events[::2], self._events[1::2], strict=True)
             found["forward_s"] = sum(before.elapsed_time(after) for before, after in pairs) / 1000
-        elif self._forward_s:
+        elif measured and self._forward_s:
             found["forward_s"] = self._forward_s / self._steps
         if self._world.device_type == "cuda":
             found["gpu_memory_gib"] = torch.cuda.memory_reserved() / GIB
