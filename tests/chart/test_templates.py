@@ -232,6 +232,12 @@ def test_the_preflight_knows_how_many_gpus_the_pod_was_promised(manifests, profi
     assert env.get("PODTUNE_GPUS_PER_POD") == gpus
 
 
+def test_a_label_that_a_profile_asks_of_nodes_can_be_taken_back(manifests):
+    label = r"nodeSelector.nvidia\.com/gpu\.product"
+    assert "nodeSelector" in pod(of_kind(manifests("two-node"), "PyTorchJob")[0])
+    assert "nodeSelector" not in pod(of_kind(manifests("two-node", sets=[f"{label}=null"]), "PyTorchJob")[0])
+
+
 def test_the_test_pod_runs_the_preflight_in_the_jobs_own_surroundings(manifests):
     documents = manifests("single-gpu")
     (test,) = of_kind(documents, "Pod", "-test")
@@ -252,7 +258,7 @@ def test_aims_page_has_one_writer_of_its_own_volume_and_reads_the_runs(manifests
     assert deployment["spec"]["strategy"] == {"type": "Recreate"}
     spec = deployment["spec"]["template"]["spec"]
     commands = {each["name"]: each["command"] for each in spec["containers"]}
-    assert commands["sync"] == ["podtune", "aim-sync", "/outputs/run", "--repo", "/aim", "--follow"]
+    assert commands["sync"] == ["podtune", "aim-sync", "/outputs", "--repo", "/aim", "--follow"]
     assert commands["ui"][:2] == ["aim", "up"]
     for each in spec["containers"]:
         assert {"name": "output", "mountPath": "/outputs", "readOnly": True} in each["volumeMounts"]

@@ -169,9 +169,6 @@ def test_a_claim_that_only_one_node_can_mount_is_refused_before_anything_is_crea
 
 
 def test_helm_test_runs_the_preflight(cluster: Cluster) -> None:
-    help_text = cluster.run_pod("help", "podtune", "--help")
-    if "preflight" not in help_text:
-        pytest.skip("this image has no podtune preflight")
     done = cluster.helm("test", "first", "--timeout", "120s")
     assert "Succeeded" in done.stdout
 
@@ -190,8 +187,12 @@ def test_an_upgrade_starts_the_suspended_job_and_it_ends_with_a_model_on_the_vol
 def test_the_record_can_be_collected_from_the_pods_log(cluster: Cluster, tmp_path: Path) -> None:
     log = tmp_path / "first.log"
     log.write_text(cluster.log("first-master-0"))
-    done = subprocess.run(["podtune", "collect", str(log), "--output", str(tmp_path / "runs")], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr + log.read_text()[-2000:]
+    for words in ([str(log)], ["--job", "first", "--namespace", cluster.namespace]):
+        command = ["podtune", "collect", *words, "--output", str(tmp_path / words[0].strip("-/").replace("/", "-"))]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr + log.read_text()[-2000:]
+    first, second = (json.loads(path.read_text()) for path in sorted(tmp_path.rglob("run.json")))
+    assert first == second == cluster.read("first/run.json")
 
 
 def test_two_pods_train_one_model(cluster: Cluster) -> None:
@@ -234,6 +235,27 @@ def test_a_pod_that_is_taken_away_is_made_again_and_the_run_goes_on(cluster: Clu
     assert record["attempts"][-1]["from_step"] > 0, "it came back to a checkpoint"
 
 
+def test_a_release_installed_again_goes_on_from_the_checkpoint_that_its_end_saved(cluster: Cluster) -> None:
+    cluster.install("again", config=LONG)
+    started(cluster, "again")
+    cluster.helm("uninstall", "again")
+    cluster.until("its pod to save and go", lambda: not cluster.pods("again"), 120)
+    left = cluster.read("again/run.json")
+    assert left["status"] == "preempted"
+    cluster.install("again", config=LONG)
+    cluster.ended("again")
+    record = cluster.read("again/run.json")
+    assert (record["status"], len(record["attempts"])) == ("ok", 2)
+    assert record["attempts"][1]["from_step"] == left["measurements"]["steps"] > 0
+
+
+def test_elastic_workers_meet_without_a_master_and_train(cluster: Cluster) -> None:
+    elastic = {"nodes": 2, "elastic": {"minNodes": 1, "maxNodes": 2}}
+    cluster.install("elastic", distributed=elastic, config=config(max_steps=6, eval_strategy="no", save_steps=6))
+    cluster.ended("elastic")
+    assert cluster.read("elastic/run.json")["status"] == "ok"
+
+
 def test_a_users_error_fails_the_job_at_once_with_its_code(cluster: Cluster) -> None:
     cluster.install("wrong", config="model_name_or_path: /models/podtune-tiny\ndataset_name: /data/qa\nlearning_rat: 1\n")
     cluster.ended("wrong", "Failed", seconds=120)
@@ -250,19 +272,42 @@ def test_the_aim_page_comes_with_an_upgrade_and_answers(cluster: Cluster) -> Non
     def pod() -> Any:
         found = cluster.core.list_namespaced_pod(cluster.namespace, label_selector="app.kubernetes.io/component=aim").items
         states = {state.name: state for state in (found[0].status.container_statuses or [])} if found else {}
-        return found[0].metadata.name if states and all(state.ready for state in states.values()) else ""
+        ready = states and all(state.ready and not state.restart_count for state in states.values())
+        return found[0].metadata.name if ready and "-> Aim run" in cluster.log(found[0].metadata.name, "sync") else ""
 
-    name = cluster.until("the Aim page to answer its probe", pod, 240)
+    name = cluster.until("the Aim page to answer its probe and the run to be in it", pod, 240)
     assert "error" not in cluster.log(name, "sync").lower()
 
 
+def gpus(cluster: Cluster) -> int:
+    return sum(int(node.status.allocatable.get("nvidia.com/gpu", 0)) for node in cluster.core.list_node().items)
+
+
+def install_on_gpus(cluster: Cluster, profile: str, **changed: Any) -> None:
+    small = {"requests": {"cpu": "100m", "memory": "64Mi"}, "limits": {"cpu": "1", "memory": "6Gi", "nvidia.com/gpu": 1}}
+    overrides = cluster.values(resources=small, **changed)
+    cluster.helm("install", profile, str(CHART), "--values", str(VALUES / f"{profile}.yaml"), "--values", overrides)
+
+
+@pytest.mark.parametrize(("profile", "pods"), [("single-gpu", 1), ("two-node", 2)])
+def test_profiles_for_gpus_are_scheduled_and_the_preflight_finds_no_gpu_in_time(cluster: Cluster, profile: str, pods: int) -> None:
+    """On a node that claims GPUs and has none. Nothing is prepared: the real model would be downloaded."""
+    if gpus(cluster) < pods:
+        pytest.skip(f"no node claims {pods} nvidia.com/gpu")
+    if any("nvidia.com/gpu.product" in node.metadata.labels for node in cluster.core.list_node().items):
+        pytest.skip("the nodes have real GPUs: the profile would train")
+    install_on_gpus(cluster, profile, nodeSelector={"nvidia.com/gpu.product": None}, prepare={"enabled": False})
+    cluster.ended(profile, "Failed", seconds=90)
+    ends = [status.state.terminated for pod in cluster.pods(profile) for status in pod.status.container_statuses or []]
+    assert any(end and end.exit_code == 69 and "GPU asked for and none there" in end.message for end in ends), cluster.story()
+    cluster.helm("uninstall", profile)
+
+
 def test_profiles_for_gpus_get_their_volumes_and_say_what_is_missing(cluster: Cluster) -> None:
-    nodes = cluster.core.list_node().items
-    if any(int(node.status.allocatable.get("nvidia.com/gpu", 0)) for node in nodes):
-        pytest.skip("this cluster has GPUs: the profiles would start to train")
+    if gpus(cluster):
+        pytest.skip("the nodes have GPUs, or say so")
     for profile, pods in (("single-gpu", 1), ("two-node", 2)):
-        overrides = cluster.values(resources={"requests": {"cpu": "100m", "memory": "64Mi"}, "limits": {"nvidia.com/gpu": 1}})
-        cluster.helm("install", profile, str(CHART), "--values", str(VALUES / f"{profile}.yaml"), "--values", overrides)
+        install_on_gpus(cluster, profile)
         cluster.until(f"pods of {profile}", lambda profile=profile, pods=pods: len(cluster.pods(profile)) == pods, 60)
 
         def reason(profile: str = profile) -> str:

@@ -320,7 +320,12 @@ imagePullSecrets:
 {{- end }}
 
 {{- define "podtune.placement" -}}
-{{- with .Values.nodeSelector }}
+{{- /* null takes a label back that a profile asks for */}}
+{{- $labels := dict }}
+{{- range $label, $value := .Values.nodeSelector }}
+{{- if $value }}{{ $_ := set $labels $label $value }}{{ end }}
+{{- end }}
+{{- with $labels }}
 nodeSelector:
   {{- toYaml . | nindent 2 }}
 {{- end }}
