@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,7 @@ def test_a_run_leaves_what_the_interfaces_promise(alone: Path) -> None:
     assert found["peak_memory_gib"]["max"] > 0
     assert set(found["answers"]["tuned"]) >= {"exact_match", "perplexity"}
     assert record["data"]["rows"] > 400
+    assert re.fullmatch("[0-9a-f]{12}", record["data"]["tokenizer"])
     assert record["attempts"][0]["from_step"] == 0
     assert "mfu" not in found  # the CPU's peak is not known: absent, never zero
     for name in ("model.safetensors", "tokenizer.json", "chat_template.jinja", "generation_config.json", "README.md", "config.json"):

@@ -115,6 +115,16 @@ def test_another_data_set_tokenizer_or_length_makes_losses_incomparable_and_no_r
     assert any("max_length differs" in line for line in comparison(base, longer)["not_comparable"])
 
 
+def test_the_recorded_tokenizer_decides_before_files_and_names_do(make_run: RunMaker) -> None:
+    data = {"path": "qa/train.parquet", "rows": 8000, "fingerprint": "f00d", "tokens": 1_000_000}
+    one, same, other = (
+        make_run(name, record={"model": f"models/{name}", "data": data | {"tokenizer": tokenizer}})
+        for name, tokenizer in (("one", "aa"), ("same", "aa"), ("other", "bb"))
+    )
+    assert not any("tokenizers" in line for line in comparison(one, same)["not_comparable"])
+    assert any("the tokenizers differ" in line and "one: aa, other: bb" in line for line in comparison(one, other)["not_comparable"])
+
+
 def test_the_same_tokenizer_file_makes_models_in_two_folders_comparable(make_run: RunMaker) -> None:
     runs = [make_run("a", record={"model": "here/one"}), make_run("b", record={"model": "there/two"})]
     for run in runs:

@@ -111,7 +111,9 @@ def _comparability(runs: Sequence[Run], names: Sequence[str], differences: dict[
         blocked.append(f"losses: the data sets differ ({data_key}: {_list(names, changed[data_key])})")
     tokenizers = _tokenizers(runs)
     if any(tokenizer != tokenizers[0] for tokenizer in tokenizers):
-        blocked.append(f"losses: the tokenizers differ, so a token is not the same unit ({_list(names, tokenizers)})")
+        blocked.append(
+            f"losses: the tokenizers differ, in vocabulary, rules or template, so a token is not the same unit ({_list(names, tokenizers)})"
+        )
     for key in ("max_length", "truncation_mode", "assistant_only_loss", "completion_only_loss"):
         if key in changed:
             blocked.append(f"losses: {key} differs, so other tokens are trained and judged ({_list(names, changed[key])})")

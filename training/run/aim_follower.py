@@ -26,7 +26,7 @@ from training.run.record import Json, write_json
 from training.run.tracking import CLOSE_LIMIT_S, AimRun
 
 STATE_FILE, STATE_SCHEMA = "aim.json", "podtune.aim/1"
-POLL_S = 1.0
+POLL_S = 2.0
 
 
 class Follower:

@@ -80,6 +80,7 @@ def prepare(arguments: Arguments, tokenizer: Any, vocabulary: int) -> Inputs:
         "tokens": train.stats.tokens,
         "trained_tokens": train.stats.trained_tokens,
         "truncated_rows": train.stats.rows_truncated,
+        "tokenizer": data.tokenizer_hash(tokenizer)[:12],  # vocabulary, rules, special tokens, chat template
     }
     rows = train.dataset
     evaluation = None
