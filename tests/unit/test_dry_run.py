@@ -19,6 +19,7 @@ from training.cluster.dry_run import Fault, Result, parse_fault
 from training.cluster.sandbox import rewrite
 from training.cluster.shrink import devices
 from training.run.errors import UserError
+from training.run.provenance import usable_cpus
 
 Json = dict[str, Any]
 ROOT = Path(__file__).parents[2]
@@ -224,8 +225,17 @@ def test_a_gpu_job_on_a_machine_without_gpus_trains_on_the_cpu_and_says_so(monke
         replica["template"]["spec"]["containers"][0]["resources"] = {"limits": {"nvidia.com/gpu": 2}}
     config, variables, notes = devices(pods(manifest))
     assert config["use_cpu"] is True
+    assert variables["run-worker-0"]["PODTUNE_GPUS_PER_POD"] == ""
     assert variables["run-worker-0"]["CUDA_VISIBLE_DEVICES"] == ""
     assert "asks for 4 GPUs" in notes[0]
+
+
+def test_pods_share_the_cores_of_this_machine() -> None:
+    manifest = job(["true"], ["true"])
+    for replica in manifest["spec"]["pytorchReplicaSpecs"].values():
+        replica["template"]["spec"]["containers"][0]["env"] = [{"name": "OMP_NUM_THREADS", "value": "512"}]
+    _, variables, _ = devices(pods(manifest))
+    assert {each["OMP_NUM_THREADS"] for each in variables.values()} == {str(max(1, usable_cpus() // 2))}
 
 
 def command(*words: str, manifest: Path) -> list[str]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from training.cluster.contract import Pod
 from training.cluster.lint.job import count_gpus
+from training.run.provenance import usable_cpus
 
 Json = dict[str, Any]
 
@@ -50,22 +51,34 @@ def devices(pods: list[Pod]) -> tuple[Json, dict[str, dict[str, str]], list[str]
     """
     asked = {pod.name: sum(count_gpus(container, "limits") for container in pod.spec["containers"]) for pod in pods}
     here = local_gpus()
-    if not any(asked.values()):
-        return {}, {pod.name: {"CUDA_VISIBLE_DEVICES": ""} for pod in pods}, []
-    if here >= sum(asked.values()):
+    if any(asked.values()) and here >= sum(asked.values()):
         taken, variables = 0, {}
         for name, count in asked.items():
             variables[name] = {"CUDA_VISIBLE_DEVICES": ",".join(str(index) for index in range(taken, taken + count))}
             taken += count
         return {}, variables, [f"each pod sees its own of this machine's {here} GPUs"]
+    variables = {pod.name: {"CUDA_VISIBLE_DEVICES": "", "PODTUNE_GPUS_PER_POD": ""} for pod in pods}
+    processes = {pod.name: _processes(pod, asked[pod.name]) for pod in pods}
+    threads = max(1, usable_cpus() // sum(processes.values()))
+    for pod in pods:
+        if any(asked.values()) and pod.injected.get("PET_NPROC_PER_NODE") in ("auto", "gpu"):
+            variables[pod.name]["PET_NPROC_PER_NODE"] = str(processes[pod.name])
+        for container in pod.spec["containers"]:
+            wanted = pod.environment(container).get("OMP_NUM_THREADS", "")
+            if wanted.isdigit() and int(wanted) > threads:  # pods share this machine: more threads than cores wait for each other
+                variables[pod.name]["OMP_NUM_THREADS"] = str(threads)
+    if not any(asked.values()):
+        return {}, variables, []
     note = (
         f"the job asks for {sum(asked.values())} GPUs and this machine has {here}: CPU and gloo here, where the cluster has GPUs and NCCL"
     )
-    variables = {pod.name: {"CUDA_VISIBLE_DEVICES": "", "PODTUNE_GPUS_PER_POD": ""} for pod in pods}
-    for pod in pods:
-        if pod.injected.get("PET_NPROC_PER_NODE") in ("auto", "gpu"):
-            variables[pod.name]["PET_NPROC_PER_NODE"] = str(asked[pod.name] or 1)
     return ON_CPU, variables, [note]
+
+
+def _processes(pod: Pod, gpus: int) -> int:
+    """How many processes a pod starts here: one a GPU that it asks for, or one a core, unless it says a number."""
+    wanted = pod.injected.get("PET_NPROC_PER_NODE", "1")
+    return int(wanted) if wanted.isdigit() else gpus or usable_cpus()
 
 
 def local_gpus() -> int:

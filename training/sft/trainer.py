@@ -155,6 +155,11 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
         super().log(logs, start_time)
 
     # ---- checkpoints ----
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        # A tied weight is saved once: that its second name is missing from a checkpoint is as it should be.
+        if load_result.unexpected_keys or set(load_result.missing_keys) - set(self.model.all_tied_weights_keys):
+            super()._issue_warnings_after_load(load_result)
+
     def _get_output_dir(self, trial: Any) -> str:
         output = super()._get_output_dir(trial)
         return str(Path(output) / checkpoint.SAVING) if self._saving else str(output)
