@@ -178,6 +178,15 @@ def test_a_slow_rank_a_wait_for_data_and_a_nan_in_the_log_are_warnings(api: Api)
     assert "! 40% of a step waits for data" in shown
 
 
+def test_a_job_without_a_condition_runs_when_its_pods_do(api: Api) -> None:
+    api.add("run", "Running", [*HEAD, train(5)])
+    api.jobs[0]["status"] = {}  # so a TrainJob looks while it runs
+    assert "running for" in podtune("watch", "run").stdout
+    for pod in api.pods:
+        pod["status"]["phase"] = "Pending"
+    assert "sft · ddp · 2 ranks · pending" in podtune("watch", "run").stdout
+
+
 def test_before_the_first_step_the_pods_and_the_last_line_are_shown(api: Api) -> None:
     api.add("run", "Created", [], phase="Pending")
     api.logs.clear()

@@ -102,6 +102,8 @@ def declared(job: Json) -> Json:
 def story(cluster: Cluster, job: Json, pods: list[Json], events: list[Json], log: RunLog) -> Json:
     """All of it: the job's condition, its pods, what is wrong, and what the log says."""
     condition, message = state(job)
+    if condition == "Pending" and any((pod.get("status") or {}).get("phase") != "Pending" for pod in pods):
+        condition = "Running"  # a TrainJob has no condition until it has ended
     status = job.get("status") or {}
     return {
         "name": job["metadata"]["name"],
