@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import statistics
 import time
@@ -18,14 +19,15 @@ from training.run.record import Json
 GIB = 2**30
 # Under these a forward pass waits for no other rank, so its time is the rank's own; the others gather weights in it.
 LOCAL_FORWARD = ("single", "ddp", "zero2")
+FIELDS = ("tokens", "data_wait_s", "forward_s", "rss_gib", "gpu_memory_gib", "gpu_utilisation_percent")
 
 
 class Meter:
     """One rank's figures since the last logging step, and everyone's after :meth:`exchange`.
 
     An ordinary step costs a few readings of the clock, and no synchronisation: on a GPU the forward pass is timed by CUDA
-    events, in the steps that are logged alone. ``seconds_per_step`` of all ranks are equal, because they wait for each
-    other; a slow rank shows by what it does before it first waits, its data and its forward pass.
+    events, in the steps that are logged alone. A step takes all ranks equally long, because they wait for each other; a
+    slow one shows by what it does before it first waits: its data and its forward pass.
     """
 
     def __init__(self, world: World, strategy: str = "") -> None:
@@ -101,7 +103,7 @@ class Meter:
             found["data_wait_s"] = self._waited_s / self._steps
         if measured and self._events:
             self._events[-1].synchronize()
-            pairs = zip(self._events[::2], self._events[1::2], strict=True)
+            pairs = zip(self._events[::2], self._events[1::2], strict=False)
             found["forward_s"] = sum(before.elapsed_time(after) for before, after in pairs) / 1000
         elif measured and self._forward_s:
             found["forward_s"] = self._forward_s / self._steps
@@ -110,11 +112,9 @@ class Meter:
         if self._gpu is not None:
             import pynvml
 
-            found["gpu_utilisation_percent"] = float(pynvml.nvmlDeviceGetUtilizationRates(self._gpu).gpu)
+            with contextlib.suppress(pynvml.NVMLError):  # a figure less is no reason to end a run
+                found["gpu_utilisation_percent"] = float(pynvml.nvmlDeviceGetUtilizationRates(self._gpu).gpu)
         return found
-
-
-FIELDS = ("tokens", "data_wait_s", "forward_s", "rss_gib", "gpu_memory_gib", "gpu_utilisation_percent")
 
 
 class _Timed:
