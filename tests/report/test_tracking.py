@@ -129,6 +129,7 @@ def test_aim_holds_exactly_what_the_files_hold_and_a_second_sync_adds_nothing(ma
     assert run["config", "learning_rate"] == 1e-3
     assert (run.name, run.experiment, set(run.tags), run.active) == ("qa-sync", "qa", {"sft", "ddp", "world-2"}, False)
     assert run.created_at.isoformat() == "2026-11-20T09:00:00"  # the training's start, not the sync's
+    assert run.duration == pytest.approx(21.0)
 
     again = Follower(run_dir, repo)
     assert again.update() == "ok"

@@ -18,6 +18,7 @@ from typer.testing import CliRunner, Result
 
 from training.cli import COMMANDS, build
 from training.cluster.client import connect
+from training.cluster.follow import Unseen
 from training.cluster.job_log import JobWatch, RunLog
 from training.report.job import JobView
 from training.run.errors import UserError
@@ -299,3 +300,10 @@ def test_records_of_a_benchmark_are_rows_of_their_own() -> None:
     for line in [*printed(record_of("cell-a")), "other", *printed(record_of("cell-b"))]:
         log.see(stamp(1), line)
     assert [record["name"] for record in log.records()] == ["cell-a", "cell-b"]
+
+
+def test_a_line_that_is_sent_again_is_not_new_and_another_of_its_second_is() -> None:
+    unseen = Unseen()
+    first, second = f"{stamp(1)} one", f"{stamp(1)} two"
+    assert [unseen.split(line) for line in (first, first, second, first)] == [(stamp(1), "one"), None, (stamp(1), "two"), None]
+    assert unseen.split(f"{stamp(0)} one") is None

@@ -167,6 +167,10 @@ class AimRun:
         for key in ("measurements", "exit_code"):
             if key in record:
                 self._run[key] = _plain(record[key])
+        if record.get("ended_at"):
+            ended, resources = _timestamp(record["ended_at"]), self._run._resources
+            # Aim takes the moment of closing, which a later sync makes hours of
+            resources.set_run_end_time = lambda: resources.meta_run_tree.__setitem__("end_time", ended)
         self._run.close()
         with contextlib.suppress(Exception):  # `aim up` holds the index while it runs, and then indexes by itself
             _index(self._repo, self.hash)
