@@ -86,7 +86,7 @@ def fine_tune(settings: config.Settings, world: World) -> int:
                 trainer.save_final(Path(arguments.training.output_dir) / "final")
             run.measure(trainer)
         except Exception as error:
-            run.failed(error)
+            run.failed(peer_failure(error) or error)
             raise
         trainer.release()
         cleanup_distributed()

@@ -45,6 +45,20 @@ def wait_for_step(program: Program, step: int, last: int = LONG) -> None:
     program.wait_for(f"step {step:>{len(str(last))}}/{last}")
 
 
+@pytest.mark.parametrize(("sign", "bound_s"), [(signal.SIGKILL, 10), (signal.SIGSTOP, 8 + 35)])
+def test_a_rank_that_is_killed_or_hangs_ends_the_others_within_the_bound(
+    sign: signal.Signals, bound_s: int, launcher: Launcher, options: list[object], tmp_path: Path
+) -> None:
+    program = launcher.start(*options, "--max_steps", LONG, "--timeout_s", 8, "--output_dir", tmp_path / "run", ranks=2)
+    wait_for_step(program, 2)
+    program.signal(sign, [1])
+    program.ranks[0].join(bound_s)
+    assert program.ranks[0].exitcode == 170, program.output()[-3000:]
+    assert "another rank died or stopped answering" in program.output()
+    assert (record(tmp_path / "run")["status"], record(tmp_path / "run")["exit_code"]) == ("error", 170)
+    program.kill()
+
+
 @pytest.mark.parametrize(("ranks", "struck"), [(1, [0]), (2, [0, 1]), (2, [1])])
 def test_sigterm_to_any_rank_saves_one_checkpoint_and_ends_with_143(
     ranks: int, struck: list[int], launcher: Launcher, options: list[object], tmp_path: Path

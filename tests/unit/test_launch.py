@@ -65,6 +65,28 @@ def test_sigterm_reaches_the_ranks_and_the_code_says_preempted(program):
         assert process.wait(30) == 143
 
 
+RESTARTED = """
+import os
+import torch, torch.distributed as dist
+from training.run.distributed import cleanup_distributed, setup_distributed
+world = setup_distributed(timeout_s=20, use_cpu=True)
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and world.rank == 1:
+    os._exit(9)
+total = torch.ones(())
+dist.all_reduce(total)
+cleanup_distributed()
+print(f"rank {world.rank} counts {int(total)}", flush=True)
+"""
+
+
+def test_processes_that_torchrun_starts_again_meet_each_other_and_not_those_before(tmp_path):
+    path = tmp_path / "restarted.py"
+    path.write_text(RESTARTED)
+    done = run([sys.executable, "-m", "training.cli", "launch", "--", "--standalone", "--max-restarts=1", "--nproc-per-node=2", str(path)])
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["rank 0 counts 2", "rank 1 counts 2"]
+
+
 def test_a_master_that_is_not_there_is_a_lost_peer_named_by_its_address(program):
     with socket.socket() as bound:  # bound and not listening: nobody answers, and nobody else takes it
         bound.bind(("127.0.0.1", 0))

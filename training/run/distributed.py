@@ -172,8 +172,9 @@ def setup_distributed(timeout_s: float = DEFAULT_TIMEOUT_S, *, use_cpu: bool = F
     if "LOCAL_RANK" not in os.environ or dist.is_initialized():
         return world
     device_id = torch.device(world.device) if device_type == "cuda" else None
+    timeout = datetime.timedelta(seconds=timeout_s)
     try:
-        dist.init_process_group(backend, timeout=datetime.timedelta(seconds=timeout_s), device_id=device_id)
+        dist.init_process_group(backend, timeout=timeout, device_id=device_id, **_store_of_a_restart(world, timeout))
         dist.barrier()  # a first collective, so that a bad network shows here and not after the model is loaded
     except Exception as error:
         raise PeerLost(
@@ -183,6 +184,22 @@ def setup_distributed(timeout_s: float = DEFAULT_TIMEOUT_S, *, use_cpu: bool = F
             "(GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME)"
         ) from error
     return world
+
+
+def _store_of_a_restart(world: World, timeout: datetime.timedelta) -> dict[str, Any]:
+    """Arguments for init_process_group in a group of processes that torchrun has started again.
+
+    Its agent keeps one store for all attempts, and torch reads the addresses of the ranks before out of it: a prefix keeps them apart.
+    """
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    if attempt == "0" or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return {}
+    import torch.distributed as dist
+
+    c10d: Any = dist  # torch's type hints do not export the stores
+    host, _, port = world.master.rpartition(":")
+    store = c10d.TCPStore(host, int(port), world.world_size, is_master=False, timeout=timeout)
+    return {"store": c10d.PrefixStore(f"podtune/attempt-{attempt}", store), "rank": world.rank, "world_size": world.world_size}
 
 
 def cleanup_distributed() -> None:
