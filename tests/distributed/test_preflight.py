@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -75,6 +76,25 @@ def test_a_pod_that_never_comes_is_missed_within_the_time(present: int, job: Job
     assert code == 69, verdict
     assert time.monotonic() - started < 45  # six seconds, and the import of torch on a busy machine
     assert f"rank {1 - present}" in verdict["sentence"]
+
+
+def test_two_pods_with_one_rank_are_named_without_waiting_for_the_pod_that_cannot_come(job: Job) -> None:
+    started = [job.preflight(rank, timeout_s=60, PET_NNODES="3") for rank in (0, 1, 1)]
+    began = time.monotonic()
+    ends = [verdict_of(process) for process in started]
+    assert {code for code, _ in ends} == {69}
+    assert "two pods have the rank 1" in ends[0][1]["sentence"]
+    assert time.monotonic() - began < 45
+
+
+def test_a_port_that_is_taken_is_named(job: Job) -> None:
+    with socket.socket() as taken:
+        taken.bind(("0.0.0.0", 0))
+        taken.listen()
+        job.port = taken.getsockname()[1]
+        code, verdict = verdict_of(job.preflight(0, timeout_s=10))
+    assert code == 69
+    assert f"port is busy at 127.0.0.1:{job.port}" in verdict["sentence"]
 
 
 def test_a_pod_without_its_gpu_is_named_on_all_pods(job: Job) -> None:

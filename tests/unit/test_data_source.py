@@ -43,7 +43,7 @@ def refused(path: Path | str, **more: Any) -> UserError:
     return refusal.value
 
 
-# ---- what is missing, empty, or no data (FAULTS 19) ----
+# ---- what is missing, empty, or no data ----
 def test_a_missing_file_is_answered_with_what_lies_beside_it(tmp_path: Path) -> None:
     lines(tmp_path / "rows.jsonl", {"text": "a"})
     error = refused(tmp_path / "row.jsonl")
@@ -86,7 +86,7 @@ def test_preferences_and_images_are_told_that_they_are_for_another_task(tmp_path
     assert "images" in refused(lines(tmp_path / "b.jsonl", {"image": "a", "text": "b"})).what
 
 
-# ---- cells (FAULTS 19) ----
+# ---- cells ----
 CELLS = [
     ({"question": "a", "answer": None}, "column 'answer' is null"),
     ({"question": "a", "answer": 3}, "column 'answer' holds a number instead of text: 3"),
@@ -141,7 +141,7 @@ def test_bad_messages_are_named_by_their_place(tmp_path: Path, messages: Any, pr
     assert error.where.endswith("line 2")
 
 
-# ---- damage (FAULTS 21) ----
+# ---- damage ----
 def test_a_torn_parquet_file_is_named(tmp_path: Path) -> None:
     path = parquet(tmp_path / "a.parquet", text=["row"] * 1000)
     path.write_bytes(path.read_bytes()[:-20])
@@ -333,7 +333,7 @@ def test_a_configuration_gives_its_sources(tmp_path: Path) -> None:
     assert refusal.value.code == USAGE
 
 
-# ---- the hub (FAULTS 28) ----
+# ---- the hub ----
 @pytest.fixture
 def online(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], None]:
     """Point the hub's client at an address; offline mode off, the cache empty."""

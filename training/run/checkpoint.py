@@ -2,7 +2,7 @@
 
 A checkpoint is written into ``.saving/checkpoint-N``, listed in a manifest with sizes and hashes, flushed, and only then
 renamed to ``checkpoint-N``. Resuming takes the newest one whose files all agree with its manifest; a damaged one is set
-aside under another name, never deleted. FAULTS rows 6, 7, 10, 11, 12, 14.
+aside under another name, never deleted.
 """
 
 from __future__ import annotations

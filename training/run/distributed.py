@@ -1,7 +1,7 @@
 """The process group: who am I among how many, opened with bounds and closed so that a good run exits 0.
 
 The only file that reads the rendezvous environment or opens and closes the process group. :func:`read_world` needs no
-torch and checks the environment before anything expensive starts; FAULTS rows 17, 23 and 24 live here.
+torch and checks the environment before anything expensive starts.
 """
 
 from __future__ import annotations

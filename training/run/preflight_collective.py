@@ -210,7 +210,7 @@ class Meeting:
         """Wait for the keys; returns those that never came. ``says``: tell now and then whose are missing."""
         until = min(self._deadline, time.monotonic() + at_most_s)
         while absent := [key for key in keys if not self._store.check([key])]:
-            if time.monotonic() > until:
+            if time.monotonic() > until or (says and self._store.check(["twice"])):
                 break
             if says:
                 self._tell(f"{says} {', '.join(name_of(int(key.partition('/')[2]), self.pod) for key in absent)}")
