@@ -27,7 +27,26 @@ def test_the_command_line_beats_the_yaml_beats_the_environment(tmp_path: Path) -
     assert settings.values["learning_rate"] == 5e-5  # YAML reads it as text
     assert settings.values["num_train_epochs"] == 3.0
     assert settings.values["per_device_train_batch_size"] == 4
-    assert settings.source["per_device_train_batch_size"] == "environment"
+    assert settings.source["per_device_train_batch_size"] == "environment variable BATCH_SIZE"
+
+
+def test_a_wrong_value_of_the_environment_names_its_variable() -> None:
+    with pytest.raises(UserError, match="environment variable EPOCHS: num_train_epochs is 'abc', not a number"):
+        config.read(NEEDED, {"EPOCHS": "abc"})
+
+
+def test_variables_that_a_yaml_sets_count_as_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("EPOCHS", "RUN_NAME"):
+        monkeypatch.setenv(name, "")
+    path = yaml_file(tmp_path, "env: {EPOCHS: 5, RUN_NAME: from-env}\nrun_name: from-yaml\n")
+    settings = config.read([*NEEDED, "--config", str(path)])
+    assert settings.values["num_train_epochs"] == 5.0
+    assert settings.values["run_name"] == "from-yaml"
+
+
+def test_a_bare_no_in_yaml_is_the_choice_no(tmp_path: Path) -> None:
+    settings = config.read([*NEEDED, "--config", str(yaml_file(tmp_path, "save_strategy: no\n"))], {})
+    assert settings.values["save_strategy"] == "no"
 
 
 def test_flags_lists_and_negations_are_read_as_trl_reads_them() -> None:
@@ -54,6 +73,15 @@ def test_flags_lists_and_negations_are_read_as_trl_reads_them() -> None:
         (["--load_in_4bit"], "--use_peft"),
         (["--report_to", "aim"], "--aim_repo"),
         (["--fsdp_config", "{'version': }"], "not text or a JSON mapping"),
+        (["--learning_rate", "inf"], "must be a finite number"),
+        (["--weight_decay", "nan"], "must be a finite number"),
+        (["--max_steps", "0"], "must be at least 1, or -1"),
+        (["--max_steps", "-7"], "must be at least 1, or -1"),
+        (["--dataset_name"], "--dataset_name needs a value"),
+        (["--output_dir", "a", "b"], "takes one value and has 2: a, b"),
+        (["--eval_split_size", "2.5"], "a whole number of rows"),
+        (["--logging_steps", "0"], "logging_strategy: no"),
+        (["--load_best_model_at_end"], "save_strategy is steps and eval_strategy is no"),
         (["stray"], "unexpected argument 'stray'"),
     ],
 )

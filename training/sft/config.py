@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import functools
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -60,6 +61,7 @@ AT_LEAST = {  # smallest value that makes sense
     "eval_steps": 0,
     "save_steps": 0,
 }
+_VALUE_OR_FLAG = ("fsdp", "include_num_input_tokens_seen", "resume_from_checkpoint")  # text, or true
 ABOVE_ZERO = ("learning_rate", "num_train_epochs", "timeout_s", "eval_split_size", "adam_epsilon")
 Value = Any
 
@@ -91,10 +93,10 @@ def read(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> Settings:
     """
     command_line, config_file = _command_line(argv)
     layers: list[tuple[str, dict[str, Value]]] = []
-    aliases = {key: env[name] for name, key in ENVIRONMENT.items() if env.get(name)}
-    layers.append(("environment", aliases))
+    content = read_yaml(Path(config_file)) if config_file else {}  # first: its env: may set the variables read next
+    layers += [(f"environment variable {name}", {key: env[name]}) for name, key in ENVIRONMENT.items() if env.get(name)]
     if config_file:
-        layers.append((config_file, read_yaml(Path(config_file))))
+        layers.append((config_file, content))
     layers.append(("command line", command_line))
     values: dict[str, Value] = {}
     source: dict[str, str] = {}
@@ -153,6 +155,9 @@ def _command_line(argv: Sequence[str]) -> tuple[dict[str, Value], str | None]:
         elif name not in known_keys() and name.startswith("no_") and name[3:] in known_keys() and not words:
             values[name[3:]] = False
         elif not words:
+            spec = known_keys().get(name)
+            if spec and spec["type"] != "bool" and name not in _VALUE_OR_FLAG:
+                raise UserError(f"--{name} needs a value", where="command line", code=USAGE)
             values[name] = True
         else:
             values[name] = words[0] if len(words) == 1 else words
@@ -177,12 +182,15 @@ def convert(key: str, value: Value, where: str) -> Value:
         )
     if value is None:
         return None
-    kind = spec["type"]
+    kind, choices = spec["type"], spec.get("choices")
+    if isinstance(value, list) and kind != "list":
+        raise UserError(f"{key} takes one value and has {len(value)}: {', '.join(map(str, value))}", where=where, code=CONFIG)
+    if value is False and choices and "no" in choices:
+        value = "no"  # YAML reads `eval_strategy: no` as false
     try:
         converted = _converters[kind](value)
     except (ValueError, TypeError, SyntaxError):
         raise UserError(f"{key} is {value!r}, not {_names[kind]}", where=where, code=CONFIG) from None
-    choices = spec.get("choices")
     if choices and str(converted) not in choices:
         raise UserError(f"{key} is {value!r}{near(str(converted), choices)}", where=where, fix="one of " + ", ".join(choices), code=CONFIG)
     return converted
@@ -215,8 +223,6 @@ def _text(value: Value) -> Value:
     """Text stays text. TRL's fields for mappings are text too (JSON, or a path), so mappings pass."""
     if isinstance(value, dict | bool | int | float):
         return value
-    if isinstance(value, list):
-        raise TypeError(value)
     text = str(value)
     return ast.literal_eval(text) if text.startswith("{") and "'" in text else json.loads(text) if text.startswith("{") else text
 
@@ -236,6 +242,9 @@ def check(settings: Settings) -> None:
     def wrong(key: str, what: str, fix: str = "") -> UserError:
         return UserError(f"{key} is {values[key]!r}: {what}", where=settings.source[key], fix=fix, code=CONFIG)
 
+    for key, value in values.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise wrong(key, "must be a finite number")
     for key, least in AT_LEAST.items():
         if values.get(key) is not None and values[key] < least:
             raise wrong(key, f"must be at least {least}")
@@ -248,6 +257,19 @@ def check(settings: Settings) -> None:
         raise UserError("no data set is named", where="dataset_name", fix="--dataset_name FILE|FOLDER|HUB_NAME", code=CONFIG)
     if not values.get("output_dir"):
         raise UserError("no output folder is named", where="output_dir", fix="--output_dir FOLDER", code=CONFIG)
+    if values.get("max_steps") is not None and values["max_steps"] != -1 and values["max_steps"] < 1:
+        raise wrong("max_steps", "must be at least 1, or -1 to train num_train_epochs")
+    if (values.get("eval_split_size") or 0) > 1 and values["eval_split_size"] % 1:
+        raise wrong("eval_split_size", "must be a share below 1 or a whole number of rows")
+    saves, evaluates = values.get("save_strategy", "steps"), values.get("eval_strategy", "no")
+    if values.get("load_best_model_at_end") and saves != "best" and saves != evaluates:
+        raise wrong(
+            "load_best_model_at_end",
+            f"the best is chosen where both are done, but save_strategy is {saves} and eval_strategy is {evaluates}",
+            f"eval_strategy: {saves if saves != 'no' else 'steps'}",
+        )
+    if values.get("logging_steps") == 0 and values.get("logging_strategy", "steps") == "steps":
+        raise wrong("logging_steps", "must be above 0", "logging_strategy: no leaves the lines out")
     for one, other in (("bf16", "fp16"), ("load_in_4bit", "load_in_8bit")):
         if values.get(one) and values.get(other):
             raise wrong(one, f"{other} is set too, and only one can hold", f"remove {one} or {other}")
