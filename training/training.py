@@ -81,7 +81,7 @@ def fine_tune(settings: config.Settings, world: World) -> int:
         try:
             check_space(trainer, world)
             trainer.train(resume_from_checkpoint=run.resume_path)
-            finished = trainer.state.global_step >= trainer.state.max_steps
+            finished = trainer.finished(stop.agreed)
             if finished:
                 trainer.save_final(Path(arguments.training.output_dir) / "final")
             run.measure(trainer)

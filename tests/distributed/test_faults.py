@@ -184,6 +184,15 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_saves_nothing_after_it(
     assert record(tmp_path / "run")["status"] == "error"
 
 
+def test_rows_that_fill_no_batch_are_an_error_and_not_taken_for_a_preemption(micro_model: Path, launcher: Launcher, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"question": "q", "answer": "a"}\n')
+    words = ["--model_name_or_path", micro_model, "--dataset_name", rows, "--output_dir", tmp_path / "run", "--dataloader_drop_last"]
+    output = launcher.run(*words, "--max_steps", 2, codes=[65])
+    assert "1 rows fill no batch of 8" in output
+    assert record(tmp_path / "run")["status"] == "error"
+
+
 def test_two_jobs_in_one_folder_do_not_meet(launcher: Launcher, options: list[object], tmp_path: Path) -> None:
     command = [*options, "--max_steps", LONG, "--output_dir", tmp_path / "run"]
     first = launcher.start(*command)

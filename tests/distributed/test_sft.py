@@ -125,6 +125,29 @@ def test_a_run_leaves_what_the_interfaces_promise(alone: Path) -> None:
     assert not (alone / ".saving").exists()
 
 
+def test_a_run_shorter_than_its_logging_steps_counts_its_rows_tokens_and_loss(
+    micro_model: Path, launcher: Launcher, tmp_path: Path
+) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"question": f"q{number}", "answer": "a"}) + "\n" for number in range(5)))
+    words = [
+        "--model_name_or_path",
+        micro_model,
+        "--dataset_name",
+        rows,
+        "--per_device_train_batch_size",
+        4,
+        "--output_dir",
+        tmp_path / "run",
+    ]
+    launcher.run(*words, "--max_steps", 3, "--save_strategy", "no", "--logging_steps", 10)
+    found = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert found["measurements"]["samples"] == 5 + 4  # steps of 4, 1 and 4 rows
+    assert found["measurements"]["tokens"] > 9 * 10
+    assert metrics(tmp_path / "run") == {3: found["measurements"]["loss"]["last"]}
+    assert (found["global_batch_size"], found["config"]["global_batch_size"]) == (4, 4)
+
+
 def test_a_yaml_of_trl_sft_runs_unchanged(qa_data: Path, micro_model: Path, launcher: Launcher, tmp_path: Path) -> None:
     path = tmp_path / "sft.yaml"
     path.write_text(

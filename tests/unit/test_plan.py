@@ -256,3 +256,5 @@ def test_the_command_shows_all_strategies_and_names_what_is_wrong() -> None:
     assert wrong.returncode == 64
     assert "did you mean 'tinygpt-124m'" in wrong.stderr
     assert run("--strategy", "ddp").returncode == 64
+    none = run("--model", "tinygpt-124m", "--strategy", "ddp", "--world-size", "0")
+    assert (none.returncode, none.stderr.count("\n")) == (64, 2), none.stderr

@@ -202,7 +202,7 @@ def estimate_all(shape: Shape, **settings: Any) -> tuple[list[Plan], dict[str, s
 
 def default_batch_size(model: str, world_size: int, accumulation: int = 1) -> int:
     """The benchmark's global batch for ``model`` (8 for others), made larger where the ranks could not share it evenly."""
-    parts = world_size * accumulation
+    parts = max(1, world_size * accumulation)  # what cannot be is refused by estimate
     return math.ceil(GLOBAL_BATCH_SIZE.get(model, 8) / parts) * parts
 
 

@@ -100,5 +100,6 @@ def _score_in_chunks(trainer: Any, labels: torch.Tensor) -> bool:
 def logs_next(trainer: Any) -> bool:
     """True in the micro-batches of a step after which the trainer logs."""
     every, step = int(trainer.state.logging_steps), int(trainer.state.global_step) + 1
-    due = (every > 0 and step % every == 0) or (step == 1 and bool(trainer.args.logging_first_step))
+    last = step == int(trainer.state.max_steps)  # training.sft.progress logs it whatever logging_steps is
+    due = (every > 0 and step % every == 0) or last or (step == 1 and bool(trainer.args.logging_first_step))
     return due and str(trainer.args.logging_strategy.value) == "steps"

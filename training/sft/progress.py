@@ -19,9 +19,22 @@ from training.sft.meter import Meter, system_metrics
 
 
 class Progress(TrainerCallback):  # type: ignore[misc]
-    """Times every step on every rank; on rank 0 also writes and prints."""
+    """Times every step on every rank; on rank 0 also writes and prints.
 
-    def __init__(self, output_dir: Path, meter: Meter, *, is_main: bool, nproc_per_node: int, from_step: int, tokens_before: int) -> None:
+    ``rows`` is the length of the training set, None if it is streamed.
+    """
+
+    def __init__(
+        self,
+        output_dir: Path,
+        meter: Meter,
+        *,
+        is_main: bool,
+        nproc_per_node: int,
+        from_step: int,
+        tokens_before: int,
+        rows: int | None = None,
+    ) -> None:
         self.step_times: list[float] = []
         self.time_to_first_step_s: float | None = None
         self.losses: dict[str, float] = {}
@@ -32,7 +45,7 @@ class Progress(TrainerCallback):  # type: ignore[misc]
         self._windows: list[tuple[int, float]] = []  # real tokens and seconds of training between two logging steps
         self._window_steps = 0
         self._meter, self._nproc_per_node = meter, nproc_per_node
-        self._from_step = from_step
+        self._from_step, self._rows = from_step, rows
         self._display = _Terminal() if is_main and sys.stdout.isatty() else _Lines()
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
@@ -42,7 +55,9 @@ class Progress(TrainerCallback):  # type: ignore[misc]
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self.step_times.append(time.monotonic() - self._meter.step_began)  # the wait for its data included
         self._window_steps += 1
-        self.samples += args.train_batch_size * args.world_size * args.gradient_accumulation_steps
+        self.samples = samples_seen(args, state.global_step, self._rows)
+        if state.global_step == state.max_steps and args.logging_strategy == "steps":
+            control.should_log = True  # a run shorter than logging_steps has a loss too, and every run its last one
         if self.time_to_first_step_s is None:
             self.time_to_first_step_s = time.time() - psutil.Process().create_time()
         self.on_step(state.global_step)
@@ -113,6 +128,18 @@ class Progress(TrainerCallback):  # type: ignore[misc]
         if self.time_to_first_step_s is not None:
             found["time_to_first_step_s"] = self.time_to_first_step_s
         return found
+
+
+def samples_seen(args: TrainingArguments, steps: int, rows: int | None) -> int:
+    """Rows trained in the first ``steps`` steps of a set of ``rows``, over all ranks; the last step of an epoch may be a smaller one."""
+    micro_batch: int = args.train_batch_size * args.world_size
+    batch: int = micro_batch * args.gradient_accumulation_steps
+    if rows is not None and args.dataloader_drop_last:
+        rows = rows // micro_batch * micro_batch
+    if not rows:
+        return steps * batch
+    epochs, further = divmod(steps, math.ceil(rows / batch))
+    return epochs * rows + min(further * batch, rows)
 
 
 class _Lines:

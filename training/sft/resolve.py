@@ -45,6 +45,8 @@ class Arguments:
                     continue
                 value = getattr(part, item.name)
                 merged[item.name] = value if isinstance(value, str | int | float | bool | list | dict | None) else str(value)
+        training = self.training
+        merged["global_batch_size"] = training.per_device_train_batch_size * training.world_size * training.gradient_accumulation_steps
         return merged | {"strategy": self.strategy, "datasets": [vars(part) for part in self.mixture.datasets]}
 
 

@@ -110,6 +110,7 @@ class Run:
             nproc_per_node=world.local_world_size,
             from_step=self.step,
             tokens_before=self.tokens_before,
+            rows=len(rows.train) if hasattr(rows.train, "__len__") else None,
         )
         self.record: dict[str, Any] = {}
         self._tracker: Any = None
@@ -187,11 +188,11 @@ class Run:
 
     def measure(self, trainer: PodtuneTrainer) -> None:
         """Fill in the measurements; a collective call, because memory is asked of every rank."""
-        peaks = trainer.peak_memory_gib()
+        peaks, tokens = trainer.peak_memory_gib(), trainer.global_tokens()
         self.step = trainer.state.global_step
         if not self.world.is_main:
             return
-        found = self.progress.measurements() | {"steps": self.step, "tokens": trainer.tokens}
+        found = self.progress.measurements() | {"steps": self.step, "tokens": tokens}
         found["peak_memory_gib"] = {
             "max": max(peaks),
             "per_rank": peaks,

@@ -63,6 +63,14 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
 
     def get_train_dataloader(self) -> Any:
         loader = super().get_train_dataloader()
+        if isinstance(self.train_dataset, Dataset) and not len(loader):
+            raise UserError(
+                f"{len(self.train_dataset)} rows fill no batch of {self.args.train_batch_size} for each of {self.world.world_size} "
+                "processes, and what does not is dropped",
+                where="dataloader_drop_last",
+                fix="leave it off, lower per_device_train_batch_size, or give more rows",
+                code=DATA,
+            )
         if self.world.world_size > 1 and isinstance(self.train_dataset, Dataset):
             balance(loader, row_lengths(self.train_dataset))  # the same rows in every step, dealt out by length
         return loader
@@ -187,6 +195,22 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
             checkpoint.rotate(output, limit, Path(best) if best else None)
         self.accelerator.wait_for_everyone()
 
+    def finished(self, stopped: bool) -> bool:
+        """True after the last step, False after a stop that all ranks agreed on.
+
+        Raises:
+            UserError: neither; the data ended.
+        """
+        state = self.state
+        if state.global_step < state.max_steps and not stopped:
+            raise UserError(
+                f"the data ended at step {state.global_step} of {state.max_steps}",
+                where="dataset_name",
+                fix="lower max_steps, or give more rows",
+                code=DATA,
+            )
+        return bool(state.global_step >= state.max_steps)
+
     def save_final(self, target: Path) -> None:
         """Write the servable model (weights or adapter, tokenizer, template, card) aside and rename it to ``target``.
 
@@ -263,7 +287,8 @@ class StopTogether(TrainerCallback):  # type: ignore[misc]
     """SIGTERM to any rank: all ranks finish the same step, save, and stop. A loss that is not finite: all ranks stop, unsaved."""
 
     def __init__(self) -> None:
-        self.requested = False
+        self.requested = False  # of this rank
+        self.agreed = False  # by all
         self.trainer: PodtuneTrainer | None = None
         self._before: Any = None
 
@@ -289,5 +314,6 @@ class StopTogether(TrainerCallback):  # type: ignore[misc]
                 code=DATA,
             )
         if decision == _STOP:
+            self.agreed = True
             control.should_training_stop = True
             control.should_save = True
