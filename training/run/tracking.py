@@ -9,6 +9,7 @@ The only file that imports aim, and only inside functions.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import datetime
 import fcntl
@@ -193,8 +194,14 @@ def tags(record: Json) -> list[str]:
 
 def open_repo(repo: str) -> Any:
     """Aim's Repo object for ``repo``, made if there is none; under a file lock, because a fresh repo opened twice breaks."""
+    from aim.ext.cleanup import AutoClean
     from aim.sdk.repo import Repo
 
+    # Aim closes what is left at exit in a thread, which Python 3.12 refuses by then, with a traceback: without one.
+    AutoClean._registered_with_atexit = True
+    atexit.unregister(AutoClean.cleanup)
+    atexit.unregister(AutoClean._cleanup)
+    atexit.register(AutoClean._cleanup)
     if "://" in repo:
         return Repo.from_path(repo)
     folder = Path(repo).parent if Path(repo).name == ".aim" else Path(repo)
