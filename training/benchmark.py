@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import warnings
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -139,7 +140,23 @@ def _finish(record: Json, status: Status, code: int, reason: str, output: Path) 
         return
     end_record(record, status, code, reason)
     write_json(output / RUN_FILE, record)
+    if status == "ok":
+        print(summary(record), flush=True)
     emit_record(record, sys.stdout)
+
+
+def summary(record: Json) -> str:
+    """The cell in a line for people; the record holds the rest."""
+    found = record["measurements"]
+    line = f"{record['model']} {record['strategy']} on {record['world_size']}: parity {found['parity']['status']}"
+    if "step_time_s" in found:
+        line += f", {found['step_time_s']['p50'] * 1000:,.1f} ms a step"
+    for name in ("tokens_per_s", "samples_per_s"):
+        if name in found:
+            line += f", {found[name]:,.0f} {name.removesuffix('_per_s')}/s"
+    if "peak_memory_gib" in found:
+        line += f", {found['peak_memory_gib']['max']:.2f} GiB at the most"
+    return line
 
 
 def _prepare_output(options: Options, world: World) -> Path:
@@ -172,6 +189,7 @@ def _configure(options: Options) -> None:
     if options.cpu:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     os.environ["OMP_NUM_THREADS"] = str(options.threads)
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")  # of DeepSpeed's calls, not of ours
     if not read_world().master and options.strategy != "single":
         # One process without torchrun: a group of one, so that every strategy runs as it would among many.
         alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}

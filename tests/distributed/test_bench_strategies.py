@@ -139,4 +139,5 @@ def test_the_program_leaves_a_record_with_a_profile_and_prints_it(tmp_path: Path
     assert found["profile"]["top_operators"][0]["self_ms"] > 0
     for file in ("trace", "operators", "memory_timeline"):
         assert (tmp_path / "cell" / found["profile"][file]).stat().st_size > 1000
+    assert "tinygpt-test ddp on 2: parity ok, " in done.stdout.splitlines()[0]
     assert collect(done.stdout.splitlines()).records == [record]
