@@ -63,6 +63,8 @@ def before_imports(world: World) -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if not Path("/dev/nvidiactl").exists():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed warns that it finds no accelerator
+    if not sys.stderr.isatty():
+        os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")  # a bar in a log is a hundred lines
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"accelerate|transformers|trl|torch\.distributed")
 
 

@@ -193,6 +193,25 @@ def test_rows_that_fill_no_batch_are_an_error_and_not_taken_for_a_preemption(mic
     assert record(tmp_path / "run")["status"] == "error"
 
 
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--report_to", "nosuch"], "report_to: 'nosuch' is not installed"),
+        (["--use_peft", "--lora_target_modules", "nosuch"], "Target modules nosuch not found"),
+        (["--attn_implementation", "flash_attention_2"], "FlashAttention2"),
+        (["--model_init_kwargs", '{"nosuch": 1}'], "unexpected keyword argument 'nosuch'"),
+        (["--eval_split_size", "100000"], "one part would be empty"),
+    ],
+)
+def test_what_the_libraries_refuse_is_a_sentence_and_never_tried_again(
+    words: list[str], says: str, launcher: Launcher, options: list[object], tmp_path: Path
+) -> None:
+    program = launcher.start(*options, "--max_steps", 1, "--output_dir", tmp_path / "run", *words)
+    assert 64 <= program.wait()[0] <= 78, program.output()[-3000:]
+    assert says in program.output()
+    assert "Traceback" not in program.output()
+
+
 def test_two_jobs_in_one_folder_do_not_meet(launcher: Launcher, options: list[object], tmp_path: Path) -> None:
     command = [*options, "--max_steps", LONG, "--output_dir", tmp_path / "run"]
     first = launcher.start(*command)

@@ -124,6 +124,14 @@ def test_the_list_of_keys_is_the_one_that_trl_has() -> None:
     assert committed == config_keys(), "run: python scripts/config_keys.py"
 
 
+def test_lora_settings_without_use_peft_are_said_to_have_no_effect() -> None:
+    from training.run.distributed import World
+    from training.sft.resolve import resolve
+
+    assert "lora_r without use_peft" in resolve(config.read([*NEEDED, "--lora_r", "4"], {}), World()).notes[-1]
+    assert "lora" not in resolve(config.read([*NEEDED, "--lora_r", "4", "--use_peft"], {}), World()).notes[-1]
+
+
 @pytest.mark.parametrize(
     ("words", "world", "expected"),
     [

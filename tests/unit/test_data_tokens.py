@@ -192,6 +192,32 @@ def test_a_row_that_the_template_refuses_is_named() -> None:
         data.tokenize(rows, tokenizer, TokenizeOptions())
 
 
+def test_rows_of_a_stop_token_alone_train_nothing() -> None:
+    prepared = data.prepare(Dataset.from_dict({"text": ["some words", "", ""]}), plain(), TokenizeOptions())
+    assert prepared.stats.warnings(TokenizeOptions()) == ["2 of 3 rows have nothing to train: they are empty, or their loss mask is"]
+    with pytest.raises(UserError, match="there is no token to train"):
+        data.prepare(Dataset.from_dict({"text": ["", ""]}), plain(), TokenizeOptions())
+
+
+def test_completion_only_loss_without_completions_is_warned_of() -> None:
+    rows = Dataset.from_dict({"messages": [user("a") + assistant("b")]})
+    found = data.check_tokenizer(chatml(), None, TokenizeOptions(completion_only_loss=True), data.shape_of(rows))
+    assert "completion_only_loss has no effect: the rows are messages" in found[0]
+
+
+def test_a_role_that_the_template_does_not_speak_of_is_warned_of() -> None:
+    rows = Dataset.from_dict({"conversations": [[{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]]})
+    assert "may not know the role gpt, human" in data.unknown_roles(rows, chatml(), data.shape_of(rows))[0]
+    known = Dataset.from_dict({"messages": [user("a") + assistant("b")]})
+    assert data.unknown_roles(known, chatml(), data.shape_of(known)) == []
+
+
+def test_a_row_is_named_with_its_file() -> None:
+    rows = Dataset.from_dict({"messages": [user("a"), [{"role": "tool", "content": None, "tool_calls": "x"}]]})
+    with pytest.raises(UserError, match=r"chats.jsonl, row 2: .*\n  fix: .*--chat_template_path"), data.naming(data.Source("chats.jsonl")):
+        data.prepare(rows, chatml(), TokenizeOptions())
+
+
 def test_assistant_only_loss_names_the_row_without_an_assistant() -> None:
     rows = Dataset.from_dict({"messages": [user("a") + assistant("b"), user("c")]})
     with pytest.raises(UserError, match="row 2: assistant_only_loss is set, and the row has no assistant token"):
@@ -226,6 +252,7 @@ def test_packing_is_trl_s_own_and_says_what_it_cuts() -> None:
     rows = data.tokenize(Dataset.from_dict(ROWS["messages"]), chatml(), TokenizeOptions(max_length=None))
     packed = data.pack(rows, 64, "bfd", seed=None)
     assert packed["input_ids"][:] == pack_dataset(rows, 64, "bfd")["input_ids"][:]
+    assert data.packed_tokens(packed)["tokens"] == sum(map(len, packed["input_ids"][:])) < sum(map(len, rows["input_ids"][:]))
     assert "packing cuts them" in data.cut_by_packing(rows, 64, "bfd")[0]
     assert data.cut_by_packing(rows, 64, "bfd_split") == []
     assert data.cut_by_packing(rows, 100_000, "bfd") == []

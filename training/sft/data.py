@@ -10,6 +10,7 @@ What a row looks like: training/sft/shapes.py. Where it comes from: source.py. H
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -23,7 +24,7 @@ from training.sft import cache
 from training.sft.encode import IGNORED, Encoded, Encoder
 from training.sft.shapes import Shape, detect
 from training.sft.source import Source, check_source, find_eval_split, load_split, sources
-from training.sft.tokenizer_check import TokenizeOptions, check_tokenizer, training_template
+from training.sft.tokenizer_check import TokenizeOptions, check_tokenizer, training_template, unknown_roles
 
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
@@ -41,14 +42,17 @@ __all__ = [
     "find_eval_split",
     "fingerprint",
     "load_split",
+    "naming",
     "pack",
+    "packed_tokens",
     "prepare",
     "shape_of",
     "sources",
     "tokenize",
+    "unknown_roles",
 ]
 
-_VERSION = 1  # raise it when the same input gives other tokens
+_VERSION = 2  # raise it when the same input gives other tokens or counts
 _BATCH_ROWS = 2000
 _BATCH_BYTES = 16 * 2**20
 _BESIDE = ("tools", "chat_template_kwargs", "prompt", "completion", "completion_mask", "assistant_masks")
@@ -61,7 +65,7 @@ class Stats:
     Attributes:
         rows: rows that came in.
         rows_kept: rows that came out; the rest were left without a trained token by the cut to ``max_length``.
-        rows_untrained: rows kept although no token of theirs is trained (only without ``max_length``).
+        rows_untrained: rows kept although nothing is learnt from them: no token after the first is trained.
         rows_truncated: rows longer than ``max_length``.
         tokens: tokens of the rows kept.
         trained_tokens: those with a label.
@@ -96,9 +100,12 @@ class Stats:
 
         trained = batch.labels != IGNORED
         ends = np.concatenate(([0], np.cumsum(trained)))
+        scored = trained.copy()
+        scored[batch.offsets[:-1][np.diff(batch.offsets) > 0]] = False  # nothing comes before the first token to foretell it from
+        scored_ends = np.concatenate(([0], np.cumsum(scored)))
         self.rows += len(batch.kept) + batch.dropped
         self.rows_kept += len(batch.kept)
-        self.rows_untrained += int((np.diff(ends[batch.offsets]) == 0).sum())
+        self.rows_untrained += int((np.diff(scored_ends[batch.offsets]) == 0).sum())
         self.rows_truncated += batch.truncated
         self.tokens += len(batch.ids)
         self.trained_tokens += int(ends[-1])
@@ -119,7 +126,7 @@ class Stats:
         if self.rows_dropped:
             found.append(f"{self.rows_dropped} of {self.rows} rows are left out: the cut to max_length leaves nothing to train in them")
         if self.rows_untrained:
-            found.append(f"{self.rows_untrained} rows have no trained token")
+            found.append(f"{self.rows_untrained} of {self.rows} rows have nothing to train: they are empty, or their loss mask is")
         if self.rows_diverged:
             found.append(
                 f"in {self.rows_diverged} of {self.rows} rows the prompt alone is not how the whole row starts (the template, or tokens "
@@ -217,10 +224,23 @@ def _in_memory(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, options: To
     return Prepared(_dataset(pa.Table.from_batches(batches, _schema()), cache_key(content, tokenizer, options)), _trainable(stats))
 
 
+@contextlib.contextmanager
+def naming(source: Source) -> Iterator[None]:
+    """Errors about a row of a loaded set name where the row came from, too."""
+    try:
+        yield
+    except UserError as error:
+        if error.where == "data set":
+            error.where = str(source)
+        elif error.where.startswith("row "):
+            error.where = f"{source}, {error.where}"
+        raise
+
+
 def _trainable(stats: Stats) -> Stats:
-    if not stats.trained_tokens:
+    if stats.rows_untrained >= stats.rows_kept:
         raise UserError(
-            "there is no token to train: every row's loss mask is empty",
+            "there is no token to train: every row is empty, or its loss mask is",
             where="data set",
             fix="raise --max_length, or look with: podtune data inspect",
             code=DATA,
@@ -326,6 +346,14 @@ def pack(dataset: Dataset, max_length: int, strategy: str = "bfd", seed: int | N
     if seed is not None:
         rows = rows.shuffle(seed=seed)
     return pack_dataset(rows, max_length, strategy)
+
+
+def packed_tokens(dataset: Dataset) -> dict[str, int]:
+    """Tokens that packing left, and those of them that are trained."""
+    import pyarrow.compute as pc
+
+    labels = pc.list_flatten(dataset.with_format("arrow").data.column("labels"))
+    return {"tokens": len(labels), "trained_tokens": pc.sum(pc.not_equal(labels, IGNORED)).as_py() or 0}
 
 
 def cut_by_packing(dataset: Dataset, max_length: int, strategy: str) -> list[str]:

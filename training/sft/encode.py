@@ -325,7 +325,8 @@ class Encoder:
         return UserError(
             f"the chat template refuses the row: {str(cause)[:300]}" if self.asks_template else f"cannot be tokenised: {str(cause)[:300]}",
             where=f"row {first_row + row + 1}",
-            fix="correct the row or remove it",
+            fix="correct the row or remove it"
+            + (", or use a chat template that takes such rows (--chat_template_path)" if self.asks_template else ""),
             code=DATA,
         )
 

@@ -29,6 +29,13 @@ class Inputs:
 
 def check_sources(values: dict[str, Any]) -> None:
     """Training and evaluation set, before torch is imported. Raises :class:`UserError`."""
+    streaming = next((key for key in ("dataset_streaming", "streaming") if values.get(key)), None)
+    if streaming and (values.get("datasets") or source.local_path(str(values.get("dataset_name"))) is None):
+        raise UserError(
+            "a streamed set cannot be trained: rows are tokenised and counted before the model is loaded",
+            where=streaming,
+            fix="leave it off; a slice, such as dataset_train_split: train[:100000], keeps a large set small",
+        )
     for each in source.sources(values):
         source.check_source(each, text_field=values.get("dataset_text_field") or "text")
 
@@ -45,9 +52,10 @@ def prepare(arguments: Arguments, tokenizer: Any, vocabulary: int) -> Inputs:
 
     training, run = arguments.training, arguments.run
     values = arguments.resolved()
-    raw, raw_eval = (*(source.load_split(each) for each in source.sources(values)), None)[:2]
+    named = source.sources(values)
+    raw, raw_eval = (*(source.load_split(each) for each in named), None)[:2]
     if raw_eval is None and (size := run.eval_split_size):
-        parts = raw.train_test_split(test_size=int(size) if size >= 1 else size, seed=training.seed)
+        parts = split_off(raw, size, training.seed)
         raw, raw_eval = parts["train"], parts["test"]
     if raw_eval is None and (training.eval_strategy != "no" or run.answer_rows):
         raise UserError(
@@ -65,9 +73,11 @@ def prepare(arguments: Arguments, tokenizer: Any, vocabulary: int) -> Inputs:
         assistant_only_loss=training.assistant_only_loss,
         dataset_text_field=training.dataset_text_field,
     )
-    warnings = data.check_tokenizer(tokenizer, vocabulary, options, data.shape_of(raw, options.dataset_text_field))
+    shape = data.shape_of(raw, options.dataset_text_field)
+    warnings = data.check_tokenizer(tokenizer, vocabulary, options, shape) + data.unknown_roles(raw, tokenizer, shape)
     cache = Path(run.tokenized_cache) if run.tokenized_cache else default_folder_if_usable()
-    train = data.prepare(raw, tokenizer, options, cache_dir=cache)
+    with data.naming(named[0]):
+        train = data.prepare(raw, tokenizer, options, cache_dir=cache)
     warnings += train.stats.warnings(options)
     if len(train.dataset) == 0:
         raise UserError(
@@ -85,12 +95,14 @@ def prepare(arguments: Arguments, tokenizer: Any, vocabulary: int) -> Inputs:
     rows = train.dataset
     evaluation = None
     if raw_eval is not None:
-        held_out = data.prepare(raw_eval, tokenizer, options, cache_dir=cache)
+        with data.naming(named[-1]):
+            held_out = data.prepare(raw_eval, tokenizer, options, cache_dir=cache)
         evaluation = held_out.dataset
         facts |= {"eval_rows": len(evaluation), "eval_fingerprint": held_out.stats.fingerprint, "eval_tokens": held_out.stats.tokens}
     if training.packing:
         warnings += data.cut_by_packing(rows, training.max_length, training.packing_strategy)
         rows = data.pack(rows, training.max_length, training.packing_strategy, training.seed if training.shuffle_dataset else None)
+        facts |= data.packed_tokens(rows)  # bfd cuts long rows
         if evaluation is not None and training.eval_packing is not False:
             evaluation = data.pack(evaluation, training.max_length, training.packing_strategy, None)
     if training.shuffle_dataset:
@@ -98,6 +110,22 @@ def prepare(arguments: Arguments, tokenizer: Any, vocabulary: int) -> Inputs:
     if evaluation is not None:
         evaluation = filled(evaluation, training.per_device_eval_batch_size * training.world_size)
     return Inputs(rows, evaluation, raw_eval, facts, tuple(warnings))
+
+
+def split_off(rows: datasets.Dataset, size: float, seed: int) -> Any:
+    """``rows`` as train and test, with a share or number of rows in the latter.
+
+    Raises:
+        UserError: one of the two would be empty.
+    """
+    try:
+        return rows.train_test_split(test_size=int(size) if size >= 1 else size, seed=seed)
+    except ValueError:
+        raise UserError(
+            f"eval_split_size is {size:g}, and the set has {len(rows)} rows: one part would be empty",
+            where="eval_split_size",
+            fix="hold fewer rows out, or give --eval_dataset_name",
+        ) from None
 
 
 def filled(rows: datasets.Dataset, multiple: int) -> datasets.Dataset:

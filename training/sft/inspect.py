@@ -71,8 +71,9 @@ def inspect(
     """
     raw = data.load_split(source)
     shape = data.shape_of(raw, options.dataset_text_field)
-    warnings = data.check_tokenizer(tokenizer, model_vocab_size, options, shape)
-    prepared = data.prepare(raw, tokenizer, options, cache_dir=cache_dir)
+    warnings = data.check_tokenizer(tokenizer, model_vocab_size, options, shape) + data.unknown_roles(raw, tokenizer, shape)
+    with data.naming(source):
+        prepared = data.prepare(raw, tokenizer, options, cache_dir=cache_dir)
     stats = prepared.stats
     ids, labels, offsets = _flat(prepared.dataset)
     lengths = np.diff(offsets)
@@ -304,8 +305,10 @@ def prepare_for_model(sources: list[Source], model: str, values: dict[str, Any],
     done = []
     for source in sources:
         raw = data.load_split(source)
-        warnings = data.check_tokenizer(tokenizer, vocabulary, options, data.shape_of(raw, options.dataset_text_field))
-        prepared = data.prepare(raw, tokenizer, options, cache_dir=cache_dir, wait_s=wait_s)
+        shape = data.shape_of(raw, options.dataset_text_field)
+        warnings = data.check_tokenizer(tokenizer, vocabulary, options, shape) + data.unknown_roles(raw, tokenizer, shape)
+        with data.naming(source):
+            prepared = data.prepare(raw, tokenizer, options, cache_dir=cache_dir, wait_s=wait_s)
         done.append(
             {
                 "source": str(source),

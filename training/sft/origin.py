@@ -105,7 +105,7 @@ def explained(name: str, what: str) -> Iterator[None]:
 
     try:
         yield
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
+    except (OSError, ValueError, KeyError, TypeError, ImportError, SafetensorError) as error:
         text = " ".join(str(error).split())
         if "trust_remote_code" in text:
             raise UserError(

@@ -81,7 +81,28 @@ def resolve(settings: Settings, world: World) -> Arguments:
         raise UserError("TRL refuses the configuration, see above", code=CONFIG) from None
     except (ValueError, TypeError, ImportError) as error:
         raise UserError(f"TRL refuses the configuration: {error}", code=CONFIG) from None
+    check_installed(training)
+    if not model.use_peft and (unused := [key for key in values if key.startswith("lora_")]):
+        notes.append(f"all parameters trained ({', '.join(unused)} without use_peft has no effect)")
     return Arguments(script, training, model, mixture, run, strategy, tuple(notes))
+
+
+def check_installed(training: SFTConfig) -> None:
+    """Packages that arguments ask for and the image does not bring. Raises :class:`UserError`."""
+    from transformers.integrations import get_available_reporting_integrations
+    from transformers.utils import is_liger_kernel_available
+
+    available = get_available_reporting_integrations()
+    for tracker in training.report_to:
+        if tracker not in available:
+            found = ", ".join(available) or "none"
+            raise UserError(
+                f"{tracker!r} is not installed, or no tracker that transformers knows (installed: {found})",
+                where="report_to",
+                fix="install its package, remove it, or track with --aim_repo FOLDER",
+            )
+    if training.use_liger_kernel and not is_liger_kernel_available():
+        raise UserError("the package liger-kernel is not installed", where="use_liger_kernel", fix="install it, or leave it off")
 
 
 def solve_batch(settings: Settings, world: World) -> dict[str, int]:

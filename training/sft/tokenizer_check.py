@@ -9,7 +9,10 @@ from training.run.errors import CONFIG, UserError
 from training.sft.shapes import Shape
 
 if TYPE_CHECKING:
+    from datasets import Dataset
     from transformers import PreTrainedTokenizerBase
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 @dataclass(frozen=True)
@@ -79,12 +82,30 @@ def _tokenizer_warnings(tokenizer: PreTrainedTokenizerBase, options: TokenizeOpt
     found = []
     if tokenizer.eos_token_id is None:
         found.append("the tokenizer has no EOS token: generation will not know where to stop (set --eos_token)")
+    if options.completion_only_loss and shape.name in ("messages", "text"):
+        found.append(
+            f"completion_only_loss has no effect: the rows are {shape.name} without a completion, and all of their tokens are trained"
+            + (" (assistant_only_loss trains the assistant's turns alone)" if shape.conversational else "")
+        )
     if options.assistant_only_loss and shape.name != "tokenized":
         from trl.chat_template_utils import is_chat_template_stop_token_trained
 
         if not is_chat_template_stop_token_trained(tokenizer, chat_template=training_template(tokenizer, options)):
             found.append("the chat template leaves the stop token outside of {% generation %}: the model will not learn to stop")
     return found
+
+
+def unknown_roles(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, shape: Shape) -> list[str]:
+    """A warning about roles, in the first thousand rows, that the chat template does not speak of: it may write or drop them."""
+    if not shape.conversational:
+        return []
+    rows = dataset.select_columns(list(shape.columns))[:1000]
+    found = {message.get("role") or message.get("from") for name in shape.columns for chat in rows[name] for message in chat or ()}
+    template = str(tokenizer.chat_template)
+    unknown = sorted(role for role in found if role and role not in ROLES and f"'{role}'" not in template and f'"{role}"' not in template)
+    if not unknown:
+        return []
+    return [f"the chat template may not know the role {', '.join(unknown)}; those that templates know are {', '.join(ROLES)}"]
 
 
 def training_template(tokenizer: PreTrainedTokenizerBase, options: TokenizeOptions) -> str | None:

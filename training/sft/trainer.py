@@ -18,7 +18,7 @@ from trl import SFTConfig, SFTTrainer
 
 from training.run import checkpoint
 from training.run.distributed import World
-from training.run.errors import CONFIG, DATA, UserError
+from training.run.errors import CONFIG, DATA, UNAVAILABLE, UserError
 from training.sft.batching import balance, row_lengths
 from training.sft.loss import lean_loss, logs_next, why_not_lean
 from training.sft.meter import Meter
@@ -42,7 +42,19 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
         args.dataset_kwargs = {**(args.dataset_kwargs or {}), "skip_prepare_dataset": True}
         asked = args.max_length, args.assistant_only_loss
         args.max_length, args.assistant_only_loss = None, False
-        super().__init__(args=args, **kwargs)
+        try:
+            super().__init__(args=args, **kwargs)
+        except (ValueError, ImportError) as error:  # what TRL, transformers and PEFT say of arguments that do not fit the model
+            raise UserError(
+                f"the trainer cannot be made: {' '.join(str(error).split())[:400]}", where="configuration", code=CONFIG
+            ) from error
+        except ConnectionError as error:
+            raise UserError(
+                f"the hub cannot be reached: {' '.join(str(error).split())[:300]}",
+                where="push_to_hub",
+                fix="leave it off and upload final/ afterwards, or give the pod a network and HF_TOKEN",
+                code=UNAVAILABLE,
+            ) from error
         args.max_length, args.assistant_only_loss = asked
         if not self.trained_parameters():
             raise UserError(
