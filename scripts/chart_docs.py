@@ -1,4 +1,4 @@
-"""Write the values table of charts/podtune/README.md and the manifests of deploy/rendered; tests hold both equal.
+"""Write the values table of charts/podtune/README.md, the rules of its Role and the manifests of deploy/rendered; tests hold them equal.
 
 python scripts/chart_docs.py             # after a change of the chart
 """
@@ -7,10 +7,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import yaml
+
 from training.cluster.chart_values import table
+from training.cluster.doctor import rules
 from training.cluster.render import CHART, render
 
 DEPLOY = CHART.parents[1] / "deploy"
+USER_RULES = CHART / "files" / "user-rules.yaml"
 RENDERED = ("single-gpu", "two-node", "cpu-smoke")
 BEGIN, END = "<!-- values: python scripts/chart_docs.py -->\n", "<!-- end of values -->\n"
 
@@ -28,8 +32,14 @@ def rendered(profile: str) -> str:
     return head + "---\n" + "---\n".join(text for text in documents if text and "/templates/tests/" not in text)
 
 
+def user_rules() -> str:
+    """The rules of the chart's optional Role: what podtune's cluster commands do."""
+    return "# Generated: python scripts/chart_docs.py\n" + yaml.safe_dump(rules(), default_flow_style=None, sort_keys=False, width=120)
+
+
 if __name__ == "__main__":
     (CHART / "README.md").write_text(readme(), encoding="utf-8")
+    USER_RULES.write_text(user_rules(), encoding="utf-8")
     for name in RENDERED:
         target: Path = DEPLOY / "rendered" / f"{name}.yaml"
         target.parent.mkdir(exist_ok=True)

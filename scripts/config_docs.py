@@ -17,6 +17,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
+
 from training.run import errors
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -93,18 +95,10 @@ def benchmark(_: list[str]) -> str:
 
 def rights(_: list[str]) -> str:
     """The Role that podtune's cluster commands need."""
-    from training.cluster.client import PLURALS
-    from training.cluster.doctor import RIGHTS
+    from training.cluster.doctor import rules
 
-    rules: dict[tuple[str, tuple[str, ...]], list[str]] = {}
-    for version, kind, part, verbs in RIGHTS:
-        resource = PLURALS.get(kind) or f"{kind.lower()}s"
-        rules.setdefault((version.rpartition("/")[0], verbs), []).append(resource + (f"/{part}" if part else ""))
-    lines = ["apiVersion: rbac.authorization.k8s.io/v1", "kind: Role", "metadata:", "  name: podtune-user", "rules:"]
-    for (group, verbs), resources in rules.items():
-        listed = group if group else '""'
-        lines += [f"  - apiGroups: [{listed}]", f"    resources: [{', '.join(resources)}]", f"    verbs: [{', '.join(verbs)}]"]
-    return "```yaml\n" + "\n".join(lines) + "\n```\n"
+    role = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "metadata": {"name": "podtune-user"}, "rules": rules()}
+    return f"```yaml\n{yaml.safe_dump(role, default_flow_style=None, sort_keys=False, width=120)}```\n"
 
 
 # ---- error messages ----

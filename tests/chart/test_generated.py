@@ -31,6 +31,10 @@ def test_the_charts_table_of_values_is_that_of_today(chart_docs):
     assert (CHART / "README.md").read_text() == chart_docs.readme(), "run scripts/chart_docs.py"
 
 
+def test_the_charts_role_gives_the_rights_that_the_commands_need_today(chart_docs):
+    assert chart_docs.USER_RULES.read_text() == chart_docs.user_rules(), "run scripts/chart_docs.py"
+
+
 def test_every_value_is_documented():
     import yaml
 

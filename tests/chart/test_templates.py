@@ -238,6 +238,16 @@ def test_a_label_that_a_profile_asks_of_nodes_can_be_taken_back(manifests):
     assert "nodeSelector" not in pod(of_kind(manifests("two-node", sets=[f"{label}=null"]), "PyTorchJob")[0])
 
 
+def test_a_role_for_users_comes_when_asked_for_and_the_pods_get_none(manifests):
+    subject = "rbac.subjects[0].kind=User,rbac.subjects[0].name=ada,rbac.subjects[0].apiGroup=rbac.authorization.k8s.io"
+    documents = manifests(sets=["rbac.create=true", subject])
+    (role,), (binding,) = of_kind(documents, "Role"), of_kind(documents, "RoleBinding")
+    assert {"apiGroups": ["kubeflow.org"], "resources": ["pytorchjobs"], "verbs": ["get", "list", "create", "delete"]} in role["rules"]
+    assert binding["roleRef"]["name"] == role["metadata"]["name"]
+    assert [each["name"] for each in binding["subjects"]] == ["ada"]
+    assert not of_kind(manifests(), "Role")
+
+
 def test_the_test_pod_runs_the_preflight_in_the_jobs_own_surroundings(manifests):
     documents = manifests("single-gpu")
     (test,) = of_kind(documents, "Pod", "-test")

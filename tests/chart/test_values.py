@@ -80,6 +80,7 @@ def test_the_schema_refuses_combinations_that_cannot_work(sets, where, says):
         (["distributed.nodes=2"], "persistence.models.accessModes", "2 pods share the volume"),
         (["aim.enabled=true"], "persistence.output.accessModes", "the Aim pod share the volume"),
         (["distributed.nodes=2", *SHARED, "distributed.elastic.maxNodes=3"], "distributed.elastic.minNodes", "not set"),
+        (["rbac.create=true"], "rbac.subjects", "nobody"),
         (["distributed.elastic.minNodes=1"], "distributed.elastic.maxNodes", "not set"),
         (["distributed.elastic.minNodes=2", "distributed.elastic.maxNodes=3", *SHARED], "distributed.nodes", "not between"),
         (["resources.limits.nvidia\\.com/gpu=2"], "distributed.nprocPerNode", "one process a GPU"),

@@ -25,6 +25,19 @@ RIGHTS = (
     *(("v1", kind, part, ("get", "list")) for kind, part in (("Pod", ""), ("Pod", "log"), ("Event", ""))),
     ("v1", "Secret", "", ("get",)),
 )
+
+
+def rules() -> list[Json]:
+    """RIGHTS as the rules of a Role."""
+    from training.cluster.client import PLURALS
+
+    found: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for version, kind, part, verbs in RIGHTS:
+        resource = PLURALS.get(kind) or f"{kind.lower()}s"
+        found.setdefault((version.rpartition("/")[0], verbs), []).append(resource + (f"/{part}" if part else ""))
+    return [{"apiGroups": [group], "resources": resources, "verbs": list(verbs)} for (group, verbs), resources in found.items()]
+
+
 # Parts of provisioners' names whose volumes several nodes can mount and write, as their documentation says.
 SHARED = (
     *("nfs", "cephfs", "efs.csi", "fsx", "lustre", "filestore", "file.csi.azure", "azure-file", "nasplugin", "longhorn", "glusterfs"),

@@ -61,6 +61,9 @@ What the schema cannot say in a sentence. Each refusal is "PATH: WHAT | fix: WHA
 {{- fail (printf "env: holds %s in plain text, which everyone who reads the release sees | fix: refer to a Secret by valueFrom.secretKeyRef, or set hfToken.existingSecret" .name) }}
 {{- end }}
 {{- end }}
+{{- if and .Values.rbac.create (not .Values.rbac.subjects) }}
+{{- fail "rbac.subjects: is empty, so the Role would be nobody's | fix: name who gets it, for example [{kind: User, name: ada, apiGroup: rbac.authorization.k8s.io}]" }}
+{{- end }}
 {{- range splitList " " (include "podtune.jobVolumes" .) }}
 {{- include "podtune.validateSharing" (dict "root" $ "key" .) }}
 {{- end }}
