@@ -118,6 +118,7 @@ def test_a_run_leaves_what_the_interfaces_promise(alone: Path) -> None:
     assert record["data"]["rows"] > 400
     assert re.fullmatch("[0-9a-f]{12}", record["data"]["tokenizer"])
     assert record["attempts"][0]["from_step"] == 0
+    assert record["config"]["accelerator_config"]["even_batches"] is True
     assert "mfu" not in found  # the CPU's peak is not known: absent, never zero
     for name in ("model.safetensors", "tokenizer.json", "chat_template.jinja", "generation_config.json", "README.md", "config.json"):
         assert (alone / "final" / name).is_file(), name

@@ -44,6 +44,8 @@ class Arguments:
                 if item.name == "hub_token":
                     continue
                 value = getattr(part, item.name)
+                if dataclasses.is_dataclass(value) and not isinstance(value, type):
+                    value = dataclasses.asdict(value)
                 merged[item.name] = value if isinstance(value, str | int | float | bool | list | dict | None) else str(value)
         training = self.training
         merged["global_batch_size"] = training.per_device_train_batch_size * training.world_size * training.gradient_accumulation_steps
