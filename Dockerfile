@@ -50,7 +50,9 @@ COPY --from=code /opt/code /opt/code
 COPY --chmod=755 scripts/entrypoint.sh /usr/local/bin/entrypoint
 ARG GIT_SHA=""
 # USER and LOGNAME: a cluster may choose any UID (OpenShift), which has no entry in /etc/passwd to ask for a name.
-ENV PATH=/opt/code/bin:/opt/podtune/bin:$PATH PYTHONPATH=/opt/code HOME=/home/podtune USER=podtune LOGNAME=podtune \
+# /usr/local/nvidia: where nodes without NVIDIA's container runtime (GKE) put the driver.
+ENV PATH=/opt/code/bin:/opt/podtune/bin:$PATH:/usr/local/nvidia/bin LD_LIBRARY_PATH=/usr/local/nvidia/lib64 \
+    PYTHONPATH=/opt/code HOME=/home/podtune USER=podtune LOGNAME=podtune \
     PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 \
     HF_HOME=/models/huggingface HF_HUB_DISABLE_TELEMETRY=1 AIM_UI_TELEMETRY_ENABLED=0 \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility \

@@ -231,8 +231,8 @@ def _checkpoint_bytes(config: Json) -> int | None:
 
 
 def _gpus() -> Json:
-    if shutil.which("nvidia-smi") is None:
-        return {"gpus": 0}
+    if shutil.which("nvidia-smi") is None:  # some nodes bring the driver without its tools: then by the devices that the pod got
+        return {"gpus": len(list(Path("/dev").glob("nvidia[0-9]*")))}
     try:
         query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
         done = subprocess.run(query, capture_output=True, text=True, timeout=20)
