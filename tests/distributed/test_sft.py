@@ -149,6 +149,17 @@ def test_a_run_shorter_than_its_logging_steps_counts_its_rows_tokens_and_loss(
     assert (found["global_batch_size"], found["config"]["global_batch_size"]) == (4, 4)
 
 
+def test_rows_that_several_ranks_repeat_are_counted_and_said(micro_model: Path, launcher: Launcher, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"question": f"q{number}", "answer": "a"}) + "\n" for number in range(5)))
+    words = ["--model_name_or_path", micro_model, "--dataset_name", rows, "--per_device_train_batch_size", 2, "--save_strategy", "no"]
+    output = launcher.run(*words, "--max_steps", 2, "--output_dir", tmp_path / "run", ranks=2)
+    found = json.loads((tmp_path / "run" / "run.json").read_text())["measurements"]
+    assert "each epoch repeats rows 3 times (of 5 rows)" in output
+    assert found["samples"] == 8
+    assert found["tokens"] % found["samples"] == 0  # rows of equal length, all counted
+
+
 def test_a_yaml_of_trl_sft_runs_unchanged(qa_data: Path, micro_model: Path, launcher: Launcher, tmp_path: Path) -> None:
     path = tmp_path / "sft.yaml"
     path.write_text(

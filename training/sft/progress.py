@@ -21,7 +21,7 @@ from training.sft.meter import Meter, system_metrics
 class Progress(TrainerCallback):  # type: ignore[misc]
     """Times every step on every rank; on rank 0 also writes and prints.
 
-    ``rows`` is the length of the training set, None if it is streamed.
+    ``rows`` is the length of the training set.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class Progress(TrainerCallback):  # type: ignore[misc]
         nproc_per_node: int,
         from_step: int,
         tokens_before: int,
-        rows: int | None = None,
+        rows: int,
     ) -> None:
         self.step_times: list[float] = []
         self.time_to_first_step_s: float | None = None
@@ -130,16 +130,24 @@ class Progress(TrainerCallback):  # type: ignore[misc]
         return found
 
 
-def samples_seen(args: TrainingArguments, steps: int, rows: int | None) -> int:
-    """Rows trained in the first ``steps`` steps of a set of ``rows``, over all ranks; the last step of an epoch may be a smaller one."""
+def samples_seen(args: TrainingArguments, steps: int, rows: int) -> int:
+    """Rows trained in the first ``steps`` steps of a set of ``rows``, over all ranks.
+
+    The last step of an epoch may be a smaller one. Several ranks get equally many rows (see :func:`repeated_rows`).
+    """
     micro_batch: int = args.train_batch_size * args.world_size
     batch: int = micro_batch * args.gradient_accumulation_steps
-    if rows is not None and args.dataloader_drop_last:
+    if args.dataloader_drop_last:
         rows = rows // micro_batch * micro_batch
-    if not rows:
-        return steps * batch
+    rows += repeated_rows(args, rows)
     epochs, further = divmod(steps, math.ceil(rows / batch))
     return epochs * rows + min(further * batch, rows)
+
+
+def repeated_rows(args: TrainingArguments, rows: int) -> int:
+    """Rows of a set of ``rows`` that accelerate repeats in each epoch, so that all ranks have full batches."""
+    alone = args.world_size == 1 or args.dataloader_drop_last
+    return 0 if alone else -rows % (args.train_batch_size * args.world_size)
 
 
 class _Lines:

@@ -17,7 +17,7 @@ from training.run.log_lines import head_line
 from training.run.provenance import provenance
 from training.run.record import Status, emit_record, end_record, new_record, now, write_json
 from training.sft.meter import Meter
-from training.sft.progress import Progress
+from training.sft.progress import Progress, repeated_rows
 
 if TYPE_CHECKING:
     from training.sft.inputs import Inputs
@@ -110,7 +110,7 @@ class Run:
             nproc_per_node=world.local_world_size,
             from_step=self.step,
             tokens_before=self.tokens_before,
-            rows=len(rows.train) if hasattr(rows.train, "__len__") else None,
+            rows=len(rows.train),
         )
         self.record: dict[str, Any] = {}
         self._tracker: Any = None
@@ -181,6 +181,13 @@ class Run:
             + (f"; TRL's loss ({why})" if why else ""),
             flush=True,
         )
+        rows = len(self.rows.train)
+        if (repeated := repeated_rows(trainer.args, rows)) > rows // 100:
+            print(
+                f"podtune: warning: each epoch repeats rows {repeated} times (of {rows} rows), so that all ranks have full batches; "
+                "smaller batches repeat fewer, dataloader_drop_last none",
+                flush=True,
+            )
         for warning in self.rows.warnings:
             print(f"podtune: warning: {warning}", flush=True)
         if self.resume_path:
