@@ -23,7 +23,7 @@ from training.run import errors
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "training"
-PART = re.compile(r"(<!-- generated: (\S+) ?(.*?) -->\n).*?(<!-- end -->\n)", re.DOTALL)
+PART = re.compile(r"(<!-- generated: (\w+)((?: [\w/]+)*) -->\n).*?(<!-- end -->\n)", re.DOTALL)
 ERRORS = ("UserError", "fail", "PeerLost")
 GAP = "…"  # where a message names what it found
 #: what to do where the message itself says it all

@@ -18,7 +18,7 @@ DATA_WAIT_SHARE_GPU = 0.5  # a GPU meanwhile works on the step before
 
 _NUMBER = r"(-?[\d,]*\.?\d+(?:e[-+]?\d+)?|nan|-?inf)"
 _DURATION = r"(?:(\d+)h(\d\d)m|(\d+)m(\d\d)s|(\d+)s)"
-_HEAD = re.compile(r"(?P<name>.+?): (?P<strategy>[a-z0-9-]+) on (?P<world_size>\d+) x (?P<device>\w+) \((?P<nnodes>\d+) nodes\), ")
+_HEAD = re.compile(r"(?P<name>.+?): (?P<strategy>[a-z0-9-]+) on (?P<world_size>\d+) x (?P<device>\w+) \((?P<nnodes>\d+) nodes?\), ")
 _START = re.compile(r"training: steps (\d+) to (\d+)")
 _TRAIN = re.compile(
     rf"step +(\d+)/(\d+)  loss {_NUMBER}(?:  grad {_NUMBER})?  lr {_NUMBER}(?:  {_NUMBER} tokens/s  eta {_DURATION})?(?P<system>  .*)?"
@@ -31,7 +31,7 @@ _WAIT = re.compile(r"data wait (\d+)%")
 
 def head_line(name: str, strategy: str, world_size: int, device_type: str, nnodes: int, parameters: int, rows: int, tokens: int) -> str:
     """What runs where: the first line of a training."""
-    where = f"{world_size} x {device_type} ({nnodes} nodes)"
+    where = f"{world_size} x {device_type} ({nnodes} node{'s' if nnodes > 1 else ''})"
     return f"{name}: {strategy} on {where}, {parameters:,} trained parameters, {rows:,} rows, {tokens:,} tokens"
 
 

@@ -176,7 +176,7 @@ class Run:
             )
         )
         print(
-            f"batch {record['global_batch_size']} = {training.per_device_train_batch_size} a device x {world.world_size} processes "
+            f"batch {record['global_batch_size']} = {training.per_device_train_batch_size} a device x {world.world_size} process{plural} "
             f"x {training.gradient_accumulation_steps} accumulated; {', '.join(self.arguments.notes)}"
             + (f"; TRL's loss ({why})" if why else ""),
             flush=True,
