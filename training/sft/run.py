@@ -161,7 +161,7 @@ class Run:
             return
         training, world, record = self.arguments.training, self.world, self.record
         trained = trainer.trained_parameters()
-        why = trainer.why_not_lean
+        why, plural = trainer.why_not_lean, "es" if world.world_size > 1 else ""
         data = record["data"]
         print(
             head_line(
