@@ -70,7 +70,7 @@ def measure(args: argparse.Namespace, world: Any, run_dir: Path, repo: str) -> d
     if world.is_main:
         run_dir.mkdir(parents=True)
         write_json(run_dir / "run.json", new_record(mode="sft", name="cost", config={}, world_size=world.world_size))
-    progress = Progress(run_dir, meter, is_main=world.is_main, nproc_per_node=world.world_size, from_step=0, tokens_before=0)
+    progress = Progress(run_dir, meter, is_main=world.is_main, nproc_per_node=world.world_size, from_step=0, tokens_before=0, rows=1)
     heartbeat = Heartbeat(run_dir) if world.is_main else None
     progress.on_step = heartbeat.step if heartbeat else progress.on_step
     tracker = start_tracker(run_dir, repo) if world.is_main else None

@@ -44,7 +44,8 @@ def compact(schema: dict[str, Any]) -> dict[str, Any]:
     """``schema`` as plain JSON Schema that refuses unknown fields, without descriptions, defaults and formats."""
     if schema.get("x-kubernetes-int-or-string"):
         return {"type": ["integer", "string"], **({"pattern": schema["pattern"]} if "pattern" in schema else {})}
-    kept = {key: schema[key] for key in ("type", "required", "pattern", "enum", "x-kubernetes-list-map-keys") if key in schema}
+    as_they_are = ("type", "required", "pattern", "enum", "x-kubernetes-list-map-keys")
+    kept: dict[str, Any] = {key: schema[key] for key in as_they_are if key in schema}
     if "properties" in schema:
         kept["properties"] = {key: compact(value) for key, value in schema["properties"].items()}
         kept["additionalProperties"] = False

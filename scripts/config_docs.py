@@ -13,7 +13,7 @@ import ast
 import functools
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,7 +40,7 @@ def filled(text: str) -> str:
     return PART.sub(lambda part: f"{part[1]}\n{KINDS[part[2]](part[3].split())}\n{part[4]}", text)
 
 
-def table(head: tuple[str, ...], rows: Iterator[tuple[str, ...]] | list[tuple[str, ...]]) -> str:
+def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     """A table of Markdown; the cells are Markdown too."""
     return "".join(f"| {' | '.join(line)} |\n" for line in [head, ("---",) * len(head), *rows])
 
@@ -145,7 +145,7 @@ def module_messages(source: str) -> frozenset[Message]:
     found = set()
     for function, call in _raised(tree):
         named = {keyword.arg: keyword.value for keyword in call.keywords}
-        code = str(errors.PEER_LOST) if call.func.id == "PeerLost" else _code(named.get("code"))
+        code = str(errors.PEER_LOST) if ast.unparse(call.func) == "PeerLost" else _code(named.get("code"))
         for names in _meanings(function, tree):
             fix = _texts(named["fix"], names)[0] if "fix" in named else ""
             for text in _texts(call.args[0], names):

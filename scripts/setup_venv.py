@@ -83,7 +83,7 @@ def bootstrap(venv: Path) -> str:
 
 def same_python(venv: Path) -> bool:
     """True if ``venv`` is there with this interpreter, so that only what changed need be installed."""
-    asked = [venv / "bin" / "python", "-c", "import sys; print(sys.version_info[:2], sys.base_prefix)"]
+    asked = [str(venv / "bin" / "python"), "-c", "import sys; print(sys.version_info[:2], sys.base_prefix)"]
     try:
         return subprocess.run(asked, capture_output=True, text=True).stdout.strip() == f"{sys.version_info[:2]} {sys.base_prefix}"
     except OSError:
@@ -115,7 +115,7 @@ def with_local_hashes(requirements: Path, links: list[str], venv: Path) -> Path:
         )
         digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
         if digest not in text:
-            text, found = pin.subn(lambda m, d=digest: f"{m.group(0)}\n    --hash=sha256:{d} \\", text, count=1)
+            text, found = pin.subn(rf"\g<0>\n    --hash=sha256:{digest} \\", text, count=1)
             added += found
     if not added:
         return requirements

@@ -38,7 +38,7 @@ class Progress(TrainerCallback):  # type: ignore[misc]
         self.step_times: list[float] = []
         self.time_to_first_step_s: float | None = None
         self.losses: dict[str, float] = {}
-        self.samples = 0
+        self._seen: tuple[TrainingArguments, int] | None = None  # and the last step: samples are reckoned from them at the end
         self.on_step: Callable[[int], None] = lambda step: None
         self._log = MetricsLog(output_dir / "metrics.jsonl", from_step=from_step) if is_main else None
         self._tokens, self._first_tokens = tokens_before, tokens_before
@@ -55,7 +55,7 @@ class Progress(TrainerCallback):  # type: ignore[misc]
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self.step_times.append(time.monotonic() - self._meter.step_began)  # the wait for its data included
         self._window_steps += 1
-        self.samples = samples_seen(args, state.global_step, self._rows)
+        self._seen = args, state.global_step
         if state.global_step == state.max_steps and args.logging_strategy == "steps":
             control.should_log = True  # a run shorter than logging_steps has a loss too, and every run its last one
         if self.time_to_first_step_s is None:
@@ -112,8 +112,8 @@ class Progress(TrainerCallback):  # type: ignore[misc]
         times = self.step_times[2:] or self.step_times
         windows = self._windows[1:] or self._windows
         found: dict[str, Any] = {"steps": self._from_step + len(self.step_times), "tokens": self._tokens, "loss": self.losses}
-        if self.samples:
-            found["samples"] = self.samples
+        if self._seen:
+            found["samples"] = samples_seen(*self._seen, self._rows)
         if windows:
             found["tokens_per_s"] = sum(tokens for tokens, _ in windows) / sum(seconds for _, seconds in windows)
         if times:
