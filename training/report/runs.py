@@ -6,18 +6,17 @@ the file and the line, in :attr:`Run.problems`.
 
 from __future__ import annotations
 
-import contextlib
 import datetime
-import gc
 import json
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from training.run.collection import without_collection
 from training.run.errors import DATA, NO_INPUT, UserError
 from training.run.follow import state
 from training.run.heartbeat import STALE_S, read_beat
@@ -133,25 +132,13 @@ def load_run(path: Path, *, curves: bool = True) -> Run:
     metrics = folder / METRICS_FILE
     if metrics.exists():
         lines = metrics.read_bytes().split(b"\n") if curves else _overview(metrics.read_bytes())
-        with _no_collection():
+        with without_collection():
             _read_lines(run, lines, numbered=curves)
         if curves:
             _check(run)
     elif record.get("mode") == "sft" and run.status != "running":
         run.problems.append(f"{metrics}: missing; there are no curves, only what {RUN_FILE} says")
     return run
-
-
-@contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
-    """The garbage collector walks all lines read so far again and again, a third of the time, and finds nothing."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _read_record(folder: Path) -> Json:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,15 +48,15 @@ def watch(view: View, *, once: bool, refresh_s: float = REFRESH_S) -> None:
             live.update(view.render(width=console.width))
 
 
-class View:
+class View(ABC):
     """The last state of a run, and how it is shown."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
 
+    @abstractmethod
     def update(self) -> None:
         """Read what is new."""
-        raise NotImplementedError
 
     @property
     def over(self) -> bool:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from training.run.collection import without_collection
 from training.run.errors import DATA, UserError
-from training.sft.collection import without_collection
 from training.sft.render import Messages, as_messages, is_plain_fast, rendered, span_mask
 from training.sft.shapes import Shape, cell_problem
 from training.sft.tokenizer_check import TokenizeOptions, training_template

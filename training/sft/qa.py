@@ -20,8 +20,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from training.run.collection import without_collection
 from training.run.errors import CANNOT_CREATE, DATA, UserError
-from training.sft.collection import without_collection
 from training.sft.prose import whole_sentences
 from training.sft.python_objects import PythonObject, documented_objects
 
