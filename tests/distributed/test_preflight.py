@@ -97,6 +97,14 @@ def test_a_port_that_is_taken_is_named(job: Job) -> None:
     assert f"port is busy at 127.0.0.1:{job.port}" in verdict["sentence"]
 
 
+def test_a_volume_that_each_pod_has_for_itself_is_named(job: Job) -> None:
+    started = [job.preflight(rank, OUTPUT_DIR=str(job.folder / f"own-{rank}")) for rank in (0, 1)]
+    (code, one), (other_code, other) = map(verdict_of, started)
+    assert (code, other_code) == (65, 65), one
+    assert one == other
+    assert one["sentence"].startswith("pod-0: it does not see what pod-1 wrote to")
+
+
 def test_a_pod_without_its_gpu_is_named_on_all_pods(job: Job) -> None:
     started = [job.preflight(0, PODTUNE_GPUS_PER_POD="0"), job.preflight(1, PODTUNE_GPUS_PER_POD="99")]
     (code, one), (other_code, other) = map(verdict_of, started)

@@ -24,7 +24,6 @@ from training.run.provenance import usable_cpus, versions
 Json = dict[str, Any]
 
 MIN_SHM = 512 * 2**20
-ADAM_STATES = 2  # two moments, each as large as the weights
 DEFAULT_CHECKPOINTS = 2
 #: smallest driver for a CUDA version, from NVIDIA's CUDA Toolkit release notes (minor version compatibility)
 DRIVERS = {11: (450, 80), 12: (525, 60), 13: (580, 65)}
@@ -218,16 +217,15 @@ def _data_fingerprint(name: object) -> str | None:
 
 def _checkpoint_bytes(config: Json) -> int | None:
     """What the checkpoints that are kept, and one being written, still need at least; None for LoRA, or a model that is no local path."""
-    from training.run.checkpoint import missing_bytes
+    from training.run.checkpoint import checkpoint_bytes, missing_bytes
 
     model = Path(str(config.get("model_name_or_path") or ""))
     if config.get("use_peft") or not config.get("model_name_or_path") or not model.is_dir() or config.get("save_strategy") == "no":
         return None
     weights = sum(file.stat().st_size for file in model.glob("*.safetensors"))
-    adam = str(config.get("optim", "adamw")).startswith("adamw") and "bit" not in str(config.get("optim", ""))
-    states = ADAM_STATES if adam and not config.get("save_only_model") else 0
+    each = checkpoint_bytes(weights, str(config.get("optim", "adamw")), model_only=bool(config.get("save_only_model")))
     output = Path(os.environ.get("OUTPUT_DIR") or str(config.get("output_dir") or "."))
-    return missing_bytes(output, weights * (1 + states), config.get("save_total_limit") or DEFAULT_CHECKPOINTS) or None
+    return missing_bytes(output, each, config.get("save_total_limit") or DEFAULT_CHECKPOINTS) or None
 
 
 def _gpus() -> Json:

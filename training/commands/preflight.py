@@ -14,6 +14,7 @@ import typer
 from training.run.errors import DATA, OK, PEER_LOST, SOFTWARE, UNAVAILABLE, terminate_log
 
 CONFIG = Path("/etc/podtune/config.yaml")
+TOGETHER = ("names", "port", "rank", "all-reduce")  # checks that may end otherwise once the pods are started again
 LATE_S = 20.0  # beyond its time for a call that does not come back
 
 
@@ -47,9 +48,6 @@ def preflight(
         raise typer.Exit(UNAVAILABLE if gone else DATA)
 
 
-TOGETHER = ("names", "port", "rank", "all-reduce")  # checks that may end otherwise once the pods are started again
-
-
 def run(config: Path | None, timeout_s: float, wait_s: float = 0.0) -> dict[str, Any]:
     """The verdict, the same on every pod.
 
@@ -64,6 +62,8 @@ def run(config: Path | None, timeout_s: float, wait_s: float = 0.0) -> dict[str,
     mine = judge([facts])
     if pod.nnodes == 1:
         return verdict(mine, [facts], {})
+    from torch.distributed import DistError
+
     from training.run.preflight_collective import Meeting, Missing, Underway
 
     measured: dict[str, Any] = {}
@@ -73,20 +73,19 @@ def run(config: Path | None, timeout_s: float, wait_s: float = 0.0) -> dict[str,
         listed = meeting.facts()
         found = judge(listed)
         if not errors(found):
-            names = {f"rank {one['node_rank']}": one["pod"] for one in listed}
             shared = Path(os.environ.get("OUTPUT_DIR") or ".")
-            for text in meeting.unshared(shared):
+            for reader, writer in meeting.unshared(shared):
+                text = f"it does not see what {listed[writer]['pod']} wrote to {shared}"
                 fix = "the claim is not one volume for all pods: ReadWriteMany, and one claim"
-                found.append(Problem(names[" ".join(text.split()[:2])], "shared", text, fix))
+                found.append(Problem(listed[reader]["pod"], "shared", text, fix))
             measured["all_reduce"] = meeting.all_reduce()
         return meeting.agree(verdict(found, listed, measured) if pod.node_rank == 0 else None)
     except Underway:
         text = "the other pods are past their preflight: this pod was started again, and joins them"
         return verdict([*found, Problem(facts["pod"], "names", text, "nothing to do", "warning")], listed, measured)
-    except (Missing, RuntimeError) as error:  # RuntimeError: the store's own, when the master's pod goes away
-        faults = (
-            error.faults if isinstance(error, Missing) else [(facts["pod"], "port", f"the master was lost: {str(error).splitlines()[0]}")]
-        )
+    except (Missing, DistError) as error:  # DistError: the store's own, when the master's pod goes away
+        lost = (facts["pod"], "port", f"the master's pod was lost: {str(error).splitlines()[0][:200]}")
+        faults = error.faults if isinstance(error, Missing) else [lost]
         fix = "kubectl get pods; check names, port and NetworkPolicy, and nccl.env for the interface"
         return verdict([*found, *(Problem(who, check, text, fix) for who, check, text in faults)], listed, measured)
 

@@ -192,6 +192,12 @@ def check_writable(output_dir: Path) -> None:
         ) from None
 
 
+def checkpoint_bytes(weights: int, optim: str, *, model_only: bool) -> int:
+    """About what a checkpoint takes for ``weights`` bytes of trained parameters: Adam keeps two moments, each as large as they are."""
+    adam = optim.startswith("adamw") and "bit" not in optim and not model_only
+    return weights * (3 if adam else 1)
+
+
 def check_space(output_dir: Path, checkpoint_bytes: int, limit: int | None) -> None:
     """Compare what the checkpoints will take with what is free, before any step is paid for.
 

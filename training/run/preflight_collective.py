@@ -52,22 +52,23 @@ class Meeting:
             Missing: the master's port is not reachable, or this pod's rank is another's, too.
             Underway: what answers at the master's port is no preflight.
         """
-        self.pod, self._timeout_s = pod, timeout_s
+        self.pod, self._name, self._timeout_s = pod, facts["pod"], timeout_s
         self._deadline, self._told_at = time.monotonic() + wait_s, time.monotonic()
-        self._store = self._host(facts) if pod.node_rank == 0 else self._reach()
+        self._store = self._host() if pod.node_rank == 0 else self._reach()
+        self._store.set_timeout(datetime.timedelta(seconds=timeout_s))  # from here on the other side answers
         if self._store.add(f"arrived/{pod.node_rank}", 1) > 1:
             self._store.set("twice", f"{pod.node_rank}")
-            raise Missing([(facts["pod"], "rank", f"rank {pod.node_rank} is this pod's and another's")])
+            raise Missing([(self._name, "rank", f"rank {pod.node_rank} is this pod's and another's")])
         self._store.set(f"facts/{pod.node_rank}", json.dumps(facts))
 
-    def _host(self, facts: Json) -> Any:
+    def _host(self) -> Any:
         import torch.distributed as dist
 
         try:
             store = self._connect(CONNECT_S)
-        except (dist.DistError, RuntimeError) as error:
+        except dist.DistError as error:
             text = f"port is busy at {self._where()}: {str(error).splitlines()[0][:200]}"
-            raise Missing([(facts["pod"], "port", text)]) from error
+            raise Missing([(self._name, "port", text)]) from error
         store.set(OPEN, f"{time.time_ns():x}")
         return store
 
@@ -89,7 +90,7 @@ class Meeting:
                         raise Underway
                     time.sleep(POLL_S)
                 return store
-            except (dist.DistError, RuntimeError) as error:
+            except dist.DistError as error:
                 if time.monotonic() > self._deadline:
                     text = f"{self._where()} is not reachable: {str(error).splitlines()[0][:200]}"
                     raise Missing([(name_of(0, self.pod), "port", text)]) from error
@@ -125,8 +126,8 @@ class Meeting:
         self._deadline = time.monotonic() + self._timeout_s
         return [json.loads(self._store.get(f"facts/{rank}")) for rank in range(self.pod.nnodes)]
 
-    def unshared(self, folder: Path) -> list[str]:
-        """Every pod writes a file into ``folder`` and looks for the others'; returns what a pod missed."""
+    def unshared(self, folder: Path) -> list[tuple[int, int]]:
+        """Every pod writes a file into ``folder`` and looks for the others'; returns who missed whose, as ranks."""
         mine = folder / f".preflight-shared-{self._token()}-{self.pod.node_rank}"
         with contextlib.suppress(OSError):  # a volume that cannot be written is a problem of its own
             mine.write_text("here")
@@ -142,7 +143,7 @@ class Meeting:
         self._await([f"missed/{rank}" for rank in range(self.pod.nnodes)])
         mine.unlink(missing_ok=True)
         reports = [json.loads(self._store.get(f"missed/{rank}")) for rank in range(self.pod.nnodes)]
-        return [f"rank {rank} does not see what rank {missing[0]} wrote to {folder}" for rank, missing in enumerate(reports) if missing]
+        return [(rank, missing[0]) for rank, missing in enumerate(reports) if missing]
 
     def all_reduce(self) -> Json:
         """Reduce 16 MiB over all pods; returns backend, bytes, seconds and bus bandwidth.
@@ -159,8 +160,8 @@ class Meeting:
         c10d: Any = dist  # the groups' own constructors are not in torch's type hints
         store = c10d.PrefixStore("allreduce", self._store)
         timeout = datetime.timedelta(seconds=max(5.0, self._deadline - time.monotonic()))
-        values = torch.empty(REDUCED_BYTES // 4, device=device)
         try:
+            values = torch.empty(REDUCED_BYTES // 4, device=device)
             group = c10d.ProcessGroupNCCL(store, rank, size) if on_gpu else c10d.ProcessGroupGloo(store, rank, size, timeout)
             seconds = []
             for _ in range(ROUNDS + 1):  # the first opens the connections
@@ -172,11 +173,11 @@ class Meeting:
                 seconds.append(time.perf_counter() - started)
         except RuntimeError as error:
             raise Missing(
-                [(f"rank {rank}", "all-reduce", f"the all-reduce by {backend} failed: {str(error).splitlines()[0][:200]}")]
+                [(self._name, "all-reduce", f"the all-reduce by {backend} failed: {str(error).splitlines()[0][:200]}")]
             ) from error
         expected = size * (size + 1) / 2
         if not bool((values == expected).all()):
-            raise Missing([(f"rank {rank}", "all-reduce", f"the all-reduce gave {values[0].item()} instead of {expected}")])
+            raise Missing([(self._name, "all-reduce", f"the all-reduce gave {values[0].item()} instead of {expected}")])
         best = min(seconds[1:])
         # bus bandwidth of a ring all-reduce, as NVIDIA's nccl-tests define it: 2 (n - 1) / n of the bytes cross each link
         return {

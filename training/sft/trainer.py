@@ -248,10 +248,9 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
         return sum(getattr(each, "ds_numel", each.numel()) for each in self.model.parameters() if each.requires_grad)
 
     def checkpoint_bytes(self) -> int:
-        """About what one checkpoint takes: the trained weights and, unless only the model is saved, Adam's two moments of their type."""
+        """About what one checkpoint takes."""
         size = max((each.element_size() for each in self.model.parameters() if each.requires_grad), default=0)
-        adam = self.args.optim.startswith("adamw") and "bit" not in self.args.optim and not self.args.save_only_model
-        return self.trained_parameters() * size * (3 if adam else 1)
+        return checkpoint.checkpoint_bytes(self.trained_parameters() * size, self.args.optim, model_only=self.args.save_only_model)
 
     def peak_memory_gib(self) -> list[float]:
         """Peak memory of every rank in GiB: the CUDA allocator's, or the process's resident peak. A collective call."""
