@@ -1,0 +1,172 @@
+{{/* What a container of the job runs: command, arguments, environment. */}}
+
+{{/* A quantity of CPU as a whole number of threads, at least 1: "7500m" is 7. */}}
+{{- define "podtune.wholeCpus" -}}
+{{- $cpu := toString . -}}
+{{- if hasSuffix "m" $cpu -}}
+{{ max 1 (div (trimSuffix "m" $cpu | int) 1000) }}
+{{- else -}}
+{{ max 1 (floor (float64 $cpu) | int) }}
+{{- end -}}
+{{- end }}
+
+{{/* The command of the training container: an argv, no shell, so that SIGTERM reaches the program. */}}
+{{- define "podtune.command" -}}
+{{- if eq .Values.mode "benchmark" }}
+- podtune
+- bench
+- run
+- --in-job
+{{- if .Values.benchmark.sweep }}
+- --sweep
+- /etc/podtune/sweep.yaml
+{{- else }}
+- --preset
+- {{ .Values.benchmark.preset | quote }}
+{{- end }}
+- --output
+- {{ include "podtune.outputDir" . | quote }}
+{{- if .Values.preflight.enabled }}
+- --preflight
+- --wait
+- {{ .Values.preflight.waitSeconds | quote }}
+{{- end }}
+{{- else }}
+- podtune
+- launch
+- --shutdown-timeout
+- {{ .Values.runPolicy.shutdownTimeoutSeconds | quote }}
+- --max-retries
+- {{ .Values.runPolicy.backoffLimit | quote }}
+{{- if include "podtune.prepare" . }}
+{{- if eq .Values.api "trainjob" }}
+{{- /* An installed runtime takes no init container, so the launcher prepares. */}}
+- --prepare
+- /etc/podtune/config.yaml
+{{- else }}
+- --verdict
+- /tmp/prepare.json
+{{- end }}
+{{- end }}
+{{- if .Values.preflight.enabled }}
+- --preflight
+- /etc/podtune/config.yaml
+- --wait
+- {{ .Values.preflight.waitSeconds | quote }}
+{{- end }}
+- --
+- -m
+- training.training
+- --config
+- /etc/podtune/config.yaml
+{{- with .Values.distributed.strategy }}
+- --strategy
+- {{ . | quote }}
+{{- end }}
+{{- end }}
+{{- include "podtune.args" . }}
+{{- end }}
+
+{{- define "podtune.args" -}}
+{{- range .Values.args }}
+{{- /* toJson, because a plain number of a million would become 1e+06. */}}
+- {{ ternary . (toJson .) (kindIs "string" .) | quote }}
+{{- end }}
+{{- end }}
+
+{{/* What both the prepare step and training read. Nothing here is a name that the operator sets. */}}
+{{- define "podtune.commonEnv" -}}
+- name: PODTUNE_JOB_NAME
+  value: {{ include "podtune.name" . }}
+- name: PODTUNE_POD_NAME
+  valueFrom:
+    fieldRef:
+      fieldPath: metadata.name
+- name: PODTUNE_IMAGE
+  value: {{ include "podtune.image" . | quote }}
+- name: RUN_NAME
+  value: {{ include "podtune.name" . }}
+- name: OUTPUT_DIR
+  value: {{ include "podtune.outputDir" . | quote }}
+- name: HF_HOME
+  value: {{ printf "%s/huggingface" .Values.persistence.models.mountPath | quote }}
+- name: HOME
+  value: /tmp
+{{- end }}
+
+{{- define "podtune.prepareEnv" -}}
+- name: PREPARE_BUILD
+  value: {{ .Values.prepare.build | quote }}
+- name: PREPARE_TIMEOUT_S
+  value: {{ .Values.prepare.timeoutSeconds | quote }}
+{{- with .Values.hfToken.existingSecret }}
+- name: HF_TOKEN
+  valueFrom:
+    secretKeyRef:
+      name: {{ . }}
+      key: {{ $.Values.hfToken.key }}
+{{- end }}
+{{- end }}
+
+{{- define "podtune.env" -}}
+{{ include "podtune.commonEnv" . }}
+{{- if include "podtune.prepare" . }}
+{{- if eq .Values.api "trainjob" }}
+{{ include "podtune.prepareEnv" . }}
+- name: PREPARE_OFFLINE
+  value: {{ ternary "0" "1" .Values.prepare.download | quote }}
+{{- end }}
+- name: HF_HUB_OFFLINE
+  value: "1"
+{{- end }}
+{{- with get (.Values.resources.limits | default dict) "nvidia.com/gpu" }}
+# What the preflight holds the node to.
+- name: PODTUNE_GPUS_PER_POD
+  value: {{ toString . | quote }}
+{{- end }}
+{{- with .Values.resources.limits }}
+{{- with .cpu }}
+- name: OMP_NUM_THREADS
+  value: {{ max 1 (div (include "podtune.wholeCpus" . | int) (int $.Values.distributed.nprocPerNode)) | quote }}
+{{- end }}
+{{- end }}
+{{- if include "podtune.elastic" . }}
+# torchrun hangs after a restart when its store is shared with the training processes: their keys of the last round stay.
+- name: TORCH_DISABLE_SHARE_RDZV_TCP_STORE
+  value: "1"
+{{- end }}
+{{- range $name, $value := merge (dict) .Values.nccl.env (include "podtune.ncclPreset" . | fromYaml) }}
+- name: {{ $name }}
+  value: {{ $value | quote }}
+{{- end }}
+{{- with .Values.env }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{/* NCCL by the kind of network between the nodes. */}}
+{{- define "podtune.ncclPreset" -}}
+{{- if eq .Values.nccl.preset "ethernet" }}
+# The pod's own interface: with several, NCCL and gloo may choose one that the peers cannot reach.
+NCCL_SOCKET_IFNAME: eth0
+GLOO_SOCKET_IFNAME: eth0
+# No InfiniBand: do not look for it.
+NCCL_IB_DISABLE: "1"
+# One TCP stream rarely fills a fast link: four threads with four sockets each.
+NCCL_SOCKET_NTHREADS: "4"
+NCCL_NSOCKS_PERTHREAD: "4"
+NCCL_DEBUG: WARN
+{{- else if eq .Values.nccl.preset "rdma" }}
+# The rendezvous of NCCL itself goes over the pod's interface, the data over the adapters.
+NCCL_SOCKET_IFNAME: eth0
+GLOO_SOCKET_IFNAME: eth0
+# Mellanox/NVIDIA adapters by prefix, whatever their count.
+NCCL_IB_HCA: mlx5
+# GPU memory straight to the adapter as long as both hang on the same CPU.
+NCCL_NET_GDR_LEVEL: PHB
+# A link that retrains must not end the job: 4.096 us * 2^22 is about 17 s a try.
+NCCL_IB_TIMEOUT: "22"
+NCCL_IB_RETRY_CNT: "13"
+NCCL_DEBUG: WARN
+{{- end }}
+{{- end }}
