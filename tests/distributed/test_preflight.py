@@ -87,6 +87,20 @@ def test_two_pods_with_one_rank_are_named_without_waiting_for_the_pod_that_canno
     assert time.monotonic() - began < 45
 
 
+def test_a_master_that_is_lost_in_mid_preflight_is_said_to_be(job: Job) -> None:
+    import torch.distributed as dist
+
+    master, worker = (job.preflight(rank, timeout_s=60, PET_NNODES="3") for rank in (0, 1))  # the third never comes
+    stores: Any = dist
+    store = stores.TCPStore("127.0.0.1", job.port, is_master=False, wait_for_workers=False, timeout=datetime.timedelta(seconds=60))
+    store.wait(["facts/1"])  # the worker has arrived
+    master.kill()
+    master.communicate()
+    code, verdict = verdict_of(worker)
+    assert code == 69
+    assert "the master's pod was lost" in verdict["sentence"]
+
+
 def test_a_port_that_is_taken_is_named(job: Job) -> None:
     with socket.socket() as taken:
         taken.bind(("0.0.0.0", 0))

@@ -62,32 +62,29 @@ def run(config: Path | None, timeout_s: float, wait_s: float = 0.0) -> dict[str,
     mine = judge([facts])
     if pod.nnodes == 1:
         return verdict(mine, [facts], {})
-    from torch.distributed import DistError
-
-    from training.run.preflight_collective import Meeting, Missing, Underway
+    from training.run.preflight_collective import Meeting, Missing, Underway, master_needed
 
     measured: dict[str, Any] = {}
     found, listed = mine, [facts]
     try:
-        meeting = Meeting(pod, facts, wait_s=LATE_S if errors(mine) else wait_s or timeout_s, timeout_s=timeout_s)
-        listed = meeting.facts()
-        found = judge(listed)
-        if not errors(found):
-            shared = Path(os.environ.get("OUTPUT_DIR") or ".")
-            for reader, writer in meeting.unshared(shared):
-                text = f"it does not see what {listed[writer]['pod']} wrote to {shared}"
-                fix = "the claim is not one volume for all pods: ReadWriteMany, and one claim"
-                found.append(Problem(listed[reader]["pod"], "shared", text, fix))
-            measured["all_reduce"] = meeting.all_reduce()
-        return meeting.agree(verdict(found, listed, measured) if pod.node_rank == 0 else None)
+        with master_needed(facts["pod"]):
+            meeting = Meeting(pod, facts, wait_s=LATE_S if errors(mine) else wait_s or timeout_s, timeout_s=timeout_s)
+            listed = meeting.facts()
+            found = judge(listed)
+            if not errors(found):
+                shared = Path(os.environ.get("OUTPUT_DIR") or ".")
+                for reader, writer in meeting.unshared(shared):
+                    text = f"it does not see what {listed[writer]['pod']} wrote to {shared}"
+                    fix = "the claim is not one volume for all pods: ReadWriteMany, and one claim"
+                    found.append(Problem(listed[reader]["pod"], "shared", text, fix))
+                measured["all_reduce"] = meeting.all_reduce()
+            return meeting.agree(verdict(found, listed, measured) if pod.node_rank == 0 else None)
     except Underway:
         text = "the other pods are past their preflight: this pod was started again, and joins them"
         return verdict([*found, Problem(facts["pod"], "names", text, "nothing to do", "warning")], listed, measured)
-    except (Missing, DistError) as error:  # DistError: the store's own, when the master's pod goes away
-        lost = (facts["pod"], "port", f"the master's pod was lost: {str(error).splitlines()[0][:200]}")
-        faults = error.faults if isinstance(error, Missing) else [lost]
+    except Missing as error:
         fix = "kubectl get pods; check names, port and NetworkPolicy, and nccl.env for the interface"
-        return verdict([*found, *(Problem(who, check, text, fix) for who, check, text in faults)], listed, measured)
+        return verdict([*found, *(Problem(who, check, text, fix) for who, check, text in error.faults)], listed, measured)
 
 
 def step_zero(config: Path | None, *, wait_s: float) -> int:

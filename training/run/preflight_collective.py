@@ -11,6 +11,7 @@ import datetime
 import json
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,17 @@ class Missing(Exception):
 
 class Underway(Exception):
     """The other pods are past their preflight: this one was started again while they wait for it, or train."""
+
+
+@contextlib.contextmanager
+def master_needed(name: str) -> Iterator[None]:
+    """The store's own errors as :class:`Missing`: the master's pod went away. ``name`` is this pod's."""
+    import torch.distributed as dist
+
+    try:
+        yield
+    except dist.DistError as error:
+        raise Missing([(name, "port", f"the master's pod was lost: {str(error).splitlines()[0][:200]}")]) from error
 
 
 class Meeting:
