@@ -21,7 +21,7 @@ test: setup
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest
 
 test-cluster: setup
-	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest tests/cluster -m cluster -v
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest tests/cluster/real -m cluster -v
 
 lint: setup
 	@PATH="$(CURDIR)/$(BIN):$$PATH" sh scripts/lint.sh

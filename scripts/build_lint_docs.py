@@ -5,7 +5,7 @@ python scripts/build_lint_docs.py
 
 from pathlib import Path
 
-from training.cluster.lint.explain import reference
+from podtune.cluster.lint.explain import reference
 
 TARGET = Path(__file__).resolve().parents[1] / "docs/lint.md"
 

@@ -2,7 +2,7 @@
 
 import sys
 
-from training.cli import main
+from podtune.cli import main
 
 if __name__ == "__main__":
     sys.argv[1:1] = ["model", "build"]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from training.cli import main
+from podtune.cli import main
 
 if __name__ == "__main__":
     sys.argv[1:1] = ["data", "build"]

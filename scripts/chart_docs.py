@@ -1,4 +1,5 @@
-"""Write the values table of charts/podtune/README.md, the rules of its Role and the manifests of deploy/rendered; tests hold them equal.
+"""Write the values table of charts/podtune/README.md, the rules of its Role and the manifests of
+deploy/rendered; tests hold them equal.
 
 python scripts/chart_docs.py             # after a change of the chart
 """
@@ -9,9 +10,9 @@ from pathlib import Path
 
 import yaml
 
-from training.cluster.chart_values import table
-from training.cluster.doctor import rules
-from training.cluster.render import CHART, render
+from podtune.cluster.chart.render import CHART, render
+from podtune.cluster.chart.values import table
+from podtune.cluster.live.doctor import rules
 
 DEPLOY = CHART.parents[1] / "deploy"
 USER_RULES = CHART / "files" / "user-rules.yaml"
@@ -26,15 +27,24 @@ def readme() -> str:
 
 
 def rendered(profile: str) -> str:
-    """The manifests of a profile, for people without helm; the run has the profile's name. Test hooks are left out."""
-    head = f"# Generated: python scripts/chart_docs.py. The same as: podtune render -f deploy/values/{profile}.yaml --name {profile}\n"
+    """The manifests of a profile, for people without helm; the run has the profile's name. Test hooks are
+    left out.
+    """
+    head = (
+        "# Generated: python scripts/chart_docs.py. The same as: podtune render -f "
+        f"deploy/values/{profile}.yaml --name {profile}\n"
+    )
     documents = render([DEPLOY / "values" / f"{profile}.yaml"], [], profile).split("---\n")
-    return head + "---\n" + "---\n".join(text for text in documents if text and "/templates/tests/" not in text)
+    return (
+        head + "---\n" + "---\n".join(text for text in documents if text and "/templates/tests/" not in text)
+    )
 
 
 def user_rules() -> str:
     """The rules of the chart's optional Role: what podtune's cluster commands do."""
-    return "# Generated: python scripts/chart_docs.py\n" + yaml.safe_dump(rules(), default_flow_style=None, sort_keys=False, width=120)
+    return "# Generated: python scripts/chart_docs.py\n" + yaml.safe_dump(
+        rules(), default_flow_style=None, sort_keys=False, width=120
+    )
 
 
 if __name__ == "__main__":

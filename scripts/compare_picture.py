@@ -24,8 +24,19 @@ def main(demo: Path) -> int:
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder) / "compare.html"
         podtune = Path(sys.executable).with_name("podtune")
-        subprocess.run([podtune, "compare", demo / "run", demo / "slower", "--html", page], check=True, stdout=subprocess.DEVNULL)
-        flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run", "--hide-scrollbars"]
+        subprocess.run(
+            [podtune, "compare", demo / "run", demo / "slower", "--html", page],
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
+        flags = [
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-background-networking",
+            "--no-first-run",
+            "--hide-scrollbars",
+        ]
         flags += [f"--user-data-dir={folder}/profile", "--window-size=1100,1500", f"--screenshot={target}"]
         subprocess.run([browser, *flags, page.as_uri()], check=True, capture_output=True, timeout=120)
     print(f"wrote {target}")

@@ -1,4 +1,5 @@
-"""Write training/sft/config_keys.json: the keys of TRL's dataclasses and ours, so that checking needs no import of TRL.
+"""Write training/podtune/sft/config/config_keys.json: the keys of TRL's dataclasses and ours, so that
+checking needs no import of TRL.
 
 python scripts/config_keys.py            # after a change of TRL or of RunArguments
 """
@@ -7,9 +8,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from training.sft.resolve import config_keys
+from podtune.sft.config.resolve import config_keys
 
 if __name__ == "__main__":
-    target = Path(__file__).resolve().parent.parent / "training" / "sft" / "config_keys.json"
+    target = (
+        Path(__file__).resolve().parent.parent
+        / "training"
+        / "podtune"
+        / "sft"
+        / "config"
+        / "config_keys.json"
+    )
     target.write_text(config_keys(), encoding="utf-8")
     print(f"wrote {target}")

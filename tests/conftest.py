@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from launch import Launcher
+from run_folders import make_run as make_run  # a fixture of many rooms
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -17,8 +18,10 @@ os.environ.setdefault("AIM_UI_TELEMETRY_ENABLED", "0")
 
 @pytest.fixture(scope="session")
 def qa_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with train.parquet (about 600 rows) and eval.parquet, made by ``podtune data build``'s own code."""
-    from training.sft.qa import build
+    """A folder with train.parquet (about 600 rows) and eval.parquet, made by ``podtune data build``'s own
+    code.
+    """
+    from podtune.qa.build import build
 
     folder = tmp_path_factory.mktemp("qa")
     build(folder, rows=600)
@@ -27,8 +30,10 @@ def qa_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def micro_model(tmp_path_factory: pytest.TempPathFactory, qa_data: Path) -> Path:
-    """A model under one million parameters with its own tokenizer, made by ``podtune model build``'s own code."""
-    from training.sft.new_model import build_model
+    """A model under one million parameters with its own tokenizer, made by ``podtune model build``'s own
+    code.
+    """
+    from podtune.sft.model.build import build_model
 
     folder = tmp_path_factory.mktemp("model") / "micro"
     build_model("micro", qa_data, folder)

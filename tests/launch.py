@@ -1,7 +1,7 @@
 """Start the real programs without paying for their imports each time.
 
-Importing torch, transformers and trl takes seconds; a program started here is forked from a server that has them loaded,
-with the environment that torchrun would give each rank. Tests of torchrun itself start torchrun.
+Importing torch, transformers and trl takes seconds; a program started here is forked from a server that has
+them loaded, with the environment that torchrun would give each rank. Tests of torchrun itself start torchrun.
 """
 
 from __future__ import annotations
@@ -20,7 +20,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-PRELOADED = ["training.sft.resolve", "training.sft.trainer", "training.sft.data", "training.sft.model", "deepspeed"]
+PRELOADED = [
+    "podtune.sft.config.resolve",
+    "podtune.sft.train.trainer",
+    "podtune.sft.data.rows",
+    "podtune.sft.model.load",
+    "deepspeed",
+]
 
 
 @dataclass
@@ -31,7 +37,9 @@ class Program:
     logs: list[Path]
 
     def wait(self, timeout_s: float = 120.0) -> list[int]:
-        """Exit codes by rank (negative: a signal); whatever still runs after ``timeout_s`` is killed and fails the test."""
+        """Exit codes by rank (negative: a signal); whatever still runs after ``timeout_s`` is killed and
+        fails the test.
+        """
         deadline = time.monotonic() + timeout_s
         for rank in self.ranks:
             rank.join(max(0.0, deadline - time.monotonic()))
@@ -82,13 +90,19 @@ def _rank(module: str, argv: list[str], env: dict[str, str], log: str) -> None:
 
 
 class Launcher:
-    """Starts ``training.training`` as one or more ranks forked from a server with the heavy imports done."""
+    """Starts ``podtune.training`` as one or more ranks forked from a server with the heavy imports done."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._count, self._started = folder, 0, list[Program]()
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(
-            ["training.sft.resolve", "training.sft.trainer", "training.sft.data", "training.sft.model", "deepspeed"]
+            [
+                "podtune.sft.config.resolve",
+                "podtune.sft.train.trainer",
+                "podtune.sft.data.rows",
+                "podtune.sft.model.load",
+                "deepspeed",
+            ]
         )
 
     def start(self, *argv: object, ranks: int = 1, env: Mapping[str, str] | None = None) -> Program:
@@ -99,17 +113,33 @@ class Launcher:
         for rank in range(ranks):
             own = dict(env or {})
             if ranks > 1:
-                own |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
-                own |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1"}
+                own |= {
+                    "RANK": str(rank),
+                    "LOCAL_RANK": str(rank),
+                    "WORLD_SIZE": str(ranks),
+                    "LOCAL_WORLD_SIZE": str(ranks),
+                }
+                own |= {
+                    "MASTER_ADDR": "127.0.0.1",
+                    "MASTER_PORT": str(port),
+                    "GROUP_RANK": "0",
+                    "GROUP_WORLD_SIZE": "1",
+                }
             logs.append(self._folder / f"{self._count}-{rank}.log")
             logs[-1].touch()
-            arguments = ("training.training", [str(word) for word in argv], own, str(logs[-1]))
+            arguments = ("podtune.training", [str(word) for word in argv], own, str(logs[-1]))
             processes.append(self._context.Process(target=_rank, args=arguments))
             processes[-1].start()
         self._started.append(Program(processes, logs))
         return self._started[-1]
 
-    def run(self, *argv: object, ranks: int = 1, env: Mapping[str, str] | None = None, codes: Sequence[int] | None = None) -> str:
+    def run(
+        self,
+        *argv: object,
+        ranks: int = 1,
+        env: Mapping[str, str] | None = None,
+        codes: Sequence[int] | None = None,
+    ) -> str:
         """Start, wait, check the exit codes (all 0 unless told otherwise) and return the output."""
         program = self.start(*argv, ranks=ranks, env=env)
         found = program.wait()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from training.cluster.render import render
+from podtune.cluster.chart.render import render
 
 VALUES = Path(__file__).resolve().parents[2] / "deploy" / "values"
 
@@ -18,7 +18,9 @@ Documents = list[dict[str, Any]]
 
 @pytest.fixture(scope="session")
 def manifests() -> Callable[..., Documents]:
-    """``manifests("two-node", "kueue", sets=["a.b=c"], name="run")``: the documents of these profiles together."""
+    """``manifests("two-node", "kueue", sets=["a.b=c"], name="run")``: the documents of these profiles
+    together.
+    """
 
     def rendered(*profiles: str, sets: list[str] | None = None, name: str = "run") -> Documents:
         files = [VALUES / f"{profile}.yaml" for profile in profiles]
@@ -32,6 +34,10 @@ def job(manifests: Callable[..., Documents]) -> Callable[..., dict[str, Any]]:
     """The PyTorchJob or TrainJob among them."""
 
     def found(*profiles: str, sets: list[str] | None = None, name: str = "run") -> dict[str, Any]:
-        return next(one for one in manifests(*profiles, sets=sets, name=name) if one["kind"] in ("PyTorchJob", "TrainJob"))
+        return next(
+            one
+            for one in manifests(*profiles, sets=sets, name=name)
+            if one["kind"] in ("PyTorchJob", "TrainJob")
+        )
 
     return found

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from training.cluster.render import CHART, render
+from podtune.cluster.chart.render import CHART, render
 
 ROOT = CHART.parents[1]
 PROFILES = sorted(path.stem for path in (ROOT / "deploy" / "values").glob("*.yaml"))
@@ -24,7 +24,9 @@ def chart_docs():
 
 @pytest.mark.parametrize("profile", ["single-gpu", "two-node", "cpu-smoke"])
 def test_the_manifests_for_people_without_helm_are_those_of_today(chart_docs, profile):
-    assert (ROOT / "deploy" / "rendered" / f"{profile}.yaml").read_text() == chart_docs.rendered(profile), "run scripts/chart_docs.py"
+    assert (ROOT / "deploy" / "rendered" / f"{profile}.yaml").read_text() == chart_docs.rendered(profile), (
+        "run scripts/chart_docs.py"
+    )
 
 
 def test_the_charts_table_of_values_is_that_of_today(chart_docs):
@@ -38,7 +40,7 @@ def test_the_charts_role_gives_the_rights_that_the_commands_need_today(chart_doc
 def test_every_value_is_documented():
     import yaml
 
-    from training.cluster.chart_values import documented
+    from podtune.cluster.chart.values import documented
 
     def leaves(values, prefix=""):
         for key, value in values.items():
@@ -47,7 +49,9 @@ def test_every_value_is_documented():
 
     rows = [row.path for row in documented(CHART / "values.yaml")]
     values = yaml.safe_load((CHART / "values.yaml").read_text())
-    missing = [leaf for leaf in leaves(values) if not any(leaf == row or leaf.startswith(f"{row}.") for row in rows)]
+    missing = [
+        leaf for leaf in leaves(values) if not any(leaf == row or leaf.startswith(f"{row}.") for row in rows)
+    ]
     assert missing == []
 
 
@@ -69,8 +73,14 @@ def test_helm_lint_finds_nothing():
 
 
 def test_documents_come_in_the_order_in_which_helm_creates_them(tmp_path: Path):
-    text = render([ROOT / "deploy" / "values" / "two-node.yaml"], ["aim.enabled=true", "aim.service.enabled=true"], "run", engine="python")
+    text = render(
+        [ROOT / "deploy" / "values" / "two-node.yaml"],
+        ["aim.enabled=true", "aim.service.enabled=true"],
+        "run",
+        engine="python",
+    )
     kinds = [line.removeprefix("kind: ") for line in text.splitlines() if line.startswith("kind: ")]
     assert list(dict.fromkeys(kinds)) == [
-        "NetworkPolicy", "ServiceAccount", "ConfigMap", "PersistentVolumeClaim", "Service", "Deployment", "PyTorchJob", "Pod",
+        "NetworkPolicy", "ServiceAccount", "ConfigMap", "PersistentVolumeClaim",
+        "Service", "Deployment", "PyTorchJob", "Pod",
     ]  # fmt: skip

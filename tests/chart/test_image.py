@@ -29,15 +29,26 @@ def test_without_a_builder_the_script_says_which_are_understood(tmp_path):
     for tool in ("sh", "dirname", "sed"):
         (tmp_path / tool).symlink_to(shutil.which(tool))
     env = {"PATH": str(tmp_path)}
-    done = subprocess.run([str(tmp_path / "sh"), str(ROOT / "scripts" / "build_image.sh")], capture_output=True, text=True, env=env)
+    done = subprocess.run(
+        [str(tmp_path / "sh"), str(ROOT / "scripts" / "build_image.sh")],
+        capture_output=True,
+        text=True,
+        env=env,
+    )
     assert done.returncode == 69
     assert "docker (with buildx), podman or buildah" in done.stderr
 
 
-@pytest.mark.parametrize(("prepared", "given", "offline"), [(True, None, "1"), (True, "0", "0"), (False, None, "")])
+@pytest.mark.parametrize(
+    ("prepared", "given", "offline"), [(True, None, "1"), (True, "0", "0"), (False, None, "")]
+)
 def test_the_image_is_offline_once_its_volume_is_prepared(tmp_path, prepared, given, offline):
     if prepared:
         (tmp_path / ".podtune-prepared").mkdir()
-    env = {"PATH": os.environ["PATH"], "HF_HOME": str(tmp_path), **({"HF_HUB_OFFLINE": given} if given else {})}
+    env = {
+        "PATH": os.environ["PATH"],
+        "HF_HOME": str(tmp_path),
+        **({"HF_HUB_OFFLINE": given} if given else {}),
+    }
     words = ["sh", str(ROOT / "scripts" / "entrypoint.sh"), "sh", "-c", 'printf %s "${HF_HUB_OFFLINE:-}"']
     assert subprocess.run(words, capture_output=True, text=True, env=env, check=True).stdout == offline

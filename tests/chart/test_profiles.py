@@ -1,4 +1,6 @@
-"""Each profile of deploy/values: what the API servers would take, safe, linted, and fitting the hardware that it names."""
+"""Each profile of deploy/values: what the API servers would take, safe, linted, and fitting the hardware that
+it names.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +10,11 @@ import shlex
 import pytest
 import yaml
 
-from training.bench import plan, shapes
-from training.bench.hardware import hardware_row
-from training.cluster.lint.check import lint
-from training.cluster.render import CHART, render
-from training.sft import config
+from podtune.cluster.chart.render import CHART, render
+from podtune.cluster.lint.check import lint
+from podtune.plan import plan, shapes
+from podtune.plan.hardware import hardware_row
+from podtune.sft.config import settings as config
 
 VALUES = CHART.parents[1] / "deploy" / "values"
 # Profiles that say one thing are used together with one of hardware.
@@ -43,7 +45,9 @@ def pod_specs(documents):
 
 
 def test_the_profiles_of_real_situations_are_there():
-    expected = "a10-ethernet air-gapped benchmark cpu-smoke elastic h100-rdma kueue openshift single-gpu two-node"
+    expected = (
+        "a10-ethernet air-gapped benchmark cpu-smoke elastic h100-rdma kueue openshift single-gpu two-node"
+    )
     assert expected.split() == PROFILES
 
 
@@ -51,14 +55,22 @@ def test_the_profiles_of_real_situations_are_there():
 def test_lint_finds_nothing_in(profile):
     verdict = lint([(profile, rendered(profile))])
     assert verdict.jobs == ["PyTorchJob run"]
-    assert [f"{finding.code} {finding.message}" for finding in verdict.findings if finding.severity != "note"] == []
+    assert [
+        (f"{finding.code} {finding.message}") for finding in verdict.findings if finding.severity != "note"
+    ] == []
 
 
 @pytest.mark.parametrize("profile", PROFILES)
 def test_kubernetes_takes_the_core_kinds_of(profile):
     kubernetes_validate = pytest.importorskip("kubernetes_validate")
     aim = (
-        [] if profile == "benchmark" else ["aim.enabled=true", "aim.service.enabled=true", "persistence.output.accessModes={ReadWriteMany}"]
+        []
+        if profile == "benchmark"
+        else [
+            "aim.enabled=true",
+            "aim.service.enabled=true",
+            "persistence.output.accessModes={ReadWriteMany}",
+        ]
     )
     checked = set()
     for document in yaml.safe_load_all(rendered(profile, *aim)):
@@ -70,7 +82,11 @@ def test_kubernetes_takes_the_core_kinds_of(profile):
 
 @pytest.mark.parametrize("profile", PROFILES)
 def test_every_pod_passes_the_restricted_pod_security_profile_in(profile):
-    aim = [] if profile == "benchmark" else ["aim.enabled=true", "persistence.output.accessModes={ReadWriteMany}"]
+    aim = (
+        []
+        if profile == "benchmark"
+        else ["aim.enabled=true", "persistence.output.accessModes={ReadWriteMany}"]
+    )
     found = list(pod_specs(yaml.safe_load_all(rendered(profile, *aim))))
     assert {"Pod"} < {name for name, _ in found}
     for name, spec in found:
@@ -78,10 +94,21 @@ def test_every_pod_passes_the_restricted_pod_security_profile_in(profile):
 
 
 def restricted_violations(spec):
-    """What the restricted profile of the Pod Security Standards refuses (its list of controls, read one by one)."""
+    """What the restricted profile of the Pod Security Standards refuses (its list of controls, read one by
+    one).
+    """
     found = [key for key in ("hostNetwork", "hostPID", "hostIPC") if spec.get(key)]
     pod_context = spec.get("securityContext", {})
-    allowed = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"}
+    allowed = {
+        "configMap",
+        "csi",
+        "downwardAPI",
+        "emptyDir",
+        "ephemeral",
+        "persistentVolumeClaim",
+        "projected",
+        "secret",
+    }
     for volume in spec.get("volumes", []):
         found += [f"volume {kind}" for kind in volume if kind != "name" and kind not in allowed]
     for container in [*spec.get("initContainers", []), *spec["containers"]]:
@@ -91,7 +118,8 @@ def restricted_violations(spec):
             "privileged": not context.get("privileged"),
             "allowPrivilegeEscalation": context.get("allowPrivilegeEscalation") is False,
             "runAsNonRoot": context.get("runAsNonRoot") is True and context.get("runAsUser") != 0,
-            "seccompProfile": context.get("seccompProfile", {}).get("type") in ("RuntimeDefault", "Localhost"),
+            "seccompProfile": context.get("seccompProfile", {}).get("type")
+            in ("RuntimeDefault", "Localhost"),
             "drop ALL": "ALL" in capabilities.get("drop", []),
             "capabilities": set(capabilities.get("add", [])) <= {"NET_BIND_SERVICE"},
             "hostPort": not any("hostPort" in port for port in container.get("ports", [])),
@@ -144,7 +172,11 @@ def test_the_memory_estimate_says_that_it_fits(profile, tmp_path):
     }
     if settings.get("use_peft"):
         wanted["lora-r"] = str(settings["lora_r"])
-    head = " ".join(line.lstrip("# ") for line in (VALUES / f"{profile}.yaml").read_text().splitlines() if line.startswith("#"))
+    head = " ".join(
+        line.lstrip("# ")
+        for line in (VALUES / f"{profile}.yaml").read_text().splitlines()
+        if line.startswith("#")
+    )
     quoted = re.search(r"`(podtune bench plan [^`]+)`: (\d+) of (\d+) GiB", head)
     assert quoted, "the head quotes the estimate and its command"
     words = shlex.split(quoted[1])[3:]

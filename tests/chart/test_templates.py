@@ -57,14 +57,19 @@ def test_the_count_of_processes_is_a_quoted_number(job):
 @pytest.mark.parametrize("profile", ["two-node", "elastic", "h100-rdma", "benchmark"])
 def test_nothing_that_the_operator_injects_is_set(job, profile):
     for replica in replicas(job(profile)).values():
-        for each in [*replica["template"]["spec"].get("initContainers", []), *replica["template"]["spec"]["containers"]]:
-            assert not [name for name in env(each) if re.match(r"(RANK|LOCAL_RANK|WORLD_SIZE|MASTER_|PET_)", name)]
+        for each in [
+            *replica["template"]["spec"].get("initContainers", []),
+            *replica["template"]["spec"]["containers"],
+        ]:
+            assert not [
+                name for name in env(each) if re.match(r"(RANK|LOCAL_RANK|WORLD_SIZE|MASTER_|PET_)", name)
+            ]
 
 
 def test_the_training_yaml_arrives_byte_for_byte_and_its_hash_is_on_the_pod(manifests):
     import hashlib
 
-    from training.cluster.render import CHART
+    from podtune.cluster.chart.render import CHART
 
     text = yaml.safe_load((CHART / "values.yaml").read_text())["config"]
     documents = manifests()
@@ -77,13 +82,23 @@ def test_the_training_yaml_arrives_byte_for_byte_and_its_hash_is_on_the_pod(mani
 def test_the_container_is_an_argv_of_the_launcher_and_no_shell(job):
     command = container(job("two-node"))["command"]
     assert command[:2] == ["podtune", "launch"]
-    assert command[command.index("--") :] == ["--", "-m", "training.training", "--config", "/etc/podtune/config.yaml", "--strategy", "ddp"]
+    assert command[command.index("--") :] == [
+        "--",
+        "-m",
+        "podtune.training",
+        "--config",
+        "/etc/podtune/config.yaml",
+        "--strategy",
+        "ddp",
+    ]
 
 
 def test_args_come_last_on_the_command_line(job):
     made = job(sets=["args={--max_length,1000000}"])
     assert container(made)["command"][-2:] == ["--max_length", "1000000"]
-    assert pod(made)["initContainers"][0]["command"][-3:] == ["--", "--max_length", "1000000"], "the prepare step sees them too"
+    assert pod(made)["initContainers"][0]["command"][-3:] == ["--", "--max_length", "1000000"], (
+        "the prepare step sees them too"
+    )
 
 
 def test_run_policy_frees_gpus_and_ends(job):
@@ -109,7 +124,9 @@ def test_gpu_requests_equal_their_limits(job):
     assert resources["requests"]["nvidia.com/gpu"] == resources["limits"]["nvidia.com/gpu"] == 4
 
 
-@pytest.mark.parametrize(("limit", "processes", "threads"), [("8", 1, "8"), ("7500m", 2, "3"), ("500m", 1, "1"), ("6", 4, "1")])
+@pytest.mark.parametrize(
+    ("limit", "processes", "threads"), [("8", 1, "8"), ("7500m", 2, "3"), ("500m", 1, "1"), ("6", 4, "1")]
+)
 def test_threads_follow_the_cpu_limit_and_the_processes(job, limit, processes, threads):
     made = job(sets=[f"resources.limits.cpu={limit}", f"distributed.nprocPerNode={processes}"])
     assert env(container(made))["OMP_NUM_THREADS"] == threads
@@ -127,7 +144,9 @@ def test_one_init_container_prepares_with_the_network_and_training_runs_without(
 
 def test_the_token_is_a_reference_and_only_the_prepare_step_has_it(job):
     made = job(sets=["hfToken.existingSecret=hub"])
-    assert env(pod(made)["initContainers"][0])["HF_TOKEN"] == {"secretKeyRef": {"name": "hub", "key": "token"}}
+    assert env(pod(made)["initContainers"][0])["HF_TOKEN"] == {
+        "secretKeyRef": {"name": "hub", "key": "token"}
+    }
     assert "HF_TOKEN" not in env(container(made))
 
 
@@ -147,7 +166,9 @@ def test_claims_outlive_the_release(manifests):
 
 def test_an_existing_claim_is_mounted_and_none_is_made(manifests):
     documents = manifests(sets=["persistence.models.existingClaim=weights"])
-    assert "run-models" not in [claim["metadata"]["name"] for claim in of_kind(documents, "PersistentVolumeClaim")]
+    assert "run-models" not in [
+        claim["metadata"]["name"] for claim in of_kind(documents, "PersistentVolumeClaim")
+    ]
     volumes = pod(of_kind(documents, "PyTorchJob")[0])["volumes"]
     assert {"name": "models", "persistentVolumeClaim": {"claimName": "weights"}} in volumes
 
@@ -178,7 +199,11 @@ def test_https_is_open_only_where_something_is_downloaded(manifests):
 
 def test_istio_stays_out(job):
     metadata = replicas(job())["Master"]["template"]["metadata"]
-    assert metadata["labels"]["sidecar.istio.io/inject"] == metadata["annotations"]["sidecar.istio.io/inject"] == "false"
+    assert (
+        metadata["labels"]["sidecar.istio.io/inject"]
+        == metadata["annotations"]["sidecar.istio.io/inject"]
+        == "false"
+    )
 
 
 def test_the_port_is_a_value_for_jobs_on_the_nodes_network(job):
@@ -193,7 +218,11 @@ def test_kueue_is_told_by_a_label_on_the_job(job):
 
 def test_nccl_settings_are_the_same_on_every_pod_and_a_value_of_ones_own_wins(job):
     made = job("a10-ethernet", sets=["nccl.env.NCCL_SOCKET_IFNAME=net1"])
-    assert env(container(made))["NCCL_SOCKET_IFNAME"] == env(container(made, "Worker"))["NCCL_SOCKET_IFNAME"] == "net1"
+    assert (
+        env(container(made))["NCCL_SOCKET_IFNAME"]
+        == env(container(made, "Worker"))["NCCL_SOCKET_IFNAME"]
+        == "net1"
+    )
     assert env(container(made))["NCCL_IB_DISABLE"] == "1"
 
 
@@ -218,17 +247,25 @@ def test_a_sweep_of_ones_own_comes_as_a_file(manifests):
 
 
 def test_pods_look_at_what_they_got_before_they_train_unless_told_not_to(manifests):
-    on, off = (container(of_kind(manifests("two-node", sets=more), "PyTorchJob")[0]) for more in ([], ["preflight.enabled=false"]))
+    on, off = (
+        container(of_kind(manifests("two-node", sets=more), "PyTorchJob")[0])
+        for more in ([], ["preflight.enabled=false"])
+    )
     words = ["--preflight", "/etc/podtune/config.yaml", "--wait", "900"]
     start = on["command"].index("--preflight")
     assert on["command"][start : start + 4] == words
-    assert [word for word in on["command"] if word not in words] == [word for word in off["command"] if word not in words]
+    assert [word for word in on["command"] if word not in words] == [
+        word for word in off["command"] if word not in words
+    ]
     assert "--preflight" not in off["command"]
 
 
 @pytest.mark.parametrize(("profile", "gpus"), [("cpu-smoke", None), ("two-node", "1"), ("h100-rdma", "8")])
 def test_the_preflight_knows_how_many_gpus_the_pod_was_promised(manifests, profile, gpus):
-    env = {each["name"]: each.get("value") for each in container(of_kind(manifests(profile), "PyTorchJob")[0])["env"]}
+    env = {
+        each["name"]: each.get("value")
+        for each in container(of_kind(manifests(profile), "PyTorchJob")[0])["env"]
+    }
     assert env.get("PODTUNE_GPUS_PER_POD") == gpus
 
 
@@ -239,10 +276,15 @@ def test_a_label_that_a_profile_asks_of_nodes_can_be_taken_back(manifests):
 
 
 def test_a_role_for_users_comes_when_asked_for_and_the_pods_get_none(manifests):
-    subject = "rbac.subjects[0].kind=User,rbac.subjects[0].name=ada,rbac.subjects[0].apiGroup=rbac.authorization.k8s.io"
+    who = {"kind": "User", "name": "ada", "apiGroup": "rbac.authorization.k8s.io"}
+    subject = ",".join(f"rbac.subjects[0].{key}={value}" for key, value in who.items())
     documents = manifests(sets=["rbac.create=true", subject])
     (role,), (binding,) = of_kind(documents, "Role"), of_kind(documents, "RoleBinding")
-    assert {"apiGroups": ["kubeflow.org"], "resources": ["pytorchjobs"], "verbs": ["get", "list", "create", "delete"]} in role["rules"]
+    assert {
+        "apiGroups": ["kubeflow.org"],
+        "resources": ["pytorchjobs"],
+        "verbs": ["get", "list", "create", "delete"],
+    } in role["rules"]
     assert binding["roleRef"]["name"] == role["metadata"]["name"]
     assert [each["name"] for each in binding["subjects"]] == ["ada"]
     assert not of_kind(manifests(), "Role")
@@ -294,14 +336,20 @@ def test_aims_page_has_time_to_start(manifests):
 
 def test_a_trainjob_refers_to_the_installed_runtime_and_prepares_in_the_launcher(job):
     made = job("cpu-smoke", sets=["api=trainjob", *TWO])
-    assert made["spec"]["runtimeRef"] == {"apiGroup": "trainer.kubeflow.org", "kind": "ClusterTrainingRuntime", "name": "torch-distributed"}
+    assert made["spec"]["runtimeRef"] == {
+        "apiGroup": "trainer.kubeflow.org",
+        "kind": "ClusterTrainingRuntime",
+        "name": "torch-distributed",
+    }
     trainer = made["spec"]["trainer"]
     assert (trainer["numNodes"], trainer["numProcPerNode"]) == (2, 1)
     assert trainer["command"][trainer["command"].index("--prepare") + 1] == "/etc/podtune/config.yaml"
     assert env(trainer)["PREPARE_OFFLINE"] == "0"
     (override,) = made["spec"]["podSpecOverrides"]
     assert override["targetJobs"] == [{"name": "node"}]
-    assert [mount["name"] for mount in override["containers"][0]["volumeMounts"]] == [volume["name"] for volume in override["volumes"]]
+    assert [mount["name"] for mount in override["containers"][0]["volumeMounts"]] == [
+        volume["name"] for volume in override["volumes"]
+    ]
 
 
 def test_a_trainjobs_gpu_limits_are_requested_too(job):

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from training.cluster.render import merged_values, render
-from training.run.errors import UserError
+from podtune.cluster.chart.render import merged_values, render
+from podtune.run.errors import UserError
 
 SHARED = [f"persistence.{volume}.accessModes={{ReadWriteMany}}" for volume in ("models", "data", "output")]
 
@@ -62,10 +62,18 @@ def test_the_schema_refuses(sets, where, says):
     [
         (["api=trainjob", "hostNetwork=true"], "hostNetwork", "use api pytorchjob"),
         (["api=trainjob", "priorityClassName=high"], "priorityClassName", "use api pytorchjob"),
-        (["api=trainjob", "distributed.elastic.maxNodes=2"], "distributed.elastic.maxNodes", "use api pytorchjob"),
+        (
+            ["api=trainjob", "distributed.elastic.maxNodes=2"],
+            "distributed.elastic.maxNodes",
+            "use api pytorchjob",
+        ),
         (["mode=benchmark", "distributed.strategy=ddp"], "distributed.strategy", "benchmark.preset"),
         (["mode=benchmark", "api=trainjob"], "api", "as a PyTorchJob"),
-        (["distributed.strategy=single", "distributed.nprocPerNode=2"], "distributed.nprocPerNode", "one process"),
+        (
+            ["distributed.strategy=single", "distributed.nprocPerNode=2"],
+            "distributed.nprocPerNode",
+            "one process",
+        ),
     ],
 )
 def test_the_schema_refuses_combinations_that_cannot_work(sets, where, says):
@@ -79,10 +87,18 @@ def test_the_schema_refuses_combinations_that_cannot_work(sets, where, says):
     [
         (["distributed.nodes=2"], "persistence.models.accessModes", "2 pods share the volume"),
         (["aim.enabled=true"], "persistence.output.accessModes", "the Aim pod share the volume"),
-        (["distributed.nodes=2", *SHARED, "distributed.elastic.maxNodes=3"], "distributed.elastic.minNodes", "not set"),
+        (
+            ["distributed.nodes=2", *SHARED, "distributed.elastic.maxNodes=3"],
+            "distributed.elastic.minNodes",
+            "not set",
+        ),
         (["rbac.create=true"], "rbac.subjects", "nobody"),
         (["distributed.elastic.minNodes=1"], "distributed.elastic.maxNodes", "not set"),
-        (["distributed.elastic.minNodes=2", "distributed.elastic.maxNodes=3", *SHARED], "distributed.nodes", "not between"),
+        (
+            ["distributed.elastic.minNodes=2", "distributed.elastic.maxNodes=3", *SHARED],
+            "distributed.nodes",
+            "not between",
+        ),
         (["resources.limits.nvidia\\.com/gpu=2"], "distributed.nprocPerNode", "one process a GPU"),
         (["resources.requests.nvidia\\.com/gpu=1"], "resources.requests", "limits says nothing"),
         (["runPolicy.shutdownTimeoutSeconds=290"], "runPolicy.terminationGracePeriodSeconds", "at least 320"),
@@ -105,7 +121,9 @@ def test_an_unknown_key_names_the_near_one():
     assert "did you mean 'nodes'?" in refusal("distributed.node=2").fix
 
 
-@pytest.mark.parametrize(("name", "sets"), [("r" * 51, []), ("t" * 49, ["api=trainjob"]), ("1run", []), ("my.run", [])])
+@pytest.mark.parametrize(
+    ("name", "sets"), [("r" * 51, []), ("t" * 49, ["api=trainjob"]), ("1run", []), ("my.run", [])]
+)
 def test_a_name_that_pods_cannot_have_is_refused(name, sets):
     assert refusal(*sets, name=name).where == "release name"
 
@@ -116,7 +134,13 @@ def test_the_longest_names_are_taken(name, sets):
 
 
 @pytest.mark.parametrize(
-    ("text", "says"), [("a: [1", "is not YAML"), ("- a", "holds a list"), (None, "cannot read it"), (b"\xff\xfe\xff", "is not YAML")]
+    ("text", "says"),
+    [
+        ("a: [1", "is not YAML"),
+        ("- a", "holds a list"),
+        (None, "cannot read it"),
+        (b"\xff\xfe\xff", "is not YAML"),
+    ],
 )
 def test_a_values_file_that_cannot_be_used_is_named(tmp_path: Path, text, says):
     file = tmp_path / "my.yaml"

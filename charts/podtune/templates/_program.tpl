@@ -56,7 +56,7 @@
 {{- end }}
 - --
 - -m
-- training.training
+- podtune.training
 - --config
 - /etc/podtune/config.yaml
 {{- with .Values.distributed.strategy }}

@@ -1,0 +1,95 @@
+"""Every rank reads its own part of one global batch, from synthetic rows or from a user's files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as parquet
+import pytest
+import torch
+from PIL import Image
+
+from podtune.bench.cell.data import Rows, SyntheticImages, SyntheticTokens, open_rows, share
+from podtune.bench.models import find_size
+from podtune.bench.options import Options
+from podtune.bench.strategies.contract import Batch
+from podtune.run.errors import UserError
+
+
+def whole(batches: list[Batch]) -> Batch:
+    return Batch(
+        torch.cat([batch.inputs for batch in batches]), torch.cat([batch.targets for batch in batches])
+    )
+
+
+@pytest.mark.parametrize("rows", [SyntheticTokens(512, 16, seed=3), SyntheticImages(10, 32, seed=3)])
+@pytest.mark.parametrize("parts", [1, 2, 4])
+def test_the_parts_are_disjoint_and_together_the_global_batch(rows: Rows, parts: int) -> None:
+    for step in (0, 1, 5):
+        numbers = [share(step, 8, part, parts) for part in range(parts)]
+        assert sorted(number for part in numbers for number in part) == list(range(8 * step, 8 * step + 8))
+        together = whole([rows.batch(part) for part in numbers])
+        expected = rows.batch(share(step, 8, 0, 1))
+        assert torch.equal(together.inputs, expected.inputs)
+        assert torch.equal(together.targets, expected.targets)
+        assert len({row.numpy().tobytes() for row in together.inputs}) == 8
+
+
+def test_targets_are_the_next_tokens() -> None:
+    batch = SyntheticTokens(512, 16, seed=0).batch(range(4))
+    assert torch.equal(batch.inputs[:, 1:], batch.targets[:, :-1])
+
+
+def test_another_seed_gives_other_rows_and_the_same_seed_the_same() -> None:
+    first, again, other = (SyntheticTokens(512, 16, seed).batch(range(4)).inputs for seed in (1, 1, 2))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def options(model: str, data: Path) -> Options:
+    return Options(model=model, strategy="single", data=str(data), sequence_length=16)
+
+
+def test_text_of_a_parquet_file_is_read_as_bytes(tmp_path: Path) -> None:
+    file = tmp_path / "text.parquet"
+    parquet.write_table(pa.table({"id": [1, 2], "text": ["héllo " * 10, "world " * 10]}), file)
+    rows = open_rows(options("tinygpt-test", file), find_size("tinygpt-test"))
+    stream = ("héllo " * 10 + "\n\n" + "world " * 10).encode()
+    batch = rows.batch(range(2))
+    assert bytes(batch.inputs[0].tolist()) == stream[:16]
+    assert bytes(batch.targets[1].tolist()) == stream[17:33]
+
+
+@pytest.mark.parametrize(
+    ("write", "complaint"),
+    [
+        (lambda file: file.write_bytes(b"not parquet"), "cannot be read as Parquet"),
+        (lambda file: parquet.write_table(pa.table({"id": [1]}), file), "no column of strings"),
+        (lambda file: parquet.write_table(pa.table({"text": ["short"]}), file), "not one row"),
+    ],
+)
+def test_a_text_file_that_cannot_serve_is_refused(write: object, complaint: str, tmp_path: Path) -> None:
+    file = tmp_path / "text.parquet"
+    write(file)  # type: ignore[operator]
+    with pytest.raises(UserError, match=complaint):
+        open_rows(options("tinygpt-test", file), find_size("tinygpt-test"))
+
+
+def test_images_are_read_from_one_folder_per_class(tmp_path: Path) -> None:
+    for label, colour in enumerate((0, 255)):
+        (tmp_path / f"class{label}").mkdir()
+        for number in range(3):
+            Image.fromarray(np.full((40, 40, 3), colour, np.uint8)).save(
+                tmp_path / f"class{label}" / f"{number}.png"
+            )
+    batch = open_rows(options("resnet18-cifar", tmp_path), find_size("resnet18-cifar")).batch(range(6))
+    assert batch.inputs.shape == (6, 3, 32, 32)
+    assert sorted(batch.targets.tolist()) == [0, 0, 0, 1, 1, 1]
+    assert torch.equal(batch.inputs.mean(dim=(1, 2, 3)), batch.targets * 2.0 - 1)
+
+
+def test_an_empty_image_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no images"):
+        open_rows(options("resnet18-cifar", tmp_path), find_size("resnet18-cifar"))

@@ -1,0 +1,182 @@
+"""The instruments of the benchmark, and what becomes of a cell that fails."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from podtune.bench.cell.communication import sent_bytes
+from podtune.bench.cell.loop import Run, compare_losses, measure
+from podtune.bench.cell.measure import PeakMemory, Telemetry, percentile, spread
+from podtune.bench.cell.profiling import exposed_seconds
+from podtune.bench.cell.watchdog import Watchdog
+from podtune.bench.options import Options, read_options
+from podtune.run.distributed import World
+
+FP32 = Options(model="tinygpt-test", strategy="ddp")
+
+
+@pytest.mark.parametrize(
+    ("collective", "ranks", "expected"),
+    [
+        ("all_reduce", 2, 100),
+        ("all_reduce", 4, 150),
+        ("all_gather", 4, 75),
+        ("reduce_scatter", 4, 75),
+        ("reduce", 2, 50),
+        ("send", 2, 100),
+    ],
+)
+def test_bytes_sent_are_those_of_the_ring(collective: str, ranks: int, expected: float) -> None:
+    assert sent_bytes(collective, 100, ranks) == expected
+
+
+def test_the_spread_is_over_all_steps_and_each_repeat_has_its_median() -> None:
+    found = spread([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
+    assert (found["mean"], found["p50"], found["n"], found["p50_by_repeat"]) == (3.5, 3.5, 6, [2.0, 5.0])
+    assert found["std"] == pytest.approx(1.8708, abs=1e-4)
+    assert percentile([1.0, 2.0, 3.0, 4.0, 5.0], 0.95) == pytest.approx(4.8)
+
+
+def test_communication_is_exposed_where_nothing_is_computed() -> None:
+    def event(name: str, start: float, duration: float, **more: object) -> dict[str, object]:
+        return {"ph": "X", "name": name, "ts": start, "dur": duration, **more}
+
+    on_cpu = [
+        event("gloo:all_reduce", 0, 10),
+        event("aten::mm", 4, 2),
+        event("aten::mm", 5, 20),
+        event("c10d::allreduce_", 0, 30),
+    ]
+    assert exposed_seconds(on_cpu) == pytest.approx(4e-6)
+    on_gpu = [
+        event("ncclDevKernel_AllReduce", 0, 10, cat="kernel"),
+        event("gemm", 7, 9, cat="kernel"),
+        event("aten::mm", 0, 99),
+    ]
+    assert exposed_seconds(on_gpu) == pytest.approx(7e-6)
+
+
+def test_the_peak_of_memory_is_that_of_the_time_since() -> None:
+    memory = PeakMemory("cpu")
+    memory.restart()
+    before = memory.gib()
+    assert before is not None
+    hoard = bytearray(b"x" * 200_000_000)
+    during = memory.gib()
+    assert during is not None
+    assert during > before + 0.15
+    del hoard
+    memory.restart()
+    after = memory.gib()
+    assert after is not None
+    assert after < before + 0.1
+
+
+def test_telemetry_of_a_short_run_is_one_look() -> None:
+    with Telemetry("cpu") as telemetry:
+        pass
+    assert telemetry.means()["host_rss_gib"] > 0
+
+
+def test_a_look_takes_less_than_a_hundredth_of_the_time_between_looks() -> None:
+    telemetry = Telemetry("cpu")
+    seconds = []
+    for _ in range(20):
+        start = time.perf_counter()
+        telemetry._look()
+        seconds.append(time.perf_counter() - start)
+    assert min(seconds) < 0.01 * Telemetry.PERIOD_S
+
+
+def test_a_hang_is_called_one_and_work_is_not() -> None:
+    called = threading.Event()
+    said: list[str] = []
+
+    def on_hang(doing: str) -> None:
+        said.append(doing)
+        called.set()
+
+    busy, stuck = Watchdog(100, said.append), Watchdog(0.2 - Watchdog.GRACE_S, on_hang)
+    stuck.beat("step 3")
+    assert called.wait(10)
+    busy.stop()
+    assert said == ["step 3"]
+
+
+@pytest.mark.parametrize(("precision", "status"), [("fp32", "failed"), ("bf16", "ok")])
+def test_a_difference_is_a_failure_beyond_the_tolerance(precision: str, status: str) -> None:
+    options = replace(FP32, precision=precision)  # type: ignore[arg-type]
+    assert compare_losses([2.0, 1.0], [2.0, 1.001], options, World())["status"] == status
+    assert compare_losses([2.0, float("nan")], [2.0, 1.0], options, World())["status"] == "failed"
+    assert compare_losses([2.0, 1.0], [2.0, float("nan")], options, World())["status"] == "failed"
+
+
+def test_batch_norm_over_a_split_batch_leaves_parity_undefined() -> None:
+    options = replace(FP32, norm="batch")
+    found = compare_losses([2.0], [1.0], options, World(world_size=2))
+    assert found["status"] == "undefined"
+    assert "batch norm" in found["reason"]
+    assert compare_losses([2.0], [1.0], options, World())["status"] == "failed"
+
+
+def test_without_parity_there_is_no_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("podtune.bench.cell.loop._reference_losses", lambda run: [6.0] * 5)
+    words = [
+        "--model",
+        "tinygpt-test",
+        "--strategy",
+        "single",
+        "--sequence-length",
+        "16",
+        "--global-batch-size",
+        "2",
+        "--steps",
+        "1",
+    ]
+    options, size, _ = read_options(words, World())
+    watchdog = Watchdog(60, lambda doing: pytest.exit(f"hang while {doing}"))
+    found = measure(Run(options, size, World(), watchdog))
+    watchdog.stop()
+    assert found["parity"]["status"] == "failed"
+    assert not {"step_time_s", "tokens_per_s", "mfu"} & set(found)
+
+
+def test_running_out_of_memory_is_a_result_with_what_was_held(tmp_path: Path) -> None:
+    cell = [
+        sys.executable,
+        "-m",
+        "podtune.benchmark",
+        "--model",
+        "tinygpt-test",
+        "--strategy",
+        "single",
+        "--cpu",
+        "--skip-parity",
+    ]
+    words = [
+        "--global-batch-size",
+        "8192",
+        "--steps",
+        "1",
+        "--repeats",
+        "1",
+        "--warmup",
+        "0",
+        "--output",
+        str(tmp_path),
+    ]
+    limited = ["bash", "-c", 'ulimit -v 9000000; exec "$@"', "cell", *cell, *words]
+    done = subprocess.run(limited, cwd=Path(__file__).parents[3], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 69, done.stderr[-2000:]
+    record = json.loads((tmp_path / "run.json").read_text())
+    assert record["status"] == "oom"
+    assert record["measurements"]["held_at_oom"]["resident_peak_gib"] > 0.1
+    assert "--activation-checkpointing full" in done.stderr

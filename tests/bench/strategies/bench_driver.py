@@ -1,0 +1,50 @@
+"""Runs many benchmark cells in one set of processes: ``torchrun ... bench_driver.py CELLS.json
+RESULTS.json``.
+
+Starting torch costs more than a cell of ``tinygpt-test``; the cells share the start, and each goes through
+the benchmark's own command line, set-up and loop.
+"""
+
+import gc
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from podtune.bench.cell.device import refuse_what_the_device_lacks
+from podtune.bench.cell.loop import Run, measure
+from podtune.bench.cell.watchdog import Watchdog
+from podtune.bench.options import read_options
+from podtune.run.distributed import World, cleanup_distributed, setup_distributed
+from podtune.run.errors import UserError
+
+
+def run_cell(arguments: list[str], world: World, watchdog: Watchdog) -> dict[str, object]:
+    """The config and the measurements, or what was wrong with the command line."""
+    try:
+        options, size, _ = read_options(arguments, world)
+        refuse_what_the_device_lacks(options, world)
+    except UserError as error:
+        return {"refused": str(error)}
+    try:
+        return {"config": asdict(options), "measurements": measure(Run(options, size, world, watchdog))}
+    except Exception as error:  # the next cells still say something; a test looks at this one
+        return {"failed": f"{type(error).__name__}: {error}"}
+    finally:
+        gc.collect()
+
+
+def main() -> None:
+    cells, results = map(Path, sys.argv[1:])
+    world = setup_distributed(60, use_cpu=True)
+    watchdog = Watchdog(60, lambda doing: sys.exit(f"hang while {doing}"))
+    found = []
+    for arguments in json.loads(cells.read_text()):
+        found.append(run_cell(arguments, world, watchdog))
+        if world.is_main:
+            results.write_text(json.dumps(found))
+    watchdog.stop()
+    cleanup_distributed()
+
+
+main()

@@ -1,0 +1,181 @@
+"""Every strategy of the benchmark, started by torchrun: the losses of one process, and the bytes that the
+formulas say.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from podtune.bench.options import read_options
+from podtune.bench.strategies.table import STRATEGIES
+from podtune.plan.beside import plans
+from podtune.run.distributed import World
+
+ROOT = Path(__file__).parents[3]
+QUICK = ["--sequence-length", "32", "--steps", "2", "--warmup", "0", "--repeats", "1"]
+Json = dict[str, Any]
+
+# A new strategy gets a row here: its name, and how many processes show it at work.
+RANKS = {
+    "single": 1,
+    "ddp": 2,
+    "fsdp": 2,
+    "fsdp-grad-op": 2,
+    "hsdp": 4,
+    "zero2": 2,
+    "zero3": 2,
+    "naive-mp": 2,
+    "pipeline-gpipe": 4,
+    "pipeline-1f1b": 4,
+    "tensor": 2,
+}
+# Choices that must change nothing but speed and memory, each under a strategy for which it is delicate.
+CHOICES = {
+    "fsdp --accumulation 2": 2,
+    "zero2 --accumulation 2": 2,
+    "tensor --activation-checkpointing selective": 2,
+    "tensor --activation-checkpointing full": 2,
+    "fsdp --activation-checkpointing sequential --prefetch 1": 2,
+    "pipeline-1f1b --activation-checkpointing full --precision bf16": 4,
+    "fsdp --precision fp16": 2,
+    "zero3 --precision bf16 --optimizer sgd --learning-rate 0.1": 2,
+    "naive-mp --model resnet18-cifar --global-batch-size 2 --optimizer sgd": 2,
+}
+CELLS = {**RANKS, **CHOICES, "pipeline-gpipe --micro-batches 4": 2, "pipeline-1f1b --micro-batches 4": 2}
+
+
+def torchrun(ranks: int, *words: str, timeout_s: float = 240) -> subprocess.CompletedProcess[str]:
+    """One torchrun on a free port, from the repository's root."""
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        str(ranks),
+        *words,
+    ]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=timeout_s)
+
+
+def arguments(cell: str) -> list[str]:
+    strategy, *words = cell.split()
+    shape = (
+        ["--steps", "1", "--warmup", "0", "--repeats", "1"]
+        if "resnet" in cell
+        else ["--model", "tinygpt-test", *QUICK]
+    )
+    return ["--strategy", strategy, *shape, *words, "--cpu"]
+
+
+def alone(cell: str) -> Json:
+    """One process needs no torchrun: this one."""
+    from podtune.bench.cell.loop import Run, measure
+    from podtune.bench.cell.watchdog import Watchdog
+
+    world = World()
+    options, size, _ = read_options(arguments(cell), world)
+    watchdog = Watchdog(60, lambda doing: pytest.exit(f"hang while {doing}"))
+    try:
+        return {"config": asdict(options), "measurements": measure(Run(options, size, world, watchdog))}
+    finally:
+        watchdog.stop()
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Json]:
+    """The outcome of a cell. All cells of one world size run under one torchrun, when the first of them is
+    asked for.
+    """
+    found: dict[str, Json] = {}
+    folder = tmp_path_factory.mktemp("cells")
+
+    def outcome(cell: str) -> Json:
+        ranks = CELLS[cell]
+        if ranks == 1:
+            found[cell] = alone(cell)
+        if cell not in found:
+            # zero3 leaves torch.nn.functional changed behind it, so it comes last in a process that runs
+            # others too.
+            together = sorted(
+                (one for one, size in CELLS.items() if size == ranks), key=lambda one: one.startswith("zero3")
+            )
+            listed, results = folder / f"{ranks}.json", folder / f"{ranks}.results.json"
+            listed.write_text(json.dumps([arguments(one) for one in together]))
+            done = torchrun(ranks, "tests/bench/strategies/bench_driver.py", str(listed), str(results))
+            assert done.returncode == 0, done.stderr[-3000:]
+            found.update(zip(together, json.loads(results.read_text()), strict=True))
+        return found[cell]
+
+    return outcome
+
+
+def test_every_strategy_has_a_row() -> None:
+    assert set(RANKS) == set(STRATEGIES)
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_the_losses_are_those_of_one_process(cell: str, measured: Callable[[str], Json]) -> None:
+    found = measured(cell)
+    assert "measurements" in found, found
+    parity = found["measurements"]["parity"]
+    assert parity["status"] == "ok", parity
+    assert "resnet" in cell or parity["losses"][-1] < parity["losses"][0]
+    assert found["measurements"]["step_time_s"]["n"] == found["config"]["steps"]
+
+
+@pytest.mark.parametrize(
+    "cell", [cell for cell, ranks in CELLS.items() if ranks > 1 and "resnet" not in cell]
+)
+def test_the_counted_bytes_are_the_formula(cell: str, measured: Callable[[str], Json]) -> None:
+    found = measured(cell)
+    record = {"model": "tinygpt-test", "strategy": cell.split()[0], "world_size": CELLS[cell], **found}
+    (plan,) = plans([{**record, "global_batch_size": found["config"]["global_batch_size"]}])
+    assert plan is not None
+    assert found["measurements"]["communication"]["bytes_per_step"] == pytest.approx(
+        plan.bytes_per_step, rel=0.01
+    )
+
+
+def test_the_program_leaves_a_record_with_a_profile_and_prints_it(tmp_path: Path) -> None:
+    from podtune.run.collect import collect
+
+    words = [
+        "--model",
+        "tinygpt-test",
+        "--strategy",
+        "ddp",
+        *QUICK,
+        "--cpu",
+        "--profile",
+        "--output",
+        str(tmp_path / "cell"),
+    ]
+    done = torchrun(2, "-m", "podtune.benchmark", *words)
+    assert done.returncode == 0, done.stderr[-3000:]
+    record = json.loads((tmp_path / "cell" / "run.json").read_text())
+    assert (record["status"], record["mode"], record["strategy"], record["world_size"]) == (
+        "ok",
+        "benchmark",
+        "ddp",
+        2,
+    )
+    found = record["measurements"]
+    assert found["tokens_per_s"] == pytest.approx(8 * 32 / found["step_time_s"]["mean"])
+    assert 0 < found["communication"]["share"] < 1
+    assert len(found["peak_memory_gib"]["per_rank"]) == 2
+    assert found["profile"]["top_operators"][0]["self_ms"] > 0
+    for file in ("trace", "operators", "memory_timeline"):
+        assert (tmp_path / "cell" / found["profile"][file]).stat().st_size > 1000
+    assert "tinygpt-test ddp on 2: parity ok, " in done.stdout.splitlines()[0]
+    assert collect(done.stdout.splitlines()).records == [record]

@@ -1,0 +1,99 @@
+"""What a cell refuses, before torch is loaded, and what it says then."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from podtune.bench.options import Options, parser, read_options
+from podtune.run.distributed import World
+from podtune.run.errors import UserError
+
+TINY = ["--model", "tinygpt-test"]
+
+
+def refused(words: list[str], world_size: int = 1) -> str:
+    with pytest.raises(UserError) as found:
+        read_options(words, World(world_size=world_size, local_world_size=world_size))
+    assert found.value.code == 2 or 64 <= found.value.code <= 78
+    return str(found.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "world_size", "says"),
+    [
+        (["--model", "tinygpt-12m", "--strategy", "ddp"], 2, "did you mean 'tinygpt-124m'"),
+        ([*TINY, "--strategy", "fdsp"], 2, "did you mean 'fsdp'"),
+        (["--model", "hf:/nowhere", "--strategy", "ddp"], 2, "/nowhere has no config.json"),
+        ([*TINY, "--strategy", "single"], 2, "start one, or use ddp"),
+        ([*TINY, "--strategy", "ddp", "--global-batch-size", "8"], 3, "use 9 or 6 rows"),
+        ([*TINY, "--strategy", "ddp", "--accumulation", "8"], 2, "2 processes x 8 accumulation"),
+        ([*TINY, "--strategy", "pipeline-gpipe"], 3, "start 2 or 4"),
+        ([*TINY, "--strategy", "naive-mp"], 5, "start at most 4"),
+        ([*TINY, "--strategy", "tensor"], 3, "start 2 or 4"),
+        ([*TINY, "--strategy", "hsdp", "--shard-size", "3"], 4, "use 1 or 2 or 4"),
+        ([*TINY, "--strategy", "pipeline-1f1b", "--micro-batches", "3"], 2, "use 9 or 6 rows"),
+        ([*TINY, "--strategy", "pipeline-1f1b", "--micro-batches", "2"], 4, "use at least 4"),
+        ([*TINY, "--strategy", "pipeline-gpipe", "--accumulation", "2"], 2, "use --micro-batches"),
+        ([*TINY, "--strategy", "ddp", "--micro-batches", "2"], 2, "use --accumulation"),
+        ([*TINY, "--strategy", "naive-mp", "--precision", "fp16"], 2, "use fp32 or bf16"),
+        ([*TINY, "--strategy", "zero3", "--compile"], 2, "zero3 does not honour --compile"),
+        ([*TINY, "--strategy", "ddp", "--prefetch", "2"], 2, "ddp does not honour --prefetch"),
+        ([*TINY, "--strategy", "ddp", "--optimizer", "sgd", "--fused-optimizer"], 2, "no fused SGD"),
+        (["--model", "resnet18-cifar", "--strategy", "tensor"], 2, "has none"),
+        (["--model", "resnet18-cifar", "--strategy", "ddp", "--sequence-length", "4"], 2, "reads images"),
+        ([*TINY, "--strategy", "ddp", "--norm", "batch"], 2, "has no batch norm"),
+        ([*TINY, "--strategy", "ddp", "--sequence-length", "4096"], 2, "the context of tinygpt-test"),
+        ([*TINY, "--strategy", "ddp", "--steps", "0"], 2, "--steps"),
+        ([*TINY, "--strategy", "ddp", "--data", "/nowhere"], 2, "/nowhere does not exist"),
+    ],
+)
+def test_what_cannot_run_is_refused_and_says_what_would(words: list[str], world_size: int, says: str) -> None:
+    assert says in refused(words, world_size)
+
+
+def test_heads_of_a_transformers_model_count_too(tmp_path: Path) -> None:
+    config = {
+        "num_hidden_layers": 2,
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 128,
+    }
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": "llama", "intermediate_size": 96, **config})
+    )
+    assert "2 key and value heads" in refused(["--model", f"hf:{tmp_path}", "--strategy", "tensor"], 4)
+
+
+def test_what_was_not_asked_for_is_resolved() -> None:
+    options, _, _ = read_options([*TINY, "--strategy", "hsdp"], World(world_size=4, local_world_size=4))
+    assert (options.global_batch_size, options.sequence_length, options.shard_size) == (8, 128, 2)
+    options, _, _ = read_options(
+        [*TINY, "--strategy", "hsdp"], World(world_size=8, local_world_size=4, nnodes=2)
+    )
+    assert options.shard_size == 4
+    options, _, _ = read_options(
+        [*TINY, "--strategy", "pipeline-gpipe", "--global-batch-size", "12"], World(world_size=2)
+    )
+    assert options.micro_batches == 6
+
+
+def test_the_command_line_has_every_option() -> None:
+    words = {action.dest for action in parser()._actions} - {"help"}
+    assert words == set(Options.__dataclass_fields__)
+
+
+def test_a_mistake_is_answered_without_loading_torch() -> None:
+    program = (
+        "import sys; from podtune.benchmark import main; code = main(['--model', 'tinygpt-test', "
+        "'--strategy', 'dpd']);"
+        "assert 'torch' not in sys.modules; sys.exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30)
+    assert done.returncode == 64, done.stderr
+    assert "did you mean 'ddp'" in done.stderr

@@ -1,0 +1,285 @@
+"""podtune lint finds what breaks jobs after they were accepted, says where, and lets good jobs pass."""
+
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from podtune.cluster.lint.check import as_github, as_json, as_text, lint
+from podtune.cluster.lint.explain import example, examples, explanation, merged, reference
+from podtune.cluster.lint.rules import RULES
+from podtune.cluster.lint.schema import check, pytorchjob_schema
+from podtune.run.errors import UserError
+
+Json = dict[str, Any]
+CODES = ["PT001", *(rule.code for rule in RULES)]
+ROOT = Path(__file__).parents[3]
+
+
+def codes(text: str) -> set[str]:
+    return {finding.code for finding in lint([("job.yaml", text)]).findings}
+
+
+def base() -> Json:
+    found: Json = yaml.safe_load(examples()["base"])
+    return found
+
+
+def with_change(**change: Any) -> str:
+    return yaml.safe_dump(merged(base(), change))
+
+
+def worker(**pod: Any) -> Json:
+    return {"pytorchReplicaSpecs": {"Worker": {"template": {"spec": pod}}}}
+
+
+def container(**fields: Any) -> Json:
+    return worker(containers=[{"name": "pytorch", **fields}])
+
+
+@pytest.mark.parametrize("kind", ["base", "trainjob"])
+def test_the_good_jobs_have_no_findings(kind: str) -> None:
+    assert lint([("job.yaml", examples()[kind])]).findings == []
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_each_rule_finds_its_bad_example_and_passes_its_good_one(code: str) -> None:
+    assert code in codes(example(code, "bad"))
+    assert code not in codes(example(code, "good"))
+
+
+def test_every_rule_has_a_line_of_documentation_a_fix_and_examples() -> None:
+    assert {key for key in examples() if key.startswith("PT")} == set(CODES)
+    assert len(CODES) == len(set(CODES))
+    for rule in RULES:
+        assert rule.summary.endswith("."), rule.code
+        assert rule.fix, rule.code
+
+
+def test_the_reference_page_is_what_the_rules_say() -> None:
+    assert (ROOT / "docs/lint.md").read_text() == reference(), "run: python scripts/build_lint_docs.py"
+
+
+def test_a_misspelt_field_is_named_with_its_neighbour_line_and_path() -> None:
+    text = (
+        "apiVersion: kubeflow.org/v1\nkind: PyTorchJob\nmetadata: {name: a}\nspec:\n  nprocPerNod: '1'\n"
+        + yaml.safe_dump({"x": base()["spec"]["pytorchReplicaSpecs"]})
+        .replace("x:", "  pytorchReplicaSpecs:", 1)
+        .replace("\n  ", "\n    ")
+    )
+    finding = next(one for one in lint([("j.yaml", text)]).findings if one.code == "PT002")
+    assert (finding.line, finding.path) == (5, "spec.nprocPerNod")
+    assert "did you mean 'nprocPerNode'" in finding.message
+
+
+def test_an_unquoted_number_says_how_to_quote_it_and_is_one_finding() -> None:
+    (finding,) = lint([("j.yaml", with_change(spec={"nprocPerNode": 2}))]).findings
+    assert (finding.code, finding.fix, finding.values) == (
+        "PT003",
+        'quote it: nprocPerNode: "2"',
+        "distributed.nprocPerNode",
+    )
+
+
+def test_a_boolean_annotation_and_a_fraction_of_a_cpu_are_wrong_types() -> None:
+    assert "PT003" in codes(
+        with_change(
+            spec={"pytorchReplicaSpecs": {"Worker": {"template": {"metadata": {"annotations": {"a": True}}}}}}
+        )
+    )
+    assert "PT003" in codes(with_change(spec=container(resources={"limits": {"cpu": 1.5}})))
+
+
+def test_yaml_errors_have_their_line_and_a_template_is_recognised() -> None:
+    (finding,) = lint([("j.yaml", "a: 1\nb:\n\t- c\n")]).findings
+    assert (finding.code, finding.line) == ("PT001", 3)
+    (template,) = lint([("t.yaml", "a: 1\nb: {{ .Values.b }}\n  c: 2\n")]).findings
+    assert "render it first" in template.fix
+    (twice,) = lint([("d.yaml", "kind: ConfigMap\nkind: Secret\n")]).findings
+    assert (twice.line, twice.message) == (2, "'kind' is given twice; the last one wins")
+
+
+def test_documents_before_a_broken_one_are_still_checked() -> None:
+    verdict = lint([("j.yaml", with_change(spec={"nprocPerNode": None}) + "---\na: [\n")])
+    assert {"PT102", "PT001"} <= {finding.code for finding in verdict.findings}
+
+
+def test_all_jobs_of_several_documents_and_lists_are_checked() -> None:
+    two = yaml.safe_dump(
+        {"apiVersion": "v1", "kind": "List", "items": [base(), merged(base(), {"metadata": {"name": "Bad"}})]}
+    )
+    verdict = lint([("j.yaml", two)])
+    assert verdict.jobs == ["PyTorchJob run", "PyTorchJob Bad"]
+    assert {finding.code for finding in verdict.findings} == {"PT010"}
+
+
+def test_a_misspelt_kind_is_not_passed_over() -> None:
+    assert codes(with_change(kind="PytorchJob")) == {"PT006"}
+
+
+@pytest.mark.parametrize(
+    ("command", "found"),
+    [
+        (["torchrun", "train.py"], set()),
+        (["python", "-m", "torch.distributed.run", "train.py"], set()),
+        (["tini", "-g", "--", "torchrun", "train.py"], set()),
+        (["/opt/venv/bin/podtune", "launch", "--", "-m", "podtune.training"], set()),
+        (["bash", "-c", "set -e\nsource env.sh\nexec torchrun train.py"], set()),
+        (["python3.11", "train.py"], {"PT104"}),
+        (["bash", "-ec", "cd /app && python -u train.py"], {"PT104", "PT107"}),
+        (["/bin/sh", "-c", "pip install x && torchrun train.py | tee log"], {"PT107"}),
+        (["torchrun", "--nnodes", "1", "train.py"], {"PT105"}),
+        (["torchrun", "--node_rank=0", "--master_addr=run-master-0", "train.py"], {"PT105"}),
+        (["torchrun", "train.py", "--nnodes=1"], set()),
+        (["deepspeed", "train.py"], {"PT106"}),
+        (["python", "-m", "accelerate.commands.launch", "train.py"], {"PT106"}),
+        (["./start.sh"], set()),
+    ],
+)
+def test_launchers_are_recognised_through_shells_and_wrappers(command: list[str], found: set[str]) -> None:
+    assert codes(with_change(spec=container(command=command))) == found
+
+
+def test_plain_python_is_fine_for_one_process() -> None:
+    change = {
+        "nprocPerNode": "1",
+        "pytorchReplicaSpecs": {"Worker": None, "Master": {"template": {"spec": {}}}},
+    }
+    one = merged(base(), {"spec": change})
+    main = one["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"][0]
+    main |= {"command": ["python", "train.py"], "resources": {"limits": {"nvidia.com/gpu": 1}}}
+    assert lint([("j", yaml.safe_dump(one))]).findings == []
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        {"name": "TOKENIZERS_PARALLELISM", "value": "false"},
+        {"name": "EOS_TOKEN", "value": "<|im_end|>"},
+        {"name": "HF_TOKEN_PATH", "value": "/run/secrets/hf"},
+        {"name": "WANDB_API_KEY", "value": ""},
+    ],
+)
+def test_ordinary_variables_are_not_taken_for_secrets(env: Json) -> None:
+    assert "PT403" not in codes(with_change(spec=container(env=[env])))
+
+
+def test_a_token_in_the_command_is_found() -> None:
+    assert "PT403" in codes(with_change(spec=container(args=["--token", "hf_abcdefghijklmnopqrstuvwxyz"])))
+
+
+@pytest.mark.parametrize("junk", [None, 3, "x", [], {}, [1], {"a": [None]}])
+@pytest.mark.parametrize(
+    "place",
+    ["metadata", "spec", "spec.pytorchReplicaSpecs", "spec.pytorchReplicaSpecs.Master", "kind", "template"],
+)
+def test_no_shape_of_nonsense_raises(junk: Any, place: str) -> None:
+    manifest = base()
+    if place == "template":
+        manifest["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"] = {
+            "containers": junk,
+            "volumes": junk,
+        }
+    else:
+        target = manifest
+        *parents, last = place.split(".")
+        for key in parents:
+            target = target[key]
+        target[last] = junk
+    lint([("j.yaml", yaml.safe_dump(manifest))])
+    train = yaml.safe_load(examples()["trainjob"])
+    train["spec"]["trainer"] = {
+        "command": junk,
+        "env": junk,
+        "numNodes": junk,
+        "resourcesPerNode": junk,
+        "image": junk,
+    }
+    lint([("t.yaml", yaml.safe_dump(train))])
+    lint([("t.yaml", yaml.safe_dump(train | {"spec": junk}))])
+
+
+def broken_jobs() -> list[Json]:
+    jobs = [base()]
+    for change in (
+        {"spec": {"nprocPerNode": 1}},
+        {"spec": container(env=[{"value": "x"}])},
+        {"spec": container(ports=[{"containerPort": "x"}])},
+        {"spec": worker(volumes=[{"name": "v", "emptyDir": {"sizeLimit": "8 GB"}}])},
+        {"spec": {"runPolicy": {"backoffLimit": 2.5, "suspend": "yes"}}},
+        {"metadata": {"labels": {"a": 1}}, "extra": {}},
+        {"status": {"anything": [1]}},
+    ):
+        jobs.append(merged(base(), change))
+    return jobs
+
+
+@pytest.mark.parametrize("manifest", broken_jobs())
+def test_the_schema_check_agrees_with_the_jsonschema_library(manifest: Json) -> None:
+    problems: list[Any] = []
+    check(copy.deepcopy(manifest), pytorchjob_schema(), problems)
+    theirs = set()
+    for error in jsonschema.Draft202012Validator(pytorchjob_schema()).iter_errors(manifest):
+        theirs.add((tuple(error.absolute_path), error.validator))
+    kinds = {"unknown": "additionalProperties", "type": "type", "missing": "required", "pattern": "pattern"}
+    ours = {
+        (one.path if one.kind in ("type", "pattern") else one.path[:-1], kinds[one.kind])
+        for one in problems
+        if one.kind in kinds
+    }
+    assert ours == theirs
+
+
+def test_the_three_formats_say_the_same() -> None:
+    verdict = lint([("a,b.yaml", with_change(spec={"nprocPerNode": 2}))])
+    assert "a,b.yaml:" in as_text(verdict)
+    assert "1 error, 0 warnings" in as_text(verdict)
+    found = json.loads(as_json(verdict))
+    assert (found["schema"], found["errors"], found["findings"][0]["code"]) == ("podtune.lint/1", 1, "PT003")
+    assert as_github(verdict).startswith("::error file=a%2Cb.yaml,line=")
+
+
+def test_an_unknown_code_is_answered_with_its_neighbour() -> None:
+    assert "torchrun" in explanation("PT104")
+    with pytest.raises(UserError, match="PT104"):
+        explanation("PT1004")
+
+
+def run(*words: str, text: str = "") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "podtune.cli", "lint", *words]
+    return subprocess.run(command, input=text, capture_output=True, text=True, timeout=60, cwd=ROOT)
+
+
+def test_the_command_exits_0_when_clean_and_65_on_errors_and_66_without_the_file(tmp_path: Path) -> None:
+    good = tmp_path / "good.yaml"
+    good.write_text(examples()["base"])
+    assert run(str(good)).returncode == 0
+    assert run("-", text=with_change(spec={"nprocPerNode": 2})).returncode == 65
+    missing = run(str(tmp_path / "none.yaml"))
+    assert (missing.returncode, "No such file" in missing.stderr) == (66, True)
+
+
+def test_lint_imports_neither_torch_nor_jsonschema_and_is_quick() -> None:
+    heavy = "('torch', 'jsonschema', 'kubernetes')"
+    script = (
+        f"import sys, podtune.cli, podtune.cluster.lint.check; print([name for name in {heavy} if name "
+        "in sys.modules])"
+    )
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, timeout=60
+        ).stdout.strip()
+        == "[]"
+    )
+    started = time.process_time()
+    lint([("job.yaml", examples()["base"])])
+    assert time.process_time() - started < 0.05  # seconds of CPU; the start of python and typer come on top

@@ -1,0 +1,380 @@
+"""A run told by its job's pods, as podtune watch and runs --cluster show it. The API server is a small one of
+our own.
+"""
+
+from __future__ import annotations
+
+import datetime
+import io
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+import yaml
+from typer.testing import CliRunner, Result
+
+from podtune.cli import COMMANDS, build
+from podtune.cluster.live.client import connect
+from podtune.cluster.live.follow import Unseen
+from podtune.cluster.live.job_log import JobWatch, RunLog
+from podtune.report.runs.job import JobView
+from podtune.run.errors import UserError
+from podtune.run.log_lines import eval_line, head_line, start_line, train_line
+from podtune.run.record import Json, emit_record, end_record, new_record
+
+NAMESPACE = "team"
+
+
+START = datetime.datetime.now(datetime.UTC).replace(microsecond=0) - datetime.timedelta(minutes=30)
+
+
+def stamp(second: int) -> str:
+    return (START + datetime.timedelta(seconds=second)).strftime("%Y-%m-%dT%H:%M:%S.000000001Z")
+
+
+def seconds_ago(seconds: float) -> int:
+    return int((datetime.datetime.now(datetime.UTC) - START).total_seconds() - seconds)
+
+
+def train(step: int, last: int = 60, **changed: Any) -> str:
+    figures = {
+        "loss": 8.0 - step / 10,
+        "learning_rate": 1e-3,
+        "tokens_per_s": 1500.0,
+        "eta_s": float(last - step),
+        **changed,
+    }
+    return train_line(step, last, figures, {"rss_gib": 1.5, "per_rank": {"rss_gib": [1.5, 1.25]}})
+
+
+HEAD = [head_line("run", "ddp", 2, "cpu", 2, 7_000_000, 8000, 90_000), start_line(0, 60)]
+
+
+def printed(record: Json) -> list[str]:
+    stream = io.StringIO()
+    emit_record(record, stream)
+    return stream.getvalue().splitlines()
+
+
+def record_of(name: str, status: Any = "ok", code: int = 0) -> Json:
+    record = new_record(
+        mode="sft", name=name, config={"learning_rate": 1e-3}, strategy="ddp", model="m", world_size=2
+    )
+    record["measurements"] = {
+        "steps": 60,
+        "tokens": 90_000,
+        "tokens_per_s": 1234.5678,
+        "loss": {"last": 2.0, "eval": 1.2345678},
+    }
+    return end_record(record, status, code, "" if status == "ok" else "out of memory on rank 1")
+
+
+class Api:
+    """The part of Kubernetes' API that is read here: jobs, pods and logs, with the server's own rules for
+    sinceTime and limits.
+    """
+
+    def __init__(self) -> None:
+        self.jobs: list[Json] = []
+        self.pods: list[Json] = []
+        self.logs: dict[str, list[str]] = {}
+        self.refused: dict[str, int] = {}  # part of a path -> status
+        self.asked: list[str] = []
+
+    def add(
+        self,
+        name: str,
+        condition: str,
+        log: list[str],
+        *,
+        pods: tuple[str, ...] = ("master-0", "worker-0"),
+        phase: str = "Running",
+    ) -> None:
+        command = ["podtune", "launch", "--", "-m", "podtune.training"]
+        template = {"spec": {"containers": [{"name": "pytorch", "command": command}]}}
+        replicas = {"Master": {"replicas": 1, "template": template}, "Worker": {"replicas": 1}}
+        status = {
+            "conditions": [{"type": condition, "status": "True", "message": "said the operator"}],
+            "startTime": stamp(0),
+        }
+        spec = {"nprocPerNode": "1", "pytorchReplicaSpecs": replicas}
+        self.jobs.append(
+            {"metadata": {"name": name, "creationTimestamp": stamp(0)}, "spec": spec, "status": status}
+        )
+        for pod in ("master-0", "worker-0"):
+            metadata = {
+                "name": f"{name}-{pod}",
+                "uid": f"{name}-{pod}-1",
+                "labels": {"training.kubeflow.org/job-name": name},
+            }
+            self.pods.append({"metadata": metadata, "status": {"phase": phase}})
+        self.logs[f"{name}-master-0"] = [f"{stamp(second)} {line}" for second, line in enumerate(log)]
+
+    def answer(self, path: str, query: dict[str, str]) -> tuple[int, bytes]:
+        for part, status in self.refused.items():
+            if part in path:
+                return status, json.dumps({"message": f"not you: {part}"}).encode()
+        if path.endswith("/log"):
+            return self._log(path.split("/")[-2], query)
+        if path == "/version":
+            return 200, b'{"gitVersion": "v1"}'
+        name = path.rpartition("pytorchjobs/")[2]
+        if path.endswith("/pytorchjobs"):
+            return 200, json.dumps({"items": self.jobs}).encode()
+        if "/pytorchjobs/" in path and any(job["metadata"]["name"] == name for job in self.jobs):
+            return 200, json.dumps(next(job for job in self.jobs if job["metadata"]["name"] == name)).encode()
+        if path.endswith("/pods"):
+            label, _, value = query["labelSelector"].partition("=")
+            found = [
+                pod
+                for pod in self.pods
+                if label in pod["metadata"]["labels"] and value in ("", pod["metadata"]["labels"][label])
+            ]
+            return 200, json.dumps({"items": found}).encode()
+        return (200, b'{"items": []}') if path.endswith("/events") else (404, b'{"message": "not found"}')
+
+    def _log(self, pod: str, query: dict[str, str]) -> tuple[int, bytes]:
+        if pod not in self.logs:
+            return 400, b'{"message": "container is waiting to start"}'
+        self.asked.append(query.get("sinceTime", ""))
+        lines = [line for line in self.logs[pod] if line[:19] >= query.get("sinceTime", "")[:19]]
+        text = "".join(f"{line}\n" for line in lines[-int(query.get("tailLines", "1000000")) :]).encode()
+        return 200, text[: int(query.get("limitBytes", "100000000"))]
+
+
+@pytest.fixture
+def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
+    """An API server on a port of its own, and a kubeconfig that names it."""
+    found = Api()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            url = urlsplit(self.path)
+            status, body = found.answer(
+                url.path, {key: values[0] for key, values in parse_qs(url.query).items()}
+            )
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        config = {
+            "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{server.server_port}"}}],
+            "users": [{"name": "u", "user": {"token": "t"}}],
+            "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u", "namespace": NAMESPACE}}],
+            "current-context": "x",
+        }
+        (tmp_path / "kubeconfig").write_text(yaml.safe_dump(config))
+        monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+        yield found
+        server.shutdown()
+
+
+def podtune(*words: str) -> Result:
+    return CliRunner().invoke(build(list(COMMANDS)), list(words), catch_exceptions=True)
+
+
+def test_a_running_job_shows_progress_loss_speed_each_pods_use_and_the_pods(api: Api) -> None:
+    api.add(
+        "run",
+        "Running",
+        [*HEAD, train(5), train(10), eval_line(10, {"loss": 6.5, "perplexity": 665.1}), train(15)],
+    )
+    shown = podtune("watch", "run").stdout
+    for part in (
+        "sft · ddp · 2 ranks · running",
+        "15 of 60",
+        "45 s left",
+        "1,500 tokens/s",
+        "at step 10: loss 6.500",
+        "run-master-0 Running",
+    ):
+        assert part in shown, part
+    assert [line.split("│")[1].split() for line in shown.splitlines() if "GiB of memory" in line] == [
+        ["run-master-0", "1.50", "GiB", "of", "memory"],
+        ["run-worker-0", "1.20", "GiB", "of", "memory"],
+    ]
+
+
+def test_a_slow_rank_a_wait_for_data_and_a_nan_in_the_log_are_warnings(api: Api) -> None:
+    system = {"rss_gib": 1.5, "slowest_rank": 1, "slowest_ratio": 2.6, "data_wait_share": 0.4}
+    line = train_line(20, 60, {"loss": float("nan"), "learning_rate": 1e-3}, system)
+    api.add("run", "Running", [*HEAD, line])
+    shown = " ".join(podtune("watch", "run").stdout.replace("│", " ").split())
+    assert "! the loss is nan" in shown
+    assert "! rank 1 is slow: the others wait for it, it takes 2.6 times as long as they do" in shown
+    assert "! 40% of a step waits for data" in shown
+
+
+def test_a_job_without_a_condition_runs_when_its_pods_do(api: Api) -> None:
+    api.add("run", "Running", [*HEAD, train(5)])
+    api.jobs[0]["status"] = {}  # so a TrainJob looks while it runs
+    assert "running for" in podtune("watch", "run").stdout
+    for pod in api.pods:
+        pod["status"]["phase"] = "Pending"
+    assert "sft · ddp · 2 ranks · pending" in podtune("watch", "run").stdout
+
+
+def test_before_the_first_step_the_pods_and_the_last_line_are_shown(api: Api) -> None:
+    api.add("run", "Created", [], phase="Pending")
+    api.logs.clear()
+    shown = podtune("watch", "run").stdout
+    assert "created" in shown
+    assert "run-master-0 Pending, run-worker-0 Pending" in " ".join(shown.replace("│", " ").split())
+    api.logs["run-master-0"] = [f"{stamp(1)} loading weights"]
+    assert "loading weights" in podtune("watch", "run").stdout
+
+
+def test_an_ended_job_shows_its_exact_record_and_a_failed_one_its_reason(api: Api) -> None:
+    api.add("good", "Succeeded", [*HEAD, train(60), *printed(record_of("good"))], phase="Succeeded")
+    api.add("bad", "Failed", [*HEAD, train(30), *printed(record_of("bad", "oom", 71))], phase="Failed")
+    api.add("gone", "Failed", [], phase="Failed")
+    rows = {row["name"]: row for row in json.loads(podtune("runs", "--cluster", "--json").stdout)}
+    good = rows["good"]
+    assert (good["status"], good["steps"], good["tokens"], good["tokens_per_s"], good["loss"]) == (
+        "ok",
+        60,
+        90_000,
+        1234.5678,
+        1.2345678,
+    )
+    assert (rows["bad"]["status"], rows["gone"]["status"]) == ("oom", "error")
+    assert "oom" in podtune("watch", "bad").stdout
+    assert "out of memory on rank 1" in podtune("watch", "bad").stdout
+    assert "said the operator" in podtune("watch", "gone").stdout
+
+
+def test_the_list_of_jobs_filters_and_sorts_like_that_of_folders(api: Api) -> None:
+    api.add("slow", "Running", [*HEAD, train(5)])
+    api.add("fast", "Running", [*HEAD, train(5), train(45)])
+    api.logs["fast-master-0"][-1:] = [f"{stamp(seconds_ago(1))} {train(45)}"]
+    api.add("over", "Succeeded", [*HEAD, *printed(record_of("over"))])
+    assert "running 75%, 15 s left" in podtune("runs", "--cluster").stdout
+    assert [
+        row["name"] for row in json.loads(podtune("runs", "--cluster", "--json", "--sort=-steps").stdout)
+    ] == ["over", "fast", "slow"]
+    only = podtune("runs", "--cluster", "--json", "--where", "status=running and steps>5")
+    assert [row["name"] for row in json.loads(only.stdout)] == ["fast"]
+    assert (
+        podtune("runs", "--cluster", "--csv", "--where", "learning_rate=0.001")
+        .stdout.splitlines()[1]
+        .startswith("over,sft,m,ddp,2,ok,60,90000,")
+    )
+    assert (
+        podtune("runs", "--cluster", "--where", "name=nobody").stdout
+        == "no jobs that match in the namespace team\n"
+    )
+
+
+def test_a_job_is_stalled_when_no_line_comes_for_much_longer_than_its_lines_are_apart(api: Api) -> None:
+    for name, pause, ago in (("hangs", 5, 120), ("slow", 300, 120), ("first", 0, 120)):
+        api.add(name, "Running", HEAD)
+        moments = [seconds_ago(ago + pause), seconds_ago(ago)] if pause else [seconds_ago(ago)]
+        api.logs[f"{name}-master-0"] += [
+            (f"{stamp(moment)} {train(5 * index)}") for index, moment in enumerate(moments, 1)
+        ]
+    rows = json.loads(podtune("runs", "--cluster", "--json").stdout)
+    assert {row["name"]: row["stalled"] for row in rows} == {"hangs": True, "slow": False, "first": False}
+    assert "no step for" in podtune("watch", "hangs").stdout
+    assert "no step for" not in podtune("watch", "slow").stdout
+
+
+def test_a_long_log_is_listed_from_its_beginning_and_its_end(api: Api) -> None:
+    steps = [train(step, 9000) for step in range(1, 5001)]
+    api.add("long", "Running", [*HEAD, *steps])
+    (row,) = json.loads(podtune("runs", "--cluster", "--json").stdout)
+    assert (row["strategy"], row["steps"], row["total_steps"]) == ("ddp", 5000, 9000)
+
+
+def test_each_look_asks_for_new_lines_alone_and_takes_each_once(api: Api) -> None:
+    api.add("run", "Running", [*HEAD, train(5)])
+    view = JobView(JobWatch(connect(), "run").look)
+    # one in the second of the last line
+    api.logs["run-master-0"] += [f"{stamp(2)} {train(10)}", f"{stamp(3)} {train(15)}"]
+    view.update()
+    view.update()
+    assert [entry["step"] for entry in view.run.entries["train"]] == [5, 10, 15]
+    assert api.asked == ["", stamp(2), stamp(3)]
+
+
+def test_a_pod_made_again_goes_on_from_its_checkpoint(api: Api) -> None:
+    api.add("run", "Running", [*HEAD, train(5), train(10), train(15)])
+    view = JobView(JobWatch(connect(), "run").look)
+    api.pods[0]["metadata"]["uid"] = "another"
+    api.logs["run-master-0"] = [
+        f"{stamp(40)} {HEAD[0]}",
+        f"{stamp(41)} {start_line(10, 60)}",
+        f"{stamp(42)} {train(15, loss=1.0)}",
+    ]
+    view.update()
+    assert [(entry["step"], entry["loss"]) for entry in view.run.entries["train"]] == [
+        (5, 7.5),
+        (10, 7.0),
+        (15, 1.0),
+    ]
+
+
+def test_a_silent_server_keeps_the_last_picture_and_a_deleted_job_ends_it(api: Api) -> None:
+    api.add("run", "Running", [*HEAD, train(5)])
+    view = JobView(JobWatch(connect(), "run").look)
+    api.refused = {"pytorchjobs": 503}
+    view.update()
+    assert any("trying again" in warning for warning in view.warnings())
+    assert view.run.entries["train"]
+    api.refused = {}
+    api.jobs.clear()
+    with pytest.raises(UserError, match="the job 'run' was deleted"):
+        view.update()
+
+
+@pytest.mark.parametrize(
+    ("part", "status", "code"), [("/log", 403, 77), ("/pods", 403, 77), ("pytorchjobs", 401, 77)]
+)
+def test_a_missing_right_is_one_sentence_with_its_code(api: Api, part: str, status: int, code: int) -> None:
+    api.add("run", "Running", [*HEAD, train(5)])
+    api.refused = {part: status}
+    for command in (("watch", "run"), ("runs", "--cluster")):
+        error = podtune(*command).exception
+        assert isinstance(error, UserError)
+        assert (error.code, f"not you: {part}" in str(error)) == (code, True)
+
+
+def test_a_name_that_is_neither_folder_nor_job_says_both(api: Api) -> None:
+    error = podtune("watch", "nothing").exception
+    assert isinstance(error, UserError)
+    assert (
+        "there is no folder 'nothing' here, and as a job: there is no job 'nothing' in the namespace team"
+        in str(error)
+    )
+    assert isinstance(podtune("runs", ".", "--cluster").exception, UserError)
+
+
+def test_records_of_a_benchmark_are_rows_of_their_own() -> None:
+    log = RunLog()
+    for line in [*printed(record_of("cell-a")), "other", *printed(record_of("cell-b"))]:
+        log.see(stamp(1), line)
+    assert [record["name"] for record in log.records()] == ["cell-a", "cell-b"]
+
+
+def test_a_line_that_is_sent_again_is_not_new_and_another_of_its_second_is() -> None:
+    unseen = Unseen()
+    first, second = f"{stamp(1)} one", f"{stamp(1)} two"
+    assert [unseen.split(line) for line in (first, first, second, first)] == [
+        (stamp(1), "one"),
+        None,
+        (stamp(1), "two"),
+        None,
+    ]
+    assert unseen.split(f"{stamp(0)} one") is None

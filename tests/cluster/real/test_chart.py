@@ -1,0 +1,455 @@
+"""The chart on a real cluster with the real operator: what ``helm install`` starts ends as the chart
+promises.
+
+    KUBECONFIG=... IMAGE=localhost/podtune:1 make test-cluster
+
+IMAGE is one that the nodes can get. STORAGE_CLASS names a class that offers ReadWriteMany, where the default
+does not.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from podtune.cluster.chart.render import CHART
+
+VALUES = CHART.parents[1] / "deploy" / "values"
+VOLUMES = ("models", "data", "output")
+# One thread a pod: two pods with two threads each on two busy cores wait for each other most of the time.
+SMALL = {"requests": {"cpu": "200m", "memory": "1Gi"}, "limits": {"cpu": "1", "memory": "6Gi"}}
+
+pytestmark = pytest.mark.timeout(600)
+
+
+class Cluster:
+    """One namespace with three shared volumes; releases of the chart in it."""
+
+    def __init__(self, api: Any, namespace: str, image: str, folder: Path) -> None:
+        self.api, self.core, self.custom = api, api.CoreV1Api(), api.CustomObjectsApi()
+        self.namespace, self.image, self.folder = namespace, image, folder
+
+    def helm(self, *words: str, ok: bool = True) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            ["helm", "--namespace", self.namespace, *words], capture_output=True, text=True, timeout=300
+        )
+        assert not ok or done.returncode == 0, done.stderr
+        return done
+
+    def values(self, **changed: Any) -> str:
+        """A values file on the shared volumes; ``changed`` are top-level values."""
+        repository, _, tag = self.image.rpartition(":")
+        values = {
+            "image": {"repository": repository, "tag": tag},
+            "persistence": {volume: {"existingClaim": f"first-{volume}"} for volume in VOLUMES},
+            "resources": SMALL,
+            **changed,
+        }
+        path = self.folder / f"{len(list(self.folder.iterdir()))}.yaml"
+        path.write_text(yaml.safe_dump(values))
+        return str(path)
+
+    def install(self, name: str, **changed: Any) -> None:
+        self.helm(
+            "install",
+            name,
+            str(CHART),
+            "--values",
+            str(VALUES / "cpu-smoke.yaml"),
+            "--values",
+            self.values(**changed),
+        )
+
+    def job(self, name: str, plural: str = "pytorchjobs") -> dict[str, Any]:
+        group, version = (
+            ("kubeflow.org", "v1") if plural == "pytorchjobs" else ("trainer.kubeflow.org", "v1alpha1")
+        )
+        found: dict[str, Any] = self.custom.get_namespaced_custom_object(
+            group, version, self.namespace, plural, name
+        )
+        return found
+
+    def conditions(self, name: str, plural: str = "pytorchjobs") -> list[str]:
+        listed = self.job(name, plural).get("status", {}).get("conditions", [])
+        return [condition["type"] for condition in listed if condition["status"] == "True"]
+
+    def pods(self, name: str) -> list[Any]:
+        labels = f"training.kubeflow.org/job-name={name}"
+        return list(self.core.list_namespaced_pod(self.namespace, label_selector=labels).items)
+
+    def log(self, pod: str, container: str = "pytorch") -> str:
+        try:
+            answer = self.core.read_namespaced_pod_log(
+                pod, self.namespace, container=container, _preload_content=False
+            )
+            # the client's own decoding gives the text of a bytes literal
+            return str(answer.data.decode(errors="replace"))
+        except self.api.ApiException:
+            return ""
+
+    def until(self, what: str, check: Callable[[], Any], seconds: float = 300) -> Any:
+        """The first true answer of ``check``; on time-out the failure shows the pods and their last lines."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            if found := check():
+                return found
+            time.sleep(1)  # the API is asked again; nothing here can be waited on
+        pytest.fail(f"{what} took more than {seconds:.0f} s\n{self.story()}")
+
+    def ended(self, name: str, condition: str = "Succeeded", seconds: float = 300) -> None:
+        end = ("Succeeded", "Failed")
+        found = self.until(
+            f"{name} to end", lambda: [one for one in self.conditions(name) if one in end], seconds
+        )
+        assert found == [condition], self.story()
+
+    def story(self) -> str:
+        """State and last lines of every pod, for a failed test."""
+        lines = []
+        for pod in self.core.list_namespaced_pod(self.namespace).items:
+            lines.append(f"== {pod.metadata.name} {pod.status.phase}")
+            for container in ("prepare", "pytorch", "node"):
+                lines += [
+                    f"  {container}: {line}"
+                    for line in self.log(pod.metadata.name, container).splitlines()[-12:]
+                ]
+        return "\n".join(lines)
+
+    def run_pod(self, name: str, *command: str, user: int = 1000) -> str:
+        """Run ``command`` with the volumes mounted and return what it printed."""
+        mounts = [{"name": volume, "mountPath": f"/{volume}"} for volume in VOLUMES]
+        claims = [
+            {"name": volume, "persistentVolumeClaim": {"claimName": f"first-{volume}"}} for volume in VOLUMES
+        ]
+        container = {"name": "pytorch", "image": self.image, "command": list(command), "volumeMounts": mounts}
+        spec = {
+            "containers": [container],
+            "volumes": claims,
+            "restartPolicy": "Never",
+            "securityContext": {"runAsUser": user},
+        }
+        self.core.create_namespaced_pod(self.namespace, {"metadata": {"name": name}, "spec": spec})
+        done = ("Succeeded", "Failed")
+        phase = self.until(
+            f"pod {name}", lambda: self.core.read_namespaced_pod(name, self.namespace).status.phase, 5
+        )
+        phase = self.until(
+            f"pod {name}",
+            lambda: (
+                (found := self.core.read_namespaced_pod(name, self.namespace).status.phase) in done and found
+            ),
+            120,
+        )
+        text = self.log(name)
+        self.core.delete_namespaced_pod(name, self.namespace, grace_period_seconds=0)
+        assert phase == "Succeeded", text
+        return text
+
+    def read(self, path: str) -> dict[str, Any]:
+        """A JSON file of the output volume."""
+        found: dict[str, Any] = json.loads(self.run_pod("read", "cat", f"/output/{path}"))
+        return found
+
+
+@pytest.fixture(scope="module")
+def cluster(api: Any, namespace: str, tmp_path_factory: pytest.TempPathFactory) -> Cluster:
+    """The namespace after ``helm install first``: suspended, so that its volumes are there and no pod is."""
+    image = os.environ.get("IMAGE", "")
+    if not image:
+        pytest.skip(
+            "IMAGE is not set: these tests need an image made by scripts/build_image.sh that the "
+            "nodes can get"
+        )
+    if not shutil.which("helm"):
+        pytest.skip("helm is not on PATH")
+    made = Cluster(api, namespace, image, tmp_path_factory.mktemp("values"))
+    classes = {"storageClass": os.environ.get("STORAGE_CLASS", ""), "accessModes": ["ReadWriteMany"]}
+    made.install("first", persistence=dict.fromkeys(VOLUMES, classes), runPolicy={"suspend": True})
+    made.until("the volumes", lambda: len(bound(made)) == 3, 60)
+    # Where a class does not honour fsGroup (hostPath, some NFS), its folders are root's.
+    made.run_pod("own", "chown", "1000:0", *(f"/{volume}" for volume in VOLUMES), user=0)
+    return made
+
+
+def bound(cluster: Cluster) -> list[str]:
+    claims = cluster.core.list_namespaced_persistent_volume_claim(cluster.namespace).items
+    return sorted(claim.metadata.name for claim in claims if claim.status.phase == "Bound")
+
+
+def config(**changed: Any) -> str:
+    """The smoke profile's training YAML with ``changed`` keys."""
+    values = yaml.safe_load((VALUES / "cpu-smoke.yaml").read_text())
+    return yaml.safe_dump(yaml.safe_load(values["config"]) | changed)
+
+
+def test_a_suspended_job_has_volumes_and_no_pods(cluster: Cluster) -> None:
+    assert "Suspended" in cluster.conditions("first")
+    assert cluster.pods("first") == []
+
+
+def test_a_claim_that_only_one_node_can_mount_is_refused_before_anything_is_created(cluster: Cluster) -> None:
+    claim = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Mi"}}}
+    cluster.core.create_namespaced_persistent_volume_claim(
+        cluster.namespace, {"metadata": {"name": "narrow"}, "spec": claim}
+    )
+    values = cluster.values(
+        distributed={"nodes": 2}, persistence={volume: {"existingClaim": "narrow"} for volume in VOLUMES}
+    )
+    done = cluster.helm("install", "refused", str(CHART), "--values", values, ok=False)
+    assert done.returncode != 0
+    assert "the claim narrow is [ReadWriteOnce], but 2 pods share the volume" in done.stderr
+    secrets = cluster.core.list_namespaced_secret(
+        cluster.namespace, label_selector="owner=helm,name=refused"
+    ).items
+    assert secrets == [], "helm keeps a release as a Secret"
+
+
+def test_helm_test_runs_the_preflight(cluster: Cluster) -> None:
+    done = cluster.helm("test", "first", "--timeout", "120s")
+    assert "Succeeded" in done.stdout
+
+
+def test_an_upgrade_starts_the_suspended_job_and_it_ends_with_a_model_on_the_volume(cluster: Cluster) -> None:
+    cluster.helm("upgrade", "first", str(CHART), "--reuse-values", "--set", "runPolicy.suspend=false")
+    cluster.ended("first", seconds=500)
+    listing = cluster.run_pod("list", "ls", "/output/first", "/output/first/final").split()
+    assert {"run.json", "metrics.jsonl", "checkpoint-60", "model.safetensors", "tokenizer.json"} <= set(
+        listing
+    )
+    record = cluster.read("first/run.json")
+    assert (record["status"], record["world_size"], record["name"]) == ("ok", 1, "first")
+    assert record["provenance"]["image"] == cluster.image
+    assert record["provenance"]["pod"] == "first-master-0"
+
+
+def test_the_record_can_be_collected_from_the_pods_log(cluster: Cluster, tmp_path: Path) -> None:
+    log = tmp_path / "first.log"
+    log.write_text(cluster.log("first-master-0"))
+    for words in ([str(log)], ["--job", "first", "--namespace", cluster.namespace]):
+        command = [
+            "podtune",
+            "collect",
+            *words,
+            "--output",
+            str(tmp_path / words[0].strip("-/").replace("/", "-")),
+        ]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr + log.read_text()[-2000:]
+    first, second = (json.loads(path.read_text()) for path in sorted(tmp_path.rglob("run.json")))
+    assert first == second == cluster.read("first/run.json")
+
+
+def test_two_pods_train_one_model(cluster: Cluster) -> None:
+    cluster.install(
+        "two",
+        distributed={"nodes": 2, "strategy": "ddp"},
+        config=config(max_steps=6, eval_strategy="no", save_steps=6),
+    )
+    cluster.ended("two")
+    folder = "/models/huggingface/.podtune-prepared"
+    markers = cluster.run_pod(
+        "markers",
+        "python",
+        "-c",
+        (f"import pathlib; [print(m.read_text()) for m in pathlib.Path('{folder}').glob('*.json')]"),
+    )
+    assert markers.count('"making the tiny model') == 1, (
+        "made for the first run, found by both pods of the second"
+    )
+    assert len(re.findall(r'"by": "two-(master|worker)-0"', markers)) == 1, "one of the two pods tokenised"
+    record = cluster.read("two/run.json")
+    assert (record["status"], record["world_size"], record["nnodes"]) == ("ok", 2, 2)
+
+
+LONG = config(max_steps=40, eval_strategy="no", save_steps=5, logging_steps=1, per_device_train_batch_size=2)
+
+
+def started(cluster: Cluster, name: str, step: int = 6) -> None:
+    """Wait until the run has passed ``step``, so that there is a checkpoint to come back to."""
+    cluster.until(
+        f"{name} to train",
+        lambda: re.search(rf"^step +{step}/", cluster.log(f"{name}-master-0"), re.MULTILINE),
+    )
+
+
+@pytest.mark.parametrize("victim", ["worker", "master"])
+def test_a_pod_that_is_taken_away_is_made_again_and_the_run_goes_on(cluster: Cluster, victim: str) -> None:
+    name, pod = f"lost-{victim}", f"lost-{victim}-{victim}-0"
+    cluster.install(name, distributed={"nodes": 2}, config=LONG)
+    started(cluster, name)
+    before = {one.metadata.name: one.metadata.uid for one in cluster.pods(name)}
+    if victim == "worker":  # as a node's drain does
+        cluster.core.create_namespaced_pod_eviction(pod, cluster.namespace, {"metadata": {"name": pod}})
+    else:
+        cluster.core.delete_namespaced_pod(pod, cluster.namespace)
+    cluster.ended(name, seconds=400)
+    after = {one.metadata.name: one.metadata.uid for one in cluster.pods(name)}
+    assert after[pod] != before[pod]
+    record = cluster.read(f"{name}/run.json")
+    assert record["status"] == "ok"
+    assert len(record["attempts"]) >= 2
+    assert record["attempts"][-1]["from_step"] > 0, "it came back to a checkpoint"
+
+
+def test_a_release_installed_again_goes_on_from_the_checkpoint_that_its_end_saved(cluster: Cluster) -> None:
+    cluster.install("again", config=LONG)
+    started(cluster, "again")
+    cluster.helm("uninstall", "again")
+    cluster.until("its pod to save and go", lambda: not cluster.pods("again"), 120)
+    left = cluster.read("again/run.json")
+    assert left["status"] == "preempted"
+    cluster.install("again", config=LONG)
+    cluster.ended("again")
+    record = cluster.read("again/run.json")
+    assert (record["status"], len(record["attempts"])) == ("ok", 2)
+    assert record["attempts"][1]["from_step"] == left["measurements"]["steps"] > 0
+
+
+def test_elastic_workers_meet_without_a_master_and_train(cluster: Cluster) -> None:
+    elastic = {"nodes": 2, "elastic": {"minNodes": 1, "maxNodes": 2}}
+    cluster.install(
+        "elastic", distributed=elastic, config=config(max_steps=6, eval_strategy="no", save_steps=6)
+    )
+    cluster.ended("elastic")
+    assert cluster.read("elastic/run.json")["status"] == "ok"
+
+
+def test_a_users_error_fails_the_job_at_once_with_its_code(cluster: Cluster) -> None:
+    cluster.install(
+        "wrong",
+        config=("model_name_or_path: /models/podtune-tiny\ndataset_name: /data/qa\nlearning_rat: 1\n"),
+    )
+    cluster.ended("wrong", "Failed", seconds=120)
+    (pod,) = cluster.pods("wrong")
+    (status,) = pod.status.container_statuses
+    assert status.state.terminated.exit_code == 78
+    assert "learning_rate" in status.state.terminated.message
+
+
+def test_the_aim_page_comes_with_an_upgrade_and_answers(cluster: Cluster) -> None:
+    on_a_volume_that_it_may_write = "persistence.aim.existingClaim=first-data"
+    cluster.helm(
+        "upgrade",
+        "first",
+        str(CHART),
+        "--reuse-values",
+        "--set",
+        "aim.enabled=true",
+        "--set",
+        on_a_volume_that_it_may_write,
+    )
+
+    def pod() -> Any:
+        found = cluster.core.list_namespaced_pod(
+            cluster.namespace, label_selector="app.kubernetes.io/component=aim"
+        ).items
+        states = {state.name: state for state in (found[0].status.container_statuses or [])} if found else {}
+        ready = states and all(state.ready and not state.restart_count for state in states.values())
+        return (
+            found[0].metadata.name
+            if ready and "-> Aim run" in cluster.log(found[0].metadata.name, "sync")
+            else ""
+        )
+
+    name = cluster.until("the Aim page to answer its probe and the run to be in it", pod, 240)
+    assert "error" not in cluster.log(name, "sync").lower()
+
+
+def gpus(cluster: Cluster) -> int:
+    return sum(
+        int(node.status.allocatable.get("nvidia.com/gpu", 0)) for node in cluster.core.list_node().items
+    )
+
+
+def install_on_gpus(cluster: Cluster, profile: str, **changed: Any) -> None:
+    small = {
+        "requests": {"cpu": "100m", "memory": "64Mi"},
+        "limits": {"cpu": "1", "memory": "6Gi", "nvidia.com/gpu": 1},
+    }
+    overrides = cluster.values(resources=small, **changed)
+    cluster.helm(
+        "install", profile, str(CHART), "--values", str(VALUES / f"{profile}.yaml"), "--values", overrides
+    )
+
+
+@pytest.mark.parametrize(("profile", "pods"), [("single-gpu", 1), ("two-node", 2)])
+def test_profiles_for_gpus_are_scheduled_and_the_preflight_finds_no_gpu_in_time(
+    cluster: Cluster, profile: str, pods: int
+) -> None:
+    """On a node that claims GPUs and has none. Nothing is prepared: the real model would be downloaded."""
+    if gpus(cluster) < pods:
+        pytest.skip(f"no node claims {pods} nvidia.com/gpu")
+    if any("nvidia.com/gpu.product" in node.metadata.labels for node in cluster.core.list_node().items):
+        pytest.skip("the nodes have real GPUs: the profile would train")
+    install_on_gpus(
+        cluster, profile, nodeSelector={"nvidia.com/gpu.product": None}, prepare={"enabled": False}
+    )
+    cluster.ended(profile, "Failed", seconds=90)
+    ends = [
+        status.state.terminated
+        for pod in cluster.pods(profile)
+        for status in pod.status.container_statuses or []
+    ]
+    assert any(
+        end and end.exit_code == 69 and "GPU asked for and none there" in end.message for end in ends
+    ), cluster.story()
+    cluster.helm("uninstall", profile)
+
+
+def test_profiles_for_gpus_get_their_volumes_and_say_what_is_missing(cluster: Cluster) -> None:
+    if gpus(cluster):
+        pytest.skip("the nodes have GPUs, or say so")
+    for profile, pods in (("single-gpu", 1), ("two-node", 2)):
+        install_on_gpus(cluster, profile)
+        cluster.until(
+            f"pods of {profile}", lambda profile=profile, pods=pods: len(cluster.pods(profile)) == pods, 60
+        )
+
+        def reason(profile: str = profile) -> str:
+            found = [
+                condition.message or ""
+                for pod in cluster.pods(profile)
+                for condition in pod.status.conditions or []
+            ]
+            return " ".join(found)
+
+        cluster.until("the scheduler's reason", lambda reason=reason: "node" in reason(), 60)
+        assert "unbound" not in reason()
+        cluster.helm("uninstall", profile)
+
+
+def test_a_trainjob_trains_in_two_pods_from_the_same_values(cluster: Cluster) -> None:
+    try:
+        cluster.custom.get_cluster_custom_object(
+            "trainer.kubeflow.org", "v1alpha1", "clustertrainingruntimes", "torch-distributed"
+        )
+    except cluster.api.ApiException:
+        pytest.skip("Kubeflow Trainer v2 with its runtime torch-distributed is not installed")
+    cluster.install(
+        "second",
+        api="trainjob",
+        distributed={"nodes": 2},
+        config=config(max_steps=6, eval_strategy="no", save_steps=6),
+    )
+    end = ("Complete", "Failed")
+    found = cluster.until(
+        "the TrainJob", lambda: [one for one in cluster.conditions("second", "trainjobs") if one in end], 400
+    )
+    assert found == ["Complete"], cluster.story()
+    assert cluster.read("second/run.json")["world_size"] == 2
+
+
+def test_the_volumes_outlive_the_release(cluster: Cluster) -> None:
+    cluster.helm("uninstall", "first")
+    cluster.until("the job to go", lambda: not cluster.pods("first"), 60)
+    assert {"first-data", "first-models", "first-output"} <= set(bound(cluster))

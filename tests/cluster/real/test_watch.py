@@ -1,0 +1,121 @@
+"""podtune watch and podtune runs --cluster on a real run: a terminal sees a job go on, and the list has the
+figures of its record.
+
+Both are asked with the documented rights and no others: no exec, and no volume mounted. One short run of the
+chart serves all tests.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster.real.test_chart import Cluster, bound, config
+from cluster.real.test_chart import cluster as cluster  # the namespace with its volumes
+from cluster.real.test_client import documented_rules, kubeconfig_of, podtune
+
+ROOT = Path(__file__).parents[3]
+STEPS = 60
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture(scope="module")
+def user(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A kubeconfig with the rights of docs/cluster.md."""
+    return kubeconfig_of(
+        cluster.api,
+        cluster.namespace,
+        "watcher",
+        documented_rules(),
+        tmp_path_factory.mktemp("user") / "config",
+    )
+
+
+@pytest.fixture(scope="module")
+def running(cluster: Cluster) -> Iterator[str]:
+    """A run of two pods that has logged a step."""
+    assert bound(cluster)
+    short = config(max_steps=STEPS, eval_steps=STEPS, max_eval_rows=8, logging_steps=1, save_strategy="no")
+    cluster.install("seen", distributed={"nodes": 2}, config=short)
+    cluster.until("a first step", lambda: re.search(r"^step +2/", cluster.log("seen-master-0"), re.MULTILINE))
+    yield "seen"
+    cluster.ended("seen")
+
+
+def test_a_job_is_watched_in_a_terminal_and_ctrl_c_leaves_it_alone(
+    cluster: Cluster, running: str, user: str
+) -> None:
+    command = [sys.executable, "-m", "podtune.cli", "watch", running, "-n", cluster.namespace]
+    ours, theirs = pty.openpty()
+    env = {**os.environ, "KUBECONFIG": user, "COLUMNS": "100", "TERM": "xterm"}
+    with subprocess.Popen(
+        command, stdout=theirs, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=env
+    ) as watching:
+        os.close(theirs)
+        screen = ""
+        with contextlib.suppress(OSError):  # it ended by itself
+            while not re.search(rf"step +\d+ of {STEPS}", screen) or "GiB of memory" not in screen:
+                screen += re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", os.read(ours, 65536).decode(errors="replace"))
+        watching.send_signal(signal.SIGINT)
+        _, told = watching.communicate(timeout=30)
+    os.close(ours)
+    assert (watching.returncode, "the job goes on" in told) == (130, True), screen + told
+    for part in ("seen-master-0 Running", "seen-worker-0 Running", "ddp", "left", "loss"):
+        assert part in screen, part
+    assert "Failed" not in cluster.conditions(running)
+
+
+def test_the_list_shows_progress_and_then_the_records_own_figures(
+    cluster: Cluster, running: str, user: str
+) -> None:
+    def row() -> dict[str, Any]:
+        listed = podtune(
+            "runs",
+            "--cluster",
+            "-n",
+            cluster.namespace,
+            "--where",
+            f"name={running}",
+            "--json",
+            kubeconfig=user,
+        )
+        (found,) = json.loads(listed.stdout)
+        return dict(found)
+
+    going = row()
+    if going["status"] == "running":  # on a fast machine it may have ended
+        assert 0 < going["progress"] <= 1
+        assert going["total_steps"] == STEPS
+    assert (going["mode"], going["strategy"], going["world"]) == ("sft", "ddp", 2)
+    cluster.ended(running)
+    record, ended = cluster.read(f"{running}/run.json"), row()
+    measured = record["measurements"]
+    assert (ended["status"], ended["steps"], ended["tokens"]) == ("ok", STEPS, measured["tokens"])
+    assert (ended["loss"], ended["tokens_per_s"]) == (measured["loss"]["eval"], measured["tokens_per_s"])
+    table = podtune("runs", "--cluster", "-n", cluster.namespace, kubeconfig=user).stdout
+    assert re.search(rf"^{running} +sft +ddp +2 +ok +{STEPS} ", table, re.MULTILINE), table
+    shown = podtune("watch", running, "-n", cluster.namespace, kubeconfig=user).stdout
+    assert f"{STEPS} of {STEPS}, ok after" in shown
+    assert "evaluation" in shown
+
+
+def test_a_user_who_may_not_read_logs_is_told_so(cluster: Cluster, running: str, tmp_path: Path) -> None:
+    rules = [
+        {**rule, "resources": [one for one in rule["resources"] if one != "pods/log"]}
+        for rule in documented_rules()
+    ]
+    user = kubeconfig_of(cluster.api, cluster.namespace, "blind", rules, tmp_path / "config")
+    done = podtune("watch", running, "-n", cluster.namespace, kubeconfig=user)
+    assert done.returncode == 77, done.stdout + done.stderr
+    assert 'cannot get resource "pods/log"' in done.stderr

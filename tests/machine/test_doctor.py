@@ -1,0 +1,175 @@
+"""podtune doctor says what is wrong with a machine, with the fix, in seconds."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from podtune.machine import doctor
+from podtune.machine.doctor import Check, Question, TorchBuild
+
+ROOT = Path(__file__).parents[2]
+NAMES = [
+    "python",
+    "libraries",
+    "torch",
+    "gpu",
+    "cpu",
+    "memory",
+    "/dev/shm",
+    "disk",
+    "output",
+    "hub",
+    "helm",
+    "kubectl",
+    "compiler",
+    "aim",
+]
+
+
+def podtune_doctor(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "podtune.cli", "doctor", *words]
+    return subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "HF_HUB_OFFLINE": "1", **env},
+        timeout=120,
+    )
+
+
+def test_every_check_has_one_line_and_a_sound_machine_passes(tmp_path: Path) -> None:
+    done = podtune_doctor("--output-dir", str(tmp_path), "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = json.loads(done.stdout)
+    names = [check["name"] for check in said["checks"]]
+    assert [name for name in names if name != "driver"] == NAMES
+    assert said["state"] in ("ok", "warn")
+    by_name = {check["name"]: check for check in said["checks"]}
+    assert "offline" in by_name["hub"]["found"]
+    assert "MB/s" in by_name["output"]["found"]
+    assert list(tmp_path.iterdir()) == []  # nothing is left behind
+
+
+def test_an_output_folder_that_cannot_be_written_is_a_failure_with_the_fix(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    found = doctor.write_speed(tmp_path / "file" / "run")
+    assert found.state == "fail"
+    assert "cannot be written" in found.found
+    assert "output_dir" in found.fix
+    assert doctor.exit_code([found]) == 69
+
+
+def test_a_folder_that_is_not_there_yet_is_looked_at_and_not_made(tmp_path: Path) -> None:
+    assert doctor.write_speed(tmp_path / "a" / "b").state in ("ok", "warn")
+    assert doctor.disk(tmp_path / "a" / "b").state in ("ok", "warn")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_torchs_build_is_read_without_importing_it_and_is_what_torch_says() -> None:
+    build = doctor.torch_build()
+    assert build is not None
+    import torch
+
+    assert build == TorchBuild(torch.__version__, torch.version.cuda or "", torch.version.hip or "")
+
+
+@pytest.mark.parametrize(
+    ("cuda", "build", "state", "words"),
+    [
+        (13, TorchBuild("2.13.0", "13.0", ""), "ok", "does CUDA 13"),
+        (13, TorchBuild("2.11.0", "12.8", ""), "ok", "does CUDA 13"),  # an older CUDA runs on a newer driver
+        (12, TorchBuild("2.13.0", "13.0", ""), "fail", "580 or newer"),
+        (13, TorchBuild("2.13.0+cpu", "", ""), "warn", "without CUDA"),
+    ],
+)
+def test_the_driver_is_held_against_torchs_cuda(cuda: int, build: TorchBuild, state: str, words: str) -> None:
+    found = doctor._driver("570.1", cuda, 2, build)
+    assert found.state == state
+    assert words in f"{found.found}; {found.fix}"
+
+
+def test_gpus_are_counted_by_kind_and_one_in_use_is_named() -> None:
+    free, used = ("NVIDIA L40S", 44.0, 43.5), ("NVIDIA L40S", 44.0, 20.0)
+    assert doctor.gpu_memory([free, free]) == Check(
+        "gpu", "ok", ("2 x NVIDIA L40S; GiB free: 44 of 44, 44 of 44")
+    )
+    assert "GPU 1 is in use" in doctor.gpu_memory([free, used]).found
+    assert doctor.gpu_memory([]).state == "warn"
+
+
+def test_what_does_not_answer_is_a_warning_and_holds_nobody_up() -> None:
+    ended = threading.Event()
+    asked = [
+        Question("hangs", lambda: ended.wait(60) and Check("hangs", "ok", ""), "kick it", 0.3),
+        Question("cpu", doctor.cpu),
+    ]
+    started = time.monotonic()
+    found = doctor.answers(asked)
+    ended.set()
+    assert time.monotonic() - started < 10
+    assert found[0] == Check("hangs", "warn", "no answer within 0.3 s", "kick it")
+    assert found[1].state == "ok"
+
+
+def test_a_check_that_breaks_does_not_take_the_others_with_it() -> None:
+    def breaks() -> Check:
+        raise RuntimeError("no such ioctl")
+
+    found = doctor.answers([Question("breaks", breaks), Question("cpu", doctor.cpu)])
+    assert [check.state for check in found] == ["warn", "ok"]
+    assert "no such ioctl" in found[0].found
+
+
+@pytest.fixture
+def hub() -> Iterator[Any]:
+    """A server in the hub's place that answers with the status asked for."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            self.send_response(int(self.path.strip("/")))
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield lambda status: f"http://127.0.0.1:{server.server_address[1]}/{status}"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize(("status", "state"), [(200, "ok"), (401, "ok"), (503, "warn"), (None, "warn")])
+def test_the_hub_is_reachable_if_anything_but_a_fault_answers(
+    hub: Any, monkeypatch: pytest.MonkeyPatch, status: int | None, state: str
+) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    # the discard port: refused
+    monkeypatch.setattr(constants, "ENDPOINT", hub(status) if status else "http://127.0.0.1:9")
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    found = doctor.hub()
+    assert found.state == state
+    assert bool(found.fix) == (state == "warn")
+
+
+def test_a_cluster_that_is_not_configured_is_one_failing_line(tmp_path: Path) -> None:
+    done = podtune_doctor("--cluster", "--output-dir", str(tmp_path), KUBECONFIG=str(tmp_path / "none"))
+    lines = [line for line in done.stdout.splitlines() if line.split()[1] == "cluster"]
+    assert done.returncode == 69
+    assert len(lines) == 1
+    assert lines[0].startswith("fail")
+    assert "KUBECONFIG" in lines[0]

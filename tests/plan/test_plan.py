@@ -1,0 +1,324 @@
+"""The planner's formulas give the papers' own examples, and what our benchmark counted."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from podtune.plan.beside import plans
+from podtune.plan.hardware import ROWS, hardware_row, link_row, peak_flops
+from podtune.plan.layout import PLANNED, bubble_share, partition
+from podtune.plan.plan import GIB, Plan, estimate, estimate_all, state_bytes
+from podtune.plan.shapes import KNOWN, Opaque, Transformer, shape_of
+from podtune.plan.sizes import SIZES
+from podtune.run.errors import UserError
+
+ZERO_EXAMPLE = 7_500_000_000
+
+
+def states_gb(plan: Plan) -> float:
+    return (plan.weights_gib + plan.gradients_gib + plan.optimizer_gib) * GIB / 1e9
+
+
+def test_zero_paper_figure_1_comes_out() -> None:
+    """7.5 B parameters over 64 ranks: 120, 31.4, 16.6 and 1.9 GB (Rajbhandari et al. 2019, figure 1)."""
+    stages = [sum(partition(state_bytes("bf16-mixed"), stage, 64)) * ZERO_EXAMPLE / 1e9 for stage in range(4)]
+    assert [round(gb, 1) for gb in stages] == [120.0, 31.4, 16.6, 1.9]
+    for strategy, gb in (
+        ("ddp", 120.0),
+        ("zero2", 16.6),
+        ("fsdp-grad-op", 16.6),
+        ("zero3", 1.9),
+        ("fsdp", 1.9),
+    ):
+        plan = estimate(Opaque(ZERO_EXAMPLE), strategy=strategy, world_size=64, batch_size=64)
+        assert states_gb(plan) == pytest.approx(gb, abs=0.05), strategy
+        assert plan.total_gib == pytest.approx(states_gb(plan) * 1e9 / GIB)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "times"), [("ddp", 2), ("zero2", 2), ("fsdp-grad-op", 2), ("fsdp", 3), ("zero3", 3)]
+)
+def test_volumes_are_two_or_three_times_the_weights(strategy: str, times: int) -> None:
+    """ZeRO, section 7: stage 2 sends as much as data parallelism, stage 3 half as much again."""
+    plan = estimate(Opaque(ZERO_EXAMPLE), strategy=strategy, world_size=64, batch_size=64)
+    assert plan.bytes_per_step == pytest.approx(times * 63 / 64 * 2 * ZERO_EXAMPLE)
+
+
+def test_gpipes_bubble_and_naive_model_parallelism() -> None:
+    assert bubble_share(4, 8) == pytest.approx(3 / 11)
+    assert bubble_share(4, 1) == pytest.approx(3 / 4)
+    naive = estimate(
+        shape_of("tinygpt-124m"), strategy="naive-mp", world_size=4, hardware=hardware_row("H100")
+    )
+    single = estimate(
+        shape_of("tinygpt-124m"), strategy="single", world_size=1, hardware=hardware_row("H100")
+    )
+    assert naive.step_time_s is not None
+    assert single.step_time_s is not None
+    assert naive.step_time_s >= single.step_time_s * 0.99  # four devices, no faster
+    assert naive.limited_by == "bubble"
+
+
+def test_megatron_activations_of_gpt3_without_dropout_and_scores() -> None:
+    """Korthikanti et al. 2022, table 2: 34 s b h bytes a layer; without dropout's masks 32, with flash
+    attention no 5 a s^2 b.
+    """
+    gpt3 = Transformer(96, 12288, 96, 96, 4 * 12288, 51200, 2048, 128, gated=False, biases=True)
+    per_layer = 2 * gpt3.layer_elements()
+    sbh = 2048 * 12288
+    assert per_layer / sbh == pytest.approx(32, abs=0.1)
+    # equation 2, less the masks
+    assert 2 * gpt3.layer_elements(tensor_ranks=8) / sbh == pytest.approx(8 + 24 / 8, abs=0.1)
+    assert gpt3.layer_elements("full") == sbh
+
+
+def test_parameter_counts_are_the_models_own() -> None:
+    assert KNOWN["SmolLM3-3B"].parameters == 3_075_098_624
+    assert shape_of("resnet50").parameters == 25_557_032
+    assert shape_of("resnet18-cifar").parameters == 11_173_962
+    gpt2 = SIZES["tinygpt-124m"]
+    assert gpt2.parameters == 124_439_808  # type: ignore[union-attr]
+    assert shape_of("tinygpt-124m").parameters - gpt2.parameters == (50304 - 50257) * 768  # type: ignore[union-attr]
+
+
+def test_the_counted_bytes_of_real_cells_come_out() -> None:
+    """Counted at the process group by podtune.benchmark over two gloo ranks, tinygpt-test, fp32, batch 8."""
+    counted = {
+        "ddp": 3501060,
+        "fsdp": 5251588,
+        "fsdp-grad-op": 3501060,
+        "zero2": 3501064,
+        "tensor": 8388608,
+        "naive-mp": 786434,
+        "pipeline-gpipe": 786434,
+    }
+    for strategy, bytes_sent in counted.items():
+        plan = estimate(
+            shape_of("tinygpt-test"), strategy=strategy, world_size=2, precision="fp32", batch_size=8
+        )
+        assert plan.bytes_per_step == pytest.approx(bytes_sent, rel=0.01), strategy
+
+
+def test_hsdp_shards_inside_a_machine_and_reduces_between() -> None:
+    plan = estimate(Opaque(10**9), strategy="hsdp", world_size=16, batch_size=16, nodes=2)
+    by_kind = {one["kind"]: one for one in plan.communication}
+    assert by_kind["all_gather"]["ranks"] == 8
+    assert by_kind["all_reduce"]["ranks"] == 2
+    assert by_kind["all_reduce"]["between_nodes"]
+    assert plan.weights_gib == pytest.approx(2e9 / 8 / GIB)
+
+
+def test_the_reference_cases_memory_decides_as_in_practice() -> None:
+    """A 3B model on a 48 GB L40S: plain fp32 Adam does not fit, LoRA on bf16 weights with checkpointing
+    does.
+    """
+    smollm, l40s = shape_of("HuggingFaceTB/SmolLM3-3B", 1024), hardware_row("L40S")
+    common: dict[str, Any] = {
+        "strategy": "single",
+        "world_size": 1,
+        "batch_size": 8,
+        "hardware": l40s,
+        "activation_checkpointing": "full",
+    }
+    plain = estimate(smollm, precision="fp32", **common)
+    assert states_gb(plain) == pytest.approx(16 * 3.075, abs=0.1)
+    assert plain.fits is False
+    assert plain.limited_by == "memory"
+    assert estimate(smollm, precision="bf16", lora_r=16, **common).fits
+    eight_bit = estimate(smollm, precision="bf16", optimizer="adamw-8bit", **common)
+    assert eight_bit.optimizer_gib == pytest.approx(2 * 3.0751e9 / GIB, rel=0.001)
+
+
+def test_checkpointing_and_1f1b_hold_less() -> None:
+    shape = shape_of("tinygpt-350m")
+    held = {
+        how: estimate(
+            shape, strategy="single", world_size=1, batch_size=16, activation_checkpointing=how
+        ).activations_gib  # type: ignore[arg-type]
+        for how in ("none", "selective", "sequential", "full")
+    }
+    assert held["none"] > held["selective"] > held["sequential"] > held["full"]
+    gpipe, onef1b = (
+        estimate(shape, strategy=name, world_size=4, batch_size=32, micro_batches=16)
+        for name in ("pipeline-gpipe", "pipeline-1f1b")
+    )
+    assert gpipe.activations_gib > 2 * onef1b.activations_gib
+
+
+@pytest.mark.parametrize(
+    ("device", "row"),
+    [
+        ("NVIDIA L40S", "L40S"),
+        ("NVIDIA A10", "A10"),
+        ("NVIDIA A100-SXM4-40GB", "A100-40"),
+        ("NVIDIA A100-SXM4-80GB", "A100-80"),
+        ("NVIDIA A100 80GB PCIe", "A100-80"),
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("NVIDIA H100 PCIe", "H100-PCIe"),
+        ("NVIDIA H200", "H200"),
+        ("AMD Instinct MI300X", "MI300X"),
+    ],
+)
+def test_device_names_find_their_row(device: str, row: str) -> None:
+    assert peak_flops(device, "bf16") == ROWS[row].flops["bf16"]
+
+
+@pytest.mark.parametrize(
+    "device",
+    ["Tesla T4", "NVIDIA A10G", ("NVIDIA H100 80GB HBM3 MIG 1g.10gb"), "NVIDIA GeForce RTX 4090", ""],
+)
+def test_an_unknown_device_has_no_peak_rather_than_a_wrong_one(device: str) -> None:
+    assert peak_flops(device, "bf16") is None
+
+
+def test_a_precision_that_the_device_lacks_has_no_peak() -> None:
+    assert peak_flops("NVIDIA A10", "fp8") is None
+    assert peak_flops("NVIDIA H100 80GB HBM3", "fp8") is not None
+
+
+@pytest.mark.parametrize(
+    ("settings", "wanted"),
+    [
+        ({"strategy": "dpp"}, "did you mean 'ddp'"),
+        (
+            {"strategy": "tensor", "world_size": 5},
+            ("5 does not divide 12 heads\n  fix: one of 1, 2, 3, 4, 6, 12"),
+        ),
+        ({"strategy": "pipeline-1f1b", "world_size": 5}, "5 does not divide 12 blocks"),
+        ({"strategy": "ddp", "world_size": 3, "batch_size": 32}, "give 33 or 30"),
+        ({"strategy": "single", "world_size": 2}, "single is one process"),
+        ({"strategy": "ddp", "precision": "bf61"}, "did you mean 'bf16'"),
+        ({"strategy": "ddp", "batch_size": 0}, "not a positive number"),
+        ({"strategy": "naive-mp", "world_size": 16}, "at most 12"),
+        ({"strategy": "ddp", "optimizer": "adam"}, "did you mean 'adamw'"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_what_would_do(settings: dict[str, Any], wanted: str) -> None:
+    with pytest.raises(UserError) as refusal:
+        estimate(shape_of("tinygpt-124m"), **{"world_size": 1, "batch_size": 32, **settings})
+    assert wanted in str(refusal.value)
+
+
+def test_a_resnet_is_not_divided_by_heads_and_says_so_in_the_table_of_all() -> None:
+    found, refused = estimate_all(shape_of("resnet50"), world_size=2, batch_size=64)
+    assert "tensor" in refused
+    assert {"ddp", "fsdp", "pipeline-gpipe"} <= {plan.strategy for plan in found}
+
+
+def test_the_planner_knows_strategies_by_the_benchmarks_names() -> None:
+    """A new strategy may come without formulas: its cells then stand without a plan."""
+    from podtune.bench.strategies.table import STRATEGIES
+
+    assert set(PLANNED) <= set(STRATEGIES)
+    assert plans(
+        [{"model": "tinygpt-test", "strategy": "new", "world_size": 2, "global_batch_size": 8, "config": {}}]
+    ) == [None]
+
+
+def test_a_folder_with_a_config_is_a_model(tmp_path: Path) -> None:
+    config = {
+        "model_type": "llama",
+        "hidden_size": 64,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    }
+    config |= {
+        "intermediate_size": 96,
+        "vocab_size": 100,
+        "tie_word_embeddings": True,
+        "max_position_embeddings": 512,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    shape = shape_of(f"hf:{tmp_path}")
+    layer = 2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 96 + 2 * 64
+    assert shape.parameters == 100 * 64 + 3 * layer + 64
+    (tmp_path / "config.json").write_text(json.dumps({**config, "num_local_experts": 8}))
+    with pytest.raises(UserError, match="mixture of experts"):
+        shape_of(str(tmp_path))
+    (tmp_path / "config.json").write_text(json.dumps({**config, "hidden_size": "wide"}))
+    with pytest.raises(UserError, match="hidden_size is 'wide'"):
+        shape_of(str(tmp_path))
+
+
+def test_a_single_cell_sets_the_rate_for_the_plans_of_its_companions() -> None:
+    def record(strategy: str, world_size: int, seconds: float) -> dict[str, Any]:
+        return {
+            "model": "tinygpt-test",
+            "strategy": strategy,
+            "world_size": world_size,
+            "global_batch_size": 8,
+            "status": "ok",
+            "config": {"precision": "fp32", "sequence_length": 128, "global_batch_size": 8},
+            "measurements": {"step_time_s": {"p50": seconds}},
+            "provenance": {"hardware": {"cpu": "a CPU"}},
+        }
+
+    single, ddp = plans([record("single", 1, 0.2), record("ddp", 2, 0.15)])
+    assert single is not None
+    assert ddp is not None
+    assert single.step_time_s == pytest.approx(0.2)
+    assert ddp.compute_time_s == pytest.approx(0.1)
+    (alone,) = plans([record("ddp", 2, 0.15)])
+    assert alone is not None
+    assert alone.step_time_s is None  # nothing to reckon a CPU's time from
+
+
+def test_this_cpu_is_measured_in_about_two_seconds() -> None:
+    start = time.perf_counter()
+    cpu = hardware_row("cpu")
+    assert time.perf_counter() - start < 10
+    assert cpu.flops["fp32"] > 1e9
+    assert cpu.shared
+    assert link_row("loopback").bandwidth > 1e7
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "podtune.cli", "bench", "plan", *arguments], capture_output=True, text=True
+    )
+
+
+def test_the_command_gives_the_promised_json_and_needs_no_torch() -> None:
+    result = run(
+        "--params",
+        "7.5e9",
+        "--strategy",
+        "zero3",
+        "--world-size",
+        "64",
+        "--precision",
+        "bf16-mixed",
+        "--json",
+    )
+    found = json.loads(result.stdout)
+    for key in (
+        *("weights_gib", "gradients_gib", "optimizer_gib", "activations_gib", "total_gib", "bytes_per_step"),
+        *("bubble_share", "step_time_s", "fits", "limited_by"),
+    ):
+        assert key in found, key
+    assert found["fits"] is True
+    code = (
+        "import sys, podtune.commands.bench, podtune.plan.beside, podtune.bench.sweep.runner; "
+        "print('torch' in sys.modules)"
+    )
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "False"
+    )
+
+
+def test_the_command_shows_all_strategies_and_names_what_is_wrong() -> None:
+    table = run("--model", "tinygpt-124m", "--world-size", "4", "--hardware", "H100")
+    assert table.returncode == 0
+    assert "pipeline-1f1b" in table.stdout
+    wrong = run("--model", "tinygpt-125m", "--strategy", "ddp")
+    assert wrong.returncode == 64
+    assert "did you mean 'tinygpt-124m'" in wrong.stderr
+    assert run("--strategy", "ddp").returncode == 64
+    none = run("--model", "tinygpt-124m", "--strategy", "ddp", "--world-size", "0")
+    assert (none.returncode, none.stderr.count("\n")) == (64, 2), none.stderr

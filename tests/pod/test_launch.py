@@ -1,0 +1,150 @@
+"""``podtune launch`` ends with the code of the rank that failed. The real launcher on a program of a few
+lines.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from podtune.pod.launch import exit_code_of
+
+# Rank 0 does what it is told, the others wait: for the launcher to end them.
+PROGRAM = """
+import os, signal, sys
+what, rank = sys.argv[1], int(os.environ["RANK"])
+if what == "ok":
+    sys.exit(0)
+if what == "wait":  # end as training does after saving
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    print("ready", rank, flush=True)
+elif rank == 0:
+    if what == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    sys.exit(int(what))
+signal.pause()
+"""
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory):
+    path = tmp_path_factory.mktemp("launch") / "program.py"
+    path.write_text(PROGRAM)
+    return path
+
+
+def command(program: Path, what: str, *options: str, processes: int = 1) -> list[str]:
+    launch = [sys.executable, "-m", "podtune.cli", "launch", "--shutdown-timeout", "5", *options, "--"]
+    return [*launch, "--nproc-per-node", str(processes), str(program), what]
+
+
+def run(words: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
+    return subprocess.run(words, capture_output=True, text=True, timeout=60, env=env)
+
+
+@pytest.mark.parametrize(("what", "code"), [("78", 78), ("kill", 137)])
+def test_the_exit_code_is_that_of_the_rank_that_failed_first(program, what, code):
+    done = run(command(program, what, processes=2))
+    assert done.returncode == code
+    assert "podtune launch: rank 0 ended with" in done.stderr
+
+
+def test_a_good_run_ends_with_zero(program):
+    assert run(command(program, "ok", processes=2)).returncode == 0
+
+
+def test_sigterm_reaches_the_ranks_and_the_code_says_preempted(program):
+    with subprocess.Popen(command(program, "wait"), stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "ready 0\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 143
+
+
+RESTARTED = """
+import os
+import torch, torch.distributed as dist
+from podtune.run.distributed import cleanup_distributed, setup_distributed
+world = setup_distributed(timeout_s=20, use_cpu=True)
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and world.rank == 1:
+    os._exit(9)
+total = torch.ones(())
+dist.all_reduce(total)
+cleanup_distributed()
+print(f"rank {world.rank} counts {int(total)}", flush=True)
+"""
+
+
+def test_processes_that_torchrun_starts_again_meet_each_other_and_not_those_before(tmp_path):
+    path = tmp_path / "restarted.py"
+    path.write_text(RESTARTED)
+    done = run(
+        [
+            sys.executable,
+            "-m",
+            "podtune.cli",
+            "launch",
+            "--",
+            "--standalone",
+            "--max-restarts=1",
+            "--nproc-per-node=2",
+            str(path),
+        ]
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["rank 0 counts 2", "rank 1 counts 2"]
+
+
+def test_a_master_that_is_not_there_is_a_lost_peer_named_by_its_address(program):
+    with socket.socket() as bound:  # bound and not listening: nobody answers, and nobody else takes it
+        bound.bind(("127.0.0.1", 0))
+        port = bound.getsockname()[1]
+        pets = {
+            "PET_NNODES": "2",
+            "PET_NODE_RANK": "1",
+            "PET_MASTER_ADDR": "127.0.0.1",
+            "PET_MASTER_PORT": str(port),
+        }
+        done = run(command(program, "ok"), **pets, PET_RDZV_CONF="timeout=5,read_timeout=5")
+    assert done.returncode == 170, done.stderr
+    assert f"did not meet at 127.0.0.1:{port}" in done.stderr
+
+
+def test_failures_that_may_be_retried_are_counted_over_pods_and_end_for_good(program, tmp_path):
+    environment = {"OUTPUT_DIR": str(tmp_path), "PODTUNE_POD_NAME": "run-worker-0"}
+    codes = [run(command(program, "170", "--max-retries", "1"), **environment).returncode for _ in range(3)]
+    assert codes == [170, 75, 170], "the count starts again after the end for good"
+
+
+def test_a_failure_of_the_prepare_step_ends_the_next_container_with_its_code(program, tmp_path):
+    (tmp_path / "config.yaml").write_text("learning_rat: 1\n")
+    verdict = tmp_path / "prepare.json"
+    prepare = [sys.executable, "-m", "podtune.cli", "prepare", "--config", str(tmp_path / "config.yaml")]
+    assert run(prepare).returncode == 78
+    assert run([*prepare, "--verdict", str(verdict)]).returncode == 0
+    done = run(command(program, "ok", "--verdict", str(verdict)))
+    assert done.returncode == 78
+    assert "did you mean 'learning_rate'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("codes", "one"),
+    [
+        ([1], 1),
+        ([-9], 137),
+        ([-11, 170], 139),
+        ([170, -15], 170),
+        ([143, 143], 143),
+        ([170, 65], 65),  # a retry would meet the user's error again
+        ([-15, 2], 2),
+        ([3, 170], 3),
+    ],
+)
+def test_one_code_stands_for_all_ranks(codes, one):
+    assert exit_code_of(codes) == one

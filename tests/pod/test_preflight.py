@@ -1,0 +1,229 @@
+"""Preflight by two pods: they agree on one verdict, and it names the pod that is to blame."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from launch import free_port
+
+from podtune.pod import meeting as preflight_collective
+from podtune.run.distributed import Pod
+
+Started = subprocess.Popen[str]
+
+
+class Job:
+    """Two pods of one process each, set up as the operator would."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.port = folder, free_port()
+        (folder / "output").mkdir()
+
+    def start(self, rank: int, command: list[str], config: str = "max_steps: 1", **more: str) -> Started:
+        """``podtune COMMAND`` in the pod with this rank; ``{config}`` is its training YAML."""
+        path = self.folder / f"config-{rank}.yaml"
+        path.write_text(f"{config}\noutput_dir: {self.folder / 'output'}\n")
+        env = {
+            "PET_NNODES": "2",
+            "PET_NPROC_PER_NODE": "1",
+            "PET_MASTER_ADDR": "127.0.0.1",
+            "PET_MASTER_PORT": str(self.port),
+        }
+        env |= {
+            "PET_NODE_RANK": str(rank),
+            "PODTUNE_POD_NAME": f"pod-{rank}",
+            "OUTPUT_DIR": str(self.folder / "output"),
+            **more,
+        }
+        words = [sys.executable, "-m", "podtune.cli", *(word.format(config=path) for word in command)]
+        return subprocess.Popen(
+            words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **env}
+        )
+
+    def preflight(self, rank: int, config: str = "max_steps: 1", timeout_s: int = 30, **more: str) -> Started:
+        return self.start(
+            rank, ["preflight", "--json", "--config", "{config}", "--timeout", str(timeout_s)], config, **more
+        )
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    return Job(tmp_path)
+
+
+def verdict_of(process: Started) -> tuple[int, dict[str, Any]]:
+    out, err = process.communicate(timeout=120)
+    assert out, err
+    return process.returncode, json.loads(out.splitlines()[-1])
+
+
+def test_two_pods_that_fit_agree_and_measure_an_all_reduce(job: Job) -> None:
+    (code, one), (_, other) = map(verdict_of, [job.preflight(0), job.preflight(1)])
+    assert code == 0, one
+    assert one == other
+    assert one["measured"]["all_reduce"]["bus_gb_per_s"] > 0
+    assert [facts["pod"] for facts in one["pods"]] == ["pod-0", "pod-1"]
+    assert list((job.folder / "output").iterdir()) == [], "it leaves the volume as it was"
+
+
+def test_another_configuration_on_one_pod_is_named_by_both(job: Job) -> None:
+    started = [job.preflight(0), job.preflight(1, "max_steps: 2")]
+    (code, one), (other_code, other) = map(verdict_of, started)
+    assert (code, other_code) == (65, 65), one
+    assert one["sentence"] == other["sentence"]
+    assert any("config" in problem["text"] or "config" in problem["check"] for problem in one["problems"]), (
+        one
+    )
+
+
+@pytest.mark.parametrize("present", [0, 1])
+def test_a_pod_that_never_comes_is_missed_within_the_time(present: int, job: Job) -> None:
+    started = time.monotonic()
+    code, verdict = verdict_of(job.preflight(present, timeout_s=6))
+    assert code == 69, verdict
+    assert time.monotonic() - started < 45  # six seconds, and the import of torch on a busy machine
+    assert f"rank {1 - present}" in verdict["sentence"]
+
+
+def test_two_pods_with_one_rank_are_named_without_waiting_for_the_pod_that_cannot_come(job: Job) -> None:
+    started = [job.preflight(rank, timeout_s=60, PET_NNODES="3") for rank in (0, 1, 1)]
+    began = time.monotonic()
+    ends = [verdict_of(process) for process in started]
+    assert {code for code, _ in ends} == {69}
+    assert "two pods have the rank 1" in ends[0][1]["sentence"]
+    assert time.monotonic() - began < 45
+
+
+def test_a_master_that_is_lost_in_mid_preflight_is_said_to_be(job: Job) -> None:
+    import torch.distributed as dist
+
+    # the third never comes
+    master, worker = (job.preflight(rank, timeout_s=60, PET_NNODES="3") for rank in (0, 1))
+    stores: Any = dist
+    store = stores.TCPStore(
+        "127.0.0.1", job.port, is_master=False, wait_for_workers=False, timeout=datetime.timedelta(seconds=60)
+    )
+    store.wait(["facts/1"])  # the worker has arrived
+    master.kill()
+    master.communicate()
+    code, verdict = verdict_of(worker)
+    assert code == 69
+    assert "the master's pod was lost" in verdict["sentence"]
+
+
+def test_a_port_that_is_taken_is_named(job: Job) -> None:
+    with socket.socket() as taken:
+        taken.bind(("0.0.0.0", 0))
+        taken.listen()
+        job.port = taken.getsockname()[1]
+        code, verdict = verdict_of(job.preflight(0, timeout_s=10))
+    assert code == 69
+    assert f"port is busy at 127.0.0.1:{job.port}" in verdict["sentence"]
+
+
+def test_a_volume_that_each_pod_has_for_itself_is_named(job: Job) -> None:
+    started = [job.preflight(rank, OUTPUT_DIR=str(job.folder / f"own-{rank}")) for rank in (0, 1)]
+    (code, one), (other_code, other) = map(verdict_of, started)
+    assert (code, other_code) == (65, 65), one
+    assert one == other
+    assert one["sentence"].startswith("pod-0: it does not see what pod-1 wrote to")
+
+
+def test_a_pod_without_its_gpu_is_named_on_all_pods(job: Job) -> None:
+    started = [job.preflight(0, PODTUNE_GPUS_PER_POD="0"), job.preflight(1, PODTUNE_GPUS_PER_POD="99")]
+    (code, one), (other_code, other) = map(verdict_of, started)
+    assert (code, other_code) == (69, 69), one
+    assert one == other
+    assert one["sentence"].startswith("pod-1: 99 GPUs asked for and")
+
+
+def test_a_pod_that_is_started_again_waits_for_the_end_of_the_last_attempt(job: Job) -> None:
+    import torch.distributed as dist
+
+    store: Any = dist
+    # as torchrun's, on the same port
+    last = store.TCPStore("127.0.0.1", job.port, is_master=True, wait_for_workers=False)
+    worker = job.preflight(1, timeout_s=60)
+    deadline = time.monotonic() + 60
+    while not connected(job.port, worker.pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)  # the kernel's table of connections cannot be waited on
+    del last
+    (code, verdict), (other_code, _) = map(verdict_of, [job.preflight(0, timeout_s=60), worker])
+    assert (code, other_code) == (0, 0), verdict
+
+
+def connected(port: int, pid: int) -> bool:
+    import psutil
+
+    return any(
+        one.raddr and one.raddr.port == port and one.status == "ESTABLISHED"
+        for one in psutil.Process(pid).net_connections("tcp")
+    )
+
+
+def test_a_pod_that_is_started_again_joins_others_that_are_past_their_preflight(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import torch.distributed as dist
+
+    monkeypatch.setattr(preflight_collective, "UNDERWAY_S", 0.2)
+    port, store = free_port(), dist
+    running = store.TCPStore(
+        "127.0.0.1", port, is_master=True, wait_for_workers=False, timeout=datetime.timedelta(seconds=5)
+    )  # type: ignore[attr-defined]
+    with pytest.raises(preflight_collective.Underway):
+        preflight_collective.Meeting(
+            Pod(1, 2, 1, "127.0.0.1", port), {"pod": "pod-1"}, wait_s=30, timeout_s=5
+        )
+    del running
+
+
+@pytest.mark.parametrize(
+    ("master", "names"),
+    [
+        ("run-master-0", ["run-master-0", "run-worker-0", "run-worker-1"]),
+        ("run-node-0-0.run", ["run-node-0-0", "run-node-0-1", "run-node-0-2"]),
+        ("10.0.0.7", ["rank 0", "rank 1", "rank 2"]),
+    ],
+)
+def test_pods_that_are_missing_are_called_by_the_names_that_the_operator_gives(
+    master: str, names: list[str]
+) -> None:
+    assert [preflight_collective.name_of(rank, Pod(0, 3, 1, master, 23456)) for rank in range(3)] == names
+
+
+def launched(job: Job, rank: int, **more: str) -> Started:
+    """``podtune launch`` with the preflight before a program that says who it is."""
+    program = job.folder / "program.py"
+    program.write_text(
+        "import os, torch.distributed as d; d.init_process_group('gloo'); d.barrier(); "
+        "print('rank', os.environ['RANK'])"
+    )
+    return job.start(rank, ["launch", "--preflight", "{config}", "--wait", "60", "--", str(program)], **more)
+
+
+def test_launch_starts_training_on_the_same_port_once_the_pods_have_passed(job: Job) -> None:
+    started = [launched(job, 0), launched(job, 1)]
+    outputs = [process.communicate(timeout=120) for process in started]
+    assert [process.returncode for process in started] == [0, 0], outputs
+    (first, _), (second, _) = outputs
+    assert first.splitlines()[-1] == "rank 0"
+    assert "preflight: ok: 2 pods agree and reach each other" in first
+    assert second.splitlines() == ["rank 1"], "one pod tells the verdict of all"
+
+
+def test_launch_ends_for_good_and_starts_nothing_on_a_pod_without_its_gpu(job: Job) -> None:
+    started = [launched(job, rank, PODTUNE_GPUS_PER_POD="99") for rank in (0, 1)]
+    outputs = [process.communicate(timeout=120) for process in started]
+    assert [process.returncode for process in started] == [69, 69], outputs
+    assert all("rank" not in out.splitlines()[-1] and "99 GPUs asked for" in out for out, _ in outputs)

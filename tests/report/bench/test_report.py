@@ -1,0 +1,297 @@
+"""The benchmark's report: what may be compared is, what may not is refused, and no figure comes from a broken
+record.
+"""
+
+import copy
+import html
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from podtune.plan.beside import plans
+from podtune.report.bench.records import fault_of
+from podtune.report.bench.report import report
+from podtune.run.collect import collect
+from podtune.run.errors import UserError
+from podtune.run.record import emit_record
+
+SHA = "0123456789abcdef0123456789abcdef01234567"
+
+
+def record(
+    strategy: str = "single", world_size: int = 1, step_s: float = 0.2, /, **changes: Any
+) -> dict[str, Any]:
+    """A record as podtune.benchmark writes it: tinygpt-test, fp32, 8 sequences of 128 tokens."""
+    config = {
+        "model": "tinygpt-test",
+        "strategy": strategy,
+        "precision": "fp32",
+        "global_batch_size": 8,
+        "sequence_length": 128,
+    }
+    config |= {
+        "accumulation": 1,
+        "activation_checkpointing": "none",
+        "optimizer": "adamw",
+        "micro_batches": 8 if "pipe" in strategy else 0,
+    }
+    times = {
+        "mean": step_s,
+        "std": step_s * 0.02,
+        "p50": step_s,
+        "p95": step_s * 1.03,
+        "n": 20,
+        "p50_by_repeat": [step_s, step_s * 1.001],
+    }
+    found: dict[str, Any] = {
+        "schema": "podtune.run/1",
+        "mode": "benchmark",
+        "name": f"{strategy}.w{world_size}",
+        "started_at": "2026-11-21T02:00:00.000Z",
+        "status": "ok",
+        "strategy": strategy,
+        "model": "tinygpt-test",
+        "world_size": world_size,
+        "global_batch_size": 8,
+        "config": config,
+        "measurements": {
+            "step_time_s": times,
+            "tokens_per_s": 1024 / step_s,
+            "peak_memory_gib": {
+                "max": 0.5,
+                "per_rank": [0.5] * world_size,
+                "what": "resident peak of the process",
+            },
+            "parity": {"status": "ok", "max_relative_difference": 1e-7, "tolerance": 1e-5},
+            "loss": {"first": 5.5, "last": 4.0},
+        },
+        "provenance": {
+            "git_sha": SHA,
+            "hardware": {"cpu": "a CPU", "cpu_count": 2},
+            "versions": {"torch": "2.13.0"},
+        },
+    }
+    if world_size > 1:
+        found["measurements"]["communication"] = {"bytes_per_step": 3501060}
+    for path, value in changes.items():
+        target = found
+        *parents, last = path.split("__")
+        for key in parents:
+            target = target[key]
+        target[last] = value
+    return found
+
+
+def folder_of(tmp_path: Path, *records: dict[str, Any]) -> Path:
+    for number, one in enumerate(records):
+        cell = tmp_path / "cells" / f"{number}"
+        cell.mkdir(parents=True)
+        (cell / "run.json").write_text(json.dumps(one))
+    return tmp_path
+
+
+def report_on(folder: Path, *, pictures: bool = False) -> dict[str, Any]:
+    def planner(records: Any) -> list[Any]:
+        return [plan and plan.as_json() for plan in plans(records)]
+
+    def collector(lines: Any) -> tuple[list[dict[str, Any]], list[str]]:
+        found = collect(lines)
+        return found.records, [str(one) for one in found.damaged]
+
+    return report(folder, planner, collector, pictures=pictures)
+
+
+def test_it_advises_the_fastest_and_says_why_the_others_are_slower(tmp_path: Path) -> None:
+    cells = [record(), record("ddp", 2, 0.11), record("naive-mp", 2, 0.21), record("fsdp", 2, 0.15)]
+    cells[3]["measurements"]["communication"]["bytes_per_step"] = 5251588
+    (comparison,) = report_on(folder_of(tmp_path, *cells))["comparisons"]
+    text = " ".join(comparison["advice"])
+    assert "With 2 processes use ddp" in text
+    assert "naive-mp is 48% slower: its processes wait 50% of the step by formula" in text
+    assert "fsdp is 27% slower: it sends 5.252 MB a step against 3.501 MB" in text
+    assert (
+        "ddp keeps 91% of the ideal against single ×1, so 2 processes do 1.82 times the work of one" in text
+    )
+
+
+def test_among_equals_it_advises_the_simplest_and_names_the_least_memory(tmp_path: Path) -> None:
+    cells = [record("ddp", 2, 0.1101), record("zero3", 2, 0.11, measurements__peak_memory_gib={"max": 0.2})]
+    (comparison,) = report_on(folder_of(tmp_path, *cells))["comparisons"]
+    text = " ".join(comparison["advice"])
+    assert "use ddp" in text
+    assert "zero3 is as fast within the spread" in text
+    assert "zero3 needs the least memory: 0.2000 GiB" in text
+
+
+def test_when_distributing_does_not_pay_it_says_so(tmp_path: Path) -> None:
+    (comparison,) = report_on(folder_of(tmp_path, record(), record("ddp", 2, 0.3)))["comparisons"]
+    assert "do not distribute this here" in " ".join(comparison["advice"])
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"config__precision": "bf16"}, "precision: bf16, fp32"),
+        ({"global_batch_size": 16, "measurements__tokens_per_s": 2048 / 0.1}, "global batch size: 16, 8"),
+        ({"provenance__git_sha": "f" * 40}, f"commit: {SHA}, {'f' * 40}"),
+        ({"provenance__hardware": {"gpu": "NVIDIA L40S"}}, "device: NVIDIA L40S, a CPU"),
+        ({"config__optimizer": "sgd"}, "optimizer: adamw, sgd"),
+    ],
+)
+def test_records_that_differ_in_what_matters_are_never_compared(
+    change: dict[str, Any], named: str, tmp_path: Path
+) -> None:
+    said = report_on(folder_of(tmp_path, record(), record("ddp", 2, 0.1), record("fsdp", 2, 0.1, **change)))
+    assert len(said["comparisons"]) == 2
+    assert named in said["not_compared"][0]
+    for comparison in said["comparisons"]:
+        strategies = {cell["strategy"] for cell in comparison["cells"]}
+        assert strategies in ({"single", "ddp"}, {"fsdp"})
+        assert not ("fsdp" in " ".join(comparison["advice"]) and "ddp" in " ".join(comparison["advice"]))
+
+
+def test_a_cell_whose_losses_differ_shows_no_speed(tmp_path: Path) -> None:
+    wrong = record(
+        "ddp",
+        2,
+        0.05,
+        measurements__parity={"status": "failed", "max_relative_difference": 0.1, "tolerance": 1e-5},
+    )
+    folder = folder_of(tmp_path, record(), wrong)
+    said = report_on(folder)
+    cell = next(one for one in said["comparisons"][0]["cells"] if one["strategy"] == "ddp")
+    assert cell["throughput"] is None
+    assert cell["step_time_mean_s"] is None
+    assert any("parity: failed" in why for why in said["failed"].values())
+    assert "20,480" not in (folder / "report.md").read_text()  # the speed that it would have had
+
+
+def test_failed_cells_are_listed_with_how_they_failed(tmp_path: Path) -> None:
+    oom = record("ddp", 2, status="oom", reason="out of memory on rank 1", measurements={"held_at_oom": {}})
+    hang = record("fsdp", 2, status="error", reason="hang: not done after 60 s", measurements={})
+    folder = folder_of(tmp_path, record(), oom, hang)
+    report_on(folder)
+    for name in ("report.md", "report.html"):
+        text = html.unescape((folder / name).read_text())
+        assert "oom: out of memory on rank 1" in text
+        assert "error: hang: not done after 60 s" in text
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"measurements__tokens_per_s": 999999.0},
+        {"measurements__step_time_s__mean": -1.0},
+        {"measurements__step_time_s__mean": "fast"},
+        {"measurements__step_time_s": None},
+        {"measurements__tokens_per_s": float("inf")},
+        {"measurements__tokens_per_s": True},
+        {"world_size": "two"},
+        {"global_batch_size": 0},
+        {"strategy": None},
+        {"config": []},
+        {"schema": "podtune.run/9"},
+    ],
+)
+def test_a_forged_or_broken_record_gives_damaged_and_never_a_number(
+    change: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = folder_of(tmp_path, record(), record("ddp", 2, 0.11, **change))
+    said = report_on(folder)
+    assert len(said["damaged"]) == 1
+    assert "damaged" in said["damaged"][0]
+    assert [cell["strategy"] for one in said["comparisons"] for cell in one["cells"]] == ["single"]
+    assert "damaged" in (folder / "report.html").read_text()
+
+
+def test_a_record_cut_off_anywhere_is_damaged(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, record())
+    file = folder / "cells/0/run.json"
+    whole = file.read_text()
+    for end in range(0, len(whole) - 1, 97):
+        file.write_text(whole[:end])
+        said = report_on(folder)
+        assert said["damaged"], end
+        assert said["comparisons"] == []
+    assert fault_of(json.loads(whole)) is None
+
+
+def test_records_are_read_from_a_jobs_log_and_damaged_ones_are_named(tmp_path: Path) -> None:
+    with (tmp_path / "pod.log").open("w") as log:
+        log.write("NCCL INFO something\n")
+        emit_record(record(), log)
+        emit_record(record("ddp", 2, 0.11), log)
+    log_text = (tmp_path / "pod.log").read_text()
+    (tmp_path / "cut.log").write_text(log_text[: log_text.rindex("end")].rsplit("\n", 2)[0])
+    said = report_on(tmp_path)
+    assert len(said["comparisons"][0]["cells"]) == 2
+    assert any("cut.log" in one for one in said["damaged"])
+
+
+def test_an_empty_folder_says_what_to_run(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no benchmark records") as refusal:
+        report_on(tmp_path)
+    assert "podtune bench run --preset smoke" in str(refusal.value)
+    result = subprocess.run(
+        [sys.executable, "-m", "podtune.cli", "bench", "report", str(tmp_path / "none")],
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 66
+    assert "podtune bench run" in result.stderr
+
+
+def test_every_cell_of_the_page_and_every_bar_leads_to_its_record(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, record(), record("ddp", 2, 0.11), record("pipeline-gpipe", 2, 0.13))
+    report_on(folder)
+    page = (folder / "report.html").read_text()
+    targets = set(re.findall(r'href="#(record-[^"]+)"', page))
+    assert len(targets) == 3
+    for target in targets:
+        assert page.count(f'id="{target}"') == 1
+    assert "http://" not in re.sub(r"<pre.*?</pre>", "", page, flags=re.S).replace("http://www.w3.org", "")
+    links = re.findall(r"\]\((cells/[^)]+)\)", (folder / "report.md").read_text())
+    assert {"cells/0/run.json", "cells/1/run.json", "cells/2/run.json"} <= set(links)
+    assert all((folder / link).is_file() for link in links)
+
+
+def test_markdown_csv_and_page_show_the_same_figures_and_all_pictures_exist(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, record(), record("ddp", 2, 0.11), record("pipeline-gpipe", 2, 0.13))
+    said = report_on(folder, pictures=True)
+    markdown, page = (folder / "report.md").read_text(), (folder / "report.html").read_text()
+    assert "9,309" in markdown  # 1024 tokens in 0.11 s
+    assert "9,309" in page
+    assert "9309.09" in (folder / "report.csv").read_text()
+    pictures = re.findall(r"!\[[^]]*\]\(([^)]+)\)", markdown)
+    assert {path.rsplit("-", 1)[1] for path in pictures} >= {
+        "throughput.png",
+        "memory.png",
+        "communication.png",
+        "efficiency.png",
+        "bubble.png",
+    }
+    assert all((folder / path).read_bytes().startswith(b"\x89PNG") for path in pictures)
+    ddp = next(cell for cell in said["comparisons"][0]["cells"] if cell["strategy"] == "ddp")
+    assert ddp["bytes_per_step"] / ddp["bytes_per_step_formula"] == pytest.approx(1, abs=0.01)
+    assert ddp["efficiency"] == pytest.approx(0.2 / (2 * 0.11))
+
+
+def test_the_newest_of_two_records_of_one_cell_counts_and_the_other_is_named(tmp_path: Path) -> None:
+    newer = record("single", 1, 0.1, started_at="2026-11-22T02:00:00.000Z")
+    (comparison,) = report_on(folder_of(tmp_path, record(), newer))["comparisons"]
+    assert [cell["step_time_mean_s"] for cell in comparison["cells"]] == [0.1]
+    assert any("Older records" in text for text in comparison["cautions"])
+
+
+def test_names_from_a_record_cannot_break_the_page(tmp_path: Path) -> None:
+    evil = copy.deepcopy(record())
+    evil["model"] = "../<script>alert(1)</script>"
+    folder = folder_of(tmp_path, evil)
+    report_on(folder, pictures=True)
+    assert "<script>alert(1)" not in (folder / "report.html").read_text()
+    assert all(path.parent == folder / "plots" for path in (folder / "plots").rglob("*.png"))

@@ -1,0 +1,325 @@
+"""podtune compare: what differs, what may be compared, which is better; one set of figures in the terminal,
+the page and Aim.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from podtune.cli import COMMANDS, build
+from podtune.report.compare import view
+from podtune.report.compare.comparison import compare
+from podtune.report.compare.figures import interpolate
+from podtune.report.draw.tables import shown
+from podtune.report.runs.runs import load_run
+from podtune.run.errors import UserError
+from podtune.run.record import METRICS_FILE, RUN_FILE, write_json
+
+RunMaker = Callable[..., Path]
+DOCS = Path(__file__).parents[3] / "docs" / "aim.md"
+
+
+def podtune(*words: object) -> Result:
+    return CliRunner().invoke(build(list(COMMANDS)), [str(word) for word in words])
+
+
+def comparison(*folders: Path) -> dict[str, Any]:
+    result = podtune("compare", *folders, "--json")
+    assert result.exit_code == 0, result.exception
+    return dict(json.loads(result.stdout))
+
+
+def embedded(page: Path) -> dict[str, Any]:
+    match = re.search(
+        (
+            r'<script type="application/json" '
+            r'id="podtune-data">(.*?)</script>'
+        ),
+        page.read_text(),
+        re.DOTALL,
+    )
+    assert match
+    return dict(json.loads(match.group(1)))
+
+
+def test_the_first_thing_said_is_what_differs(make_run: RunMaker) -> None:
+    changed = {
+        "provenance": {
+            "git_sha": "b" * 40,
+            "versions": {"python": "3.11.7", "torch": "2.12.0"},
+            "hardware": {"cpu": "test cpu"},
+        }
+    }
+    found = comparison(make_run("a"), make_run("b", learning_rate=3e-4, record=changed))
+    differences = {
+        group: {row["key"]: row["values"] for row in rows} for group, rows in found["differences"].items()
+    }
+    assert differences["config"] == {"learning_rate": [1e-3, 3e-4]}
+    assert differences["code"] == {"git_sha": ["a" * 40, "b" * 40]}
+    assert differences["versions"] == {"torch": ["2.13.0", "2.12.0"]}
+    assert differences["hardware"] == {"cpu_count": [2, None]}
+    assert differences["data"] == {}
+
+
+def test_metrics_at_equal_places_are_interpolated_and_say_so(make_run: RunMaker) -> None:
+    lines = [
+        {
+            "time": "2026-11-20T09:00:01Z",
+            "split": "train",
+            "step": step,
+            "tokens": step * 100,
+            "loss": 10.0 - step,
+        }
+        for step in (2, 4, 6)
+    ]
+    other = [
+        {
+            "time": "2026-11-20T09:00:01Z",
+            "split": "train",
+            "step": step,
+            "tokens": step * 300,
+            "loss": 9.0 - step,
+        }
+        for step in (2, 3, 4, 5, 6)
+    ]
+    found = comparison(make_run("a", lines=lines), make_run("b", lines=other))
+    row = next(row for row in found["at_equal"]["step"] if row["at"] == 3)
+    assert (row["metric"], row["values"], row["interpolated"]) == ("train loss", [7.0, 6.0], [True, False])
+    tokens = found["at_equal"]["tokens"][-1]
+    assert (tokens["at"], tokens["values"]) == (600, [4.0, 7.0])  # step 6 of a, step 2 of b
+    assert interpolate(([1.0, 2.0], [5.0, 7.0]), 3.0) is None
+
+
+def test_a_clear_difference_is_called_one_and_noise_is_called_noise(make_run: RunMaker) -> None:
+    better, worse = (
+        make_run("better", floor=1.0, learning_rate=5e-3, steps=200),
+        make_run("worse", floor=1.5, learning_rate=5e-3, steps=200),
+    )
+    verdict = comparison(worse, better)["verdict"]
+    assert (verdict["metric"], verdict["better"], verdict["exceeds_noise"]) == ("eval loss", "better", True)
+    assert verdict["difference"] == pytest.approx(0.5, abs=0.03)
+    same = make_run("same", floor=1.0, learning_rate=5e-3, steps=200, seed=5)
+    verdict = comparison(better, same)["verdict"]
+    assert (verdict["better"], verdict["exceeds_noise"]) == (None, False)
+    assert "does not exceed the noise" in verdict["text"]
+
+
+def test_a_loss_that_still_falls_does_not_count_its_slope_as_noise(make_run: RunMaker) -> None:
+    def evaluations(rate: float) -> list[dict[str, Any]]:
+        points = [(step, 1 + 5 * math.exp(-step * rate)) for step in range(0, 100, 10)]
+        return [
+            {
+                "time": "2026-11-20T09:00:01Z",
+                "split": "eval",
+                "step": step,
+                "tokens": step * 100,
+                "loss": loss,
+            }
+            for step, loss in points
+        ]
+
+    verdict = comparison(
+        make_run("slow", lines=evaluations(0.02)), make_run("fast", lines=evaluations(0.03))
+    )["verdict"]
+    assert (verdict["better"], verdict["exceeds_noise"]) == ("fast", True)
+    assert verdict["noise_of_difference"] < 0.02
+
+
+def test_a_seed_repeat_is_the_noise_where_there_is_one(make_run: RunMaker) -> None:
+    runs = [make_run(f"seed-{seed}", seed=seed, learning_rate=5e-3, steps=200) for seed in (1, 2, 3)]
+    verdict = comparison(*runs, make_run("other", floor=1.4, learning_rate=6e-3, steps=200))["verdict"]
+    assert "spread between seeds" in verdict["noise_basis"]
+    assert (verdict["better"], verdict["exceeds_noise"]) == ("the mean of seed-1, seed-2, seed-3", True)
+
+
+def test_another_data_set_tokenizer_or_length_makes_losses_incomparable_and_no_run_better(
+    make_run: RunMaker,
+) -> None:
+    base = make_run("base")
+    other_data = make_run("other-data", record={"data": {"path": "x.parquet", "fingerprint": "beef"}})
+    verdict = comparison(base, other_data)["verdict"]
+    assert verdict["better"] is None
+    assert "the data sets differ (fingerprint: base: f00d, other-data: beef)" in verdict["text"]
+    other_model = make_run("other-model", record={"model": "models/tiny"})
+    assert any("the tokenizers differ" in line for line in comparison(base, other_model)["not_comparable"])
+    longer = make_run("longer", config={"max_length": 2048})
+    assert any("max_length differs" in line for line in comparison(base, longer)["not_comparable"])
+
+
+def test_the_recorded_tokenizer_decides_before_files_and_names_do(make_run: RunMaker) -> None:
+    data = {"path": "qa/train.parquet", "rows": 8000, "fingerprint": "f00d", "tokens": 1_000_000}
+    one, same, other = (
+        make_run(name, record={"model": f"models/{name}", "data": data | {"tokenizer": tokenizer}})
+        for name, tokenizer in (("one", "aa"), ("same", "aa"), ("other", "bb"))
+    )
+    assert not any("tokenizers" in line for line in comparison(one, same)["not_comparable"])
+    assert any(
+        "the tokenizers differ" in line and "one: aa, other: bb" in line
+        for line in comparison(one, other)["not_comparable"]
+    )
+
+
+def test_the_same_tokenizer_file_makes_models_in_two_folders_comparable(make_run: RunMaker) -> None:
+    runs = [make_run("a", record={"model": "here/one"}), make_run("b", record={"model": "there/two"})]
+    for run in runs:
+        (run / "final").mkdir()
+        (run / "final" / "tokenizer.json").write_text("{}")
+    assert comparison(*runs)["not_comparable"] == []
+
+
+def test_another_batch_or_machine_is_said_and_does_not_forbid_a_verdict(make_run: RunMaker) -> None:
+    base = make_run("base", learning_rate=5e-3, steps=200)
+    hardware = {
+        "git_sha": "a" * 40,
+        "versions": {"python": "3.11.7", "torch": "2.13.0"},
+        "hardware": {"cpu": "another cpu", "cpu_count": 2},
+    }
+    other = make_run(
+        "other",
+        learning_rate=5e-3,
+        steps=200,
+        floor=1.5,
+        record={"global_batch_size": 32, "provenance": hardware},
+    )
+    found = comparison(base, other)
+    assert any(
+        ("metrics at equal steps: the global batch differs (base: 16, other: 32)") in line
+        for line in found["not_comparable"]
+    )
+    assert any(
+        ("speed, memory and equal times: the hardware differs") in line for line in found["not_comparable"]
+    )
+    assert found["verdict"]["better"] == "base"
+
+
+def test_unequal_budgets_are_compared_at_equal_tokens(make_run: RunMaker) -> None:
+    short, long = (
+        make_run("short", learning_rate=2e-4, steps=100),
+        make_run("long", learning_rate=2e-4, steps=300),
+    )
+    verdict = comparison(short, long)["verdict"]
+    assert verdict["where"] == "at equal tokens, interpolated"
+    # the same curve, not the longer run's end
+    assert verdict["values"][0] == pytest.approx(verdict["values"][1], abs=0.1)
+
+
+def test_twins_and_old_copies_are_refused_and_a_name_twice_is_told_apart(
+    make_run: RunMaker, tmp_path: Path
+) -> None:
+    first = make_run("x/same")
+    second = make_run("y/same", record={"started_at": "2026-11-19T09:00:00Z"})
+    assert [run["name"] for run in comparison(first, second)["runs"]] == [
+        f"same ({first})",
+        f"same ({second})",
+    ]
+    with pytest.raises(UserError, match="the same folder is given twice"):
+        compare([load_run(first), load_run(first)])
+    copy = tmp_path / "copy"
+    shutil.copytree(first, copy)
+    record = json.loads((copy / RUN_FILE).read_text())
+    write_json(copy / RUN_FILE, record | {"status": "error"})
+    with pytest.raises(
+        UserError,
+        match=(
+            r"two records of one run \(same, started 2026-11-20T09:00:00\.000Z\) "
+            r"contradict each other"
+        ),
+    ):
+        compare([load_run(first), load_run(copy)])
+
+
+def test_one_run_or_a_folder_that_is_none_is_refused(make_run: RunMaker, tmp_path: Path) -> None:
+    run = make_run("one")
+    assert "one run cannot be compared" in str(podtune("compare", run).exception)
+    assert "no such folder" in str(podtune("compare", run, tmp_path / "nothing").exception)
+
+
+def test_what_is_wrong_with_the_files_is_in_the_comparison(make_run: RunMaker) -> None:
+    torn = make_run("torn")
+    with (torn / METRICS_FILE).open("a") as file:
+        file.write('{"step": 61, "spl')
+    found = podtune("compare", torn, make_run("whole", learning_rate=3e-4))
+    assert "torn or no metrics line; used up to there" in found.stdout
+
+
+def test_markdown_has_the_verdict_and_every_table(make_run: RunMaker) -> None:
+    text = podtune("compare", make_run("a"), make_run("b", learning_rate=3e-4), "--markdown").stdout
+    assert text.startswith("# a against b\n")
+    for part in (
+        "| config | a | b |",
+        "| learning_rate | 0.001 | 0.0003 |",
+        "**At equal tokens**",
+        "| eval loss |",
+        "has the lower eval loss",
+    ):
+        assert part in text, part
+
+
+def test_ten_thousand_steps_twice_with_the_page_take_about_a_second_of_cpu(
+    make_run: RunMaker, tmp_path: Path
+) -> None:
+    folders = [make_run(name, steps=10_000, learning_rate=rate) for name, rate in (("a", 2e-5), ("b", 1e-5))]
+    times = []
+    for _ in range(3):  # the best of three: a busy machine makes processor time longer, too
+        began = time.process_time()
+        runs = [load_run(folder) for folder in folders]
+        page = view.html_page(compare(runs), runs)
+        times.append(time.process_time() - began)
+    assert min(times) < 1.0, f"{min(times):.2f} s of CPU"
+    assert len(page) < 400_000
+
+
+def test_terminal_page_and_aim_show_the_same_figures(make_run: RunMaker, tmp_path: Path) -> None:
+    pytest.importorskip("aim")
+    from aim.sdk.repo import Repo
+
+    folders = [make_run("lr-1e-3", learning_rate=1e-3), make_run("lr-3e-4", learning_rate=3e-4)]
+    page = tmp_path / "compare.html"
+    terminal = podtune("compare", *folders, "--html", page).stdout
+    found = comparison(*folders)
+    assert embedded(page)["final"] == found["final"]
+    assert embedded(page)["verdict"] == found["verdict"]
+
+    repo = str(tmp_path / "aim")
+    assert podtune("aim-sync", tmp_path, "--repo", repo).exit_code == 0
+    expressions = re.findall(r'^metric\.name == .*run\.experiment == "qa"$', DOCS.read_text(), re.MULTILINE)
+    assert len(expressions) == 4
+
+    def every(expression: str) -> list[Any]:
+        found = Repo.from_path(repo).query_metrics(expression, report_mode=0).iter_runs()
+        return [metric for collection in found for metric in collection]
+
+    last: dict[str, list[float]] = {}
+    for key, expression in zip(("train loss", "eval loss", "speed"), expressions[:3], strict=True):
+        by_name = {}
+        for metric in every(expression):
+            by_name[metric.run.name] = metric.data.items_list()[1][0][-1]
+            measured = metric.run["measurements", "tokens_per_s"]
+            assert measured == found["speed"]["values"][0]
+        last[key] = [by_name["lr-1e-3"], by_name["lr-3e-4"]]
+    for key in ("train loss", "eval loss"):
+        assert last[key] == [final[key] for final in found["final"]]
+        row = next(
+            line.split() for line in terminal.splitlines() if re.match(rf"{key}\s+[0-9.]+\s+[0-9.]+$", line)
+        )
+        assert row[-2:] == [shown(value) for value in last[key]]
+    use = {
+        (metric.run.name, metric.context.to_dict().get("rank")): metric.data.items_list()[1][0][-1]
+        for metric in every(expressions[3])
+    }
+    assert use == {
+        (folder.name, rank): percent
+        for folder in folders
+        for rank, percent in ((None, 85.0), (0, 90.0), (1, 80.0))
+    }
+    assert last["speed"] == [load_run(folder).last("train", "tokens_per_s") for folder in folders]

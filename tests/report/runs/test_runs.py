@@ -1,0 +1,296 @@
+"""podtune runs and podtune watch, called as their users call them; bad folders, and lives that ended without a word."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import pty
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from podtune.cli import COMMANDS, build
+from podtune.report.runs import listing
+from podtune.report.runs.runs import load_run, progress
+from podtune.report.runs.watch import FolderView, sparkline
+from podtune.run.errors import UserError
+from podtune.run.follow import find_runs
+from podtune.run.heartbeat import HEARTBEAT_FILE, Heartbeat, claim, life, read_beat
+from podtune.run.record import METRICS_FILE, RUN_FILE, write_json
+
+RunMaker = Callable[..., Path]
+
+
+def podtune(*words: str) -> Result:
+    return CliRunner().invoke(build(list(COMMANDS)), list(words), catch_exceptions=True)
+
+
+def names(result: Result) -> list[str]:
+    assert result.exit_code == 0, result.exception
+    return [row["name"] for row in json.loads(result.stdout)]
+
+
+def beat(
+    run_dir: Path, *, age_s: float = 0.0, pid: int | None = None, host: str | None = None, step: int = 10, step_age_s: float = 0.0
+) -> None:
+    content = {
+        "time": time.time() - age_s,
+        "step": step,
+        "step_at": time.time() - step_age_s,
+        "pid": pid or os.getpid(),
+        "host": host or socket.gethostname(),
+    }
+    (run_dir / HEARTBEAT_FILE).write_text(json.dumps(content))
+
+
+def gone_pid() -> int:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+def test_runs_below_a_folder_are_listed_with_their_figures(make_run: RunMaker, tmp_path: Path) -> None:
+    make_run("deep/down/slow", learning_rate=1e-4)
+    make_run("fast", learning_rate=1e-3)
+    rows = {row["name"]: row for row in json.loads(podtune("runs", str(tmp_path), "--json").stdout)}
+    assert set(rows) == {"fast", "slow"}
+    fast = rows["fast"]
+    assert (fast["mode"], fast["strategy"], fast["world"], fast["status"], fast["steps"]) == ("sft", "ddp", 2, "ok", 60)
+    assert fast["seconds"] == pytest.approx(31.0)
+    assert fast["device_hours"] == pytest.approx(2 * 31.0 / 3600)
+    assert fast["best_loss"] <= fast["loss"] < rows["slow"]["loss"]
+
+
+def test_where_filters_by_the_table_the_config_and_the_record(make_run: RunMaker, tmp_path: Path) -> None:
+    make_run("low", learning_rate=1e-5)
+    make_run("high", learning_rate=1e-3)
+    make_run("broken", learning_rate=1e-3, status="oom")
+    root = str(tmp_path)
+    assert names(podtune("runs", root, "--json", "--where", "learning_rate>1e-5 and status=ok")) == ["high"]
+    assert set(names(podtune("runs", root, "--json", "--where", "status = oom or not learning_rate >= 0.001"))) == {"low", "broken"}
+    assert names(podtune("runs", root, "--json", "--where", "(name~ROK or name=low) and world=2 and status!=oom")) == ["low"]
+    assert set(names(podtune("runs", root, "--json", "--where", "data.fingerprint='f00d'"))) == {"low", "high", "broken"}
+
+
+@pytest.mark.parametrize(
+    ("expression", "says"),
+    [
+        ("learning_rat>1", "did you mean 'learning_rate'?"),
+        ("status=", "character 8: expected a value"),
+        ("status", "expected = !="),
+        ("(status=ok", "a ')' is missing"),
+        ("status=ok status=ok", "unexpected 'status'"),
+        ("__import__('os')=1", "expected = !="),
+    ],
+)
+def test_an_expression_that_cannot_be_read_is_refused_with_the_place(
+    make_run: RunMaker, tmp_path: Path, expression: str, says: str
+) -> None:
+    make_run("one")
+    result = podtune("runs", str(tmp_path), "--where", expression)
+    assert isinstance(result.exception, UserError)
+    assert says in str(result.exception)
+
+
+def test_sorting_puts_runs_without_the_value_last_either_way(make_run: RunMaker, tmp_path: Path) -> None:
+    make_run("b", learning_rate=1e-3)
+    make_run("a", learning_rate=1e-4)
+    make_run("none", lines=[])
+    root = str(tmp_path)
+    assert names(podtune("runs", root, "--json", "--sort", "loss")) == ["b", "a", "none"]
+    assert names(podtune("runs", root, "--json", "--sort=-loss")) == ["a", "b", "none"]
+
+
+def test_csv_carries_full_precision(make_run: RunMaker, tmp_path: Path) -> None:
+    run_dir = make_run("one")
+    row = next(csv.DictReader(io.StringIO(podtune("runs", str(tmp_path), "--csv").stdout)))
+    assert float(row["loss"]) == json.loads((run_dir / RUN_FILE).read_text())["measurements"]["loss"]["eval"]
+
+
+def test_a_running_run_shows_progress_and_time_left(make_run: RunMaker, tmp_path: Path) -> None:
+    run_dir = make_run("going", status="running", steps=40, config={"max_steps": 80})
+    lines = [line for line in (run_dir / METRICS_FILE).read_text().splitlines() if json.loads(line)["step"] <= 20]
+    (run_dir / METRICS_FILE).write_text("\n".join(lines) + "\n")
+    beat(run_dir, step=20)
+    row = json.loads(podtune("runs", str(tmp_path), "--json").stdout)[0]
+    assert (row["status"], row["progress"], row["eta_s"]) == ("running", 0.25, 10.0)
+    assert "running 25%, 10 s left" in podtune("runs", str(tmp_path)).stdout
+
+
+def test_a_run_whose_process_is_gone_is_died_and_not_running(make_run: RunMaker, tmp_path: Path) -> None:
+    beat(make_run("killed", status="running"), pid=gone_pid())
+    beat(make_run("elsewhere-silent", status="running"), host="another-pod", age_s=300)
+    beat(make_run("elsewhere-alive", status="running"), host="another-pod", age_s=3)
+    rows = {row["name"]: row["status"] for row in json.loads(podtune("runs", str(tmp_path), "--json").stdout)}
+    assert rows == {"killed": "died", "elsewhere-silent": "died", "elsewhere-alive": "running"}
+    assert set(names(podtune("runs", str(tmp_path), "--json", "--where", "status=died"))) == {"killed", "elsewhere-silent"}
+
+
+def test_a_run_that_beats_but_makes_no_step_is_stalled(make_run: RunMaker) -> None:
+    run_dir = make_run("hanging", status="running", config={"max_steps": 80})
+    beat(run_dir, step_age_s=600)
+    assert progress(load_run(run_dir)).stalled
+    assert any("no step for" in warning for warning in FolderView(run_dir).warnings())
+    beat(run_dir, step_age_s=1)
+    assert not progress(load_run(run_dir)).stalled
+    beat(run_dir, step=80, step_age_s=600)
+    assert not progress(load_run(run_dir)).stalled, "after its last step a run saves its model and answers"
+
+
+def test_a_thousand_runs_list_in_about_a_second_of_cpu(make_run: RunMaker, tmp_path: Path) -> None:
+    template = make_run("template", steps=200)
+    record, metrics = json.loads((template / RUN_FILE).read_text()), (template / METRICS_FILE).read_bytes()
+    for index in range(1000):
+        folder = tmp_path / "many" / f"run-{index:04}"
+        folder.mkdir(parents=True)
+        (folder / RUN_FILE).write_text(json.dumps(record | {"name": folder.name}))
+        (folder / METRICS_FILE).write_bytes(metrics)
+    began = time.process_time()
+    rows, unreadable = listing.list_runs(find_runs(tmp_path / "many"))
+    text = listing.table(listing.sort_rows(rows, "loss")).text(width=120)
+    took = time.process_time() - began
+    assert (len(rows), unreadable, text.count("\n")) == (1000, [], 1001)
+    assert took < 1.0, f"{took:.2f} s of CPU"
+
+
+def test_what_is_no_run_torn_or_of_another_schema_is_named_with_its_place(make_run: RunMaker, tmp_path: Path) -> None:
+    torn = make_run("torn")
+    whole = (torn / METRICS_FILE).read_text()
+    (torn / METRICS_FILE).write_text(whole + '{"step": 61, "split": "tr')
+    old = make_run("old", record={"schema": "podtune.run/0"})
+    (tmp_path / "empty").mkdir()
+    run = load_run(torn)
+    assert [len(run.entries[split]) for split in ("train", "eval")] == [60, 3]
+    line = whole.count("\n") + 1
+    assert run.problems == [f"{torn / METRICS_FILE} line {line}: torn or no metrics line; used up to there"]
+    with pytest.raises(UserError, match=r"old/run.json: has schema 'podtune.run/0'; this podtune reads 'podtune.run/1'"):
+        load_run(old)
+    with pytest.raises(UserError, match=r"is no run: it has no run\.json"):
+        load_run(tmp_path / "empty")
+    listed = podtune("runs", str(tmp_path), "--json")
+    assert names(listed) == ["torn"]
+    assert "old/run.json: has schema 'podtune.run/0'" in listed.stderr
+
+
+def test_nan_and_contradictions_are_said_with_step_and_file(make_run: RunMaker) -> None:
+    run_dir = make_run("odd")
+    lines = [json.loads(line) for line in (run_dir / METRICS_FILE).read_text().splitlines()]
+    lines = [line for line in lines if line["split"] == "train"]
+    lines[4]["loss"] = "nan"
+    lines.insert(8, lines[7] | {"loss": 99.0})
+    (run_dir / METRICS_FILE).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    record = json.loads((run_dir / RUN_FILE).read_text())
+    record["measurements"]["steps"] = 50
+    write_json(run_dir / RUN_FILE, record)
+    run = load_run(run_dir)
+    assert f"{run_dir / METRICS_FILE} line 9: contradicts an earlier train line of step 8; the first is used" in run.problems
+    assert f"{run_dir / METRICS_FILE}: train loss is not finite once, at step 5; left out of curves" in run.problems
+    assert any("50 steps, but there is a line of step 60" in problem for problem in run.problems)
+    assert 99.0 not in run.curve("train", "loss")[1]
+
+
+def test_watch_shows_progress_loss_speed_and_evaluation(make_run: RunMaker) -> None:
+    run_dir = make_run("watched", status="running", steps=40, config={"max_steps": 80})
+    beat(run_dir, step=40)
+    shown = podtune("watch", str(run_dir), "--once").stdout
+    assert "40 of 80" in shown
+    for part in ("watched", "loss", "tokens/s", "evaluation", "perplexity", "GiB of memory", "█"):
+        assert part in shown, part
+
+
+def test_watch_takes_up_new_lines_and_warns_of_a_nan(make_run: RunMaker) -> None:
+    run_dir = make_run("live", status="running", steps=10)
+    beat(run_dir)
+    view = FolderView(run_dir)
+    assert view.run.last("train", "step") == 10
+    with (run_dir / METRICS_FILE).open("a") as file:
+        file.write(json.dumps({"time": "2026-11-20T09:10:00Z", "step": 11, "split": "train", "loss": "nan"}) + "\n")
+    view.update()
+    assert view.run.last("train", "step") == 11
+    assert "the loss is nan" in view.warnings()
+
+
+def test_ctrl_c_in_a_terminal_ends_the_watching_and_says_that_the_run_goes_on(make_run: RunMaker) -> None:
+    run_dir = make_run("watched", status="running")
+    beat(run_dir)
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "podtune.cli", "watch", str(run_dir)]
+    with subprocess.Popen(command, stdout=theirs, stderr=subprocess.PIPE, text=True, env={**os.environ, "TERM": "xterm"}) as watching:
+        os.close(theirs)
+        screen = ""
+        while "GiB of memory" not in screen:
+            screen += os.read(ours, 65536).decode()
+        watching.send_signal(signal.SIGINT)
+        _, told = watching.communicate(timeout=30)
+    os.close(ours)
+    assert (watching.returncode, told.strip()) == (130, f"no longer watching; the run goes on. Come back: podtune watch {run_dir}")
+
+
+def test_a_sparkline_falls_with_the_loss() -> None:
+    assert sparkline([4.0, 3.0, 2.0, 1.0], 4) == "█▆▃▁"
+    assert len(sparkline([float(value) for value in range(1000)], 30)) == 30
+
+
+def test_the_heartbeat_tells_time_step_and_process_and_is_taken_away_at_the_end(tmp_path: Path) -> None:
+    with Heartbeat(tmp_path, interval_s=0.02) as heartbeat:
+        heartbeat.step(7)
+        end = time.monotonic() + 20
+        while (found := read_beat(tmp_path)) is None or found.step != 7:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        assert (found.pid, found.host, life(tmp_path)) == (os.getpid(), socket.gethostname(), "alive")
+    assert life(tmp_path) == "unknown"
+
+
+CLAIM = """
+import sys
+from pathlib import Path
+from podtune.run.heartbeat import claim
+claimed = claim(Path(sys.argv[1]))
+print("mine", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_two_jobs_on_one_folder_the_second_refuses_and_a_dead_ones_lock_is_taken_over(tmp_path: Path) -> None:
+    first = subprocess.Popen([sys.executable, "-c", CLAIM, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert first.stdout
+    assert first.stdout.readline() == "mine\n"
+    with pytest.raises(UserError, match=f"another job writes here: process {first.pid} on {socket.gethostname()}"):
+        claim(tmp_path)
+    first.kill()
+    first.communicate()
+    claim(tmp_path).release()
+
+
+def test_where_locks_do_not_reach_a_moving_foreign_heartbeat_refuses_and_a_still_one_does_not(tmp_path: Path) -> None:
+    beat(tmp_path, host="pod-on-another-node", age_s=2, step=5)
+    claim(tmp_path, patience_s=0.3).release()
+    mover = subprocess.Popen(
+        [sys.executable, "-c", MOVING_HEARTBEAT, str(tmp_path / HEARTBEAT_FILE)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert mover.stdout
+    assert mover.stdout.readline() == "beating\n"
+    with pytest.raises(UserError, match="process 1 on pod-on-another-node, at step 6"):
+        claim(tmp_path, patience_s=20)
+    mover.communicate("")
+
+
+MOVING_HEARTBEAT = """
+import json, os, select, sys, time
+while not select.select([0], [], [], 0.02)[0]:
+    part = sys.argv[1] + ".new"
+    with open(part, "w") as file:
+        json.dump({"time": time.time(), "step": 6, "step_at": time.time(), "pid": 1, "host": "pod-on-another-node"}, file)
+    os.replace(part, sys.argv[1])
+    print("beating", flush=True)
+"""

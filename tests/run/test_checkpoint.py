@@ -1,0 +1,118 @@
+"""A checkpoint is complete or invisible, and one that was damaged is never chosen."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from podtune.run import checkpoint
+from podtune.run.errors import UserError, report
+
+FACTS = {"world_size": 2, "learning_rate": 1e-3, "data": "abc"}
+
+
+def save(output: Path, step: int) -> Path:
+    aside = output / checkpoint.SAVING / f"checkpoint-{step}"
+    (aside / "nested").mkdir(parents=True)
+    (aside / "model.safetensors").write_bytes(bytes([step]) * 1000)
+    (aside / "nested" / "optimizer.pt").write_bytes(b"x" * 500)
+    checkpoint.seal(aside, output / aside.name, step, FACTS)
+    return output / aside.name
+
+
+def test_a_first_start_has_no_checkpoint(tmp_path: Path) -> None:
+    assert checkpoint.newest_complete(tmp_path / "absent") == (None, [])
+
+
+def test_the_newest_complete_checkpoint_is_found_with_what_it_was(tmp_path: Path) -> None:
+    save(tmp_path, 9)
+    save(tmp_path, 10)
+    found, warnings = checkpoint.newest_complete(tmp_path)
+    assert found is not None
+    assert (found.step, found.facts, warnings) == (10, FACTS, [])
+
+
+@pytest.mark.parametrize(
+    "harm", ["missing", "truncated", "flipped", "no manifest", "torn manifest", "interrupted"]
+)
+def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_used(tmp_path: Path, harm: str) -> None:
+    save(tmp_path, 1)
+    newest = save(tmp_path, 2)
+    weights, manifest = newest / "model.safetensors", newest / checkpoint.MANIFEST
+    if harm == "missing":
+        weights.unlink()
+    elif harm == "truncated":
+        weights.write_bytes(weights.read_bytes()[:-1])
+    elif harm == "flipped":
+        weights.write_bytes(b"\x00" + weights.read_bytes()[1:])
+    elif harm == "no manifest":
+        manifest.unlink()
+    elif harm == "torn manifest":
+        manifest.write_text(manifest.read_text()[:-20])
+    else:
+        newest.rename(tmp_path / checkpoint.SAVING / newest.name)
+    found, warnings = checkpoint.newest_complete(tmp_path)
+    assert found is not None
+    assert found.step == 1
+    assert not (tmp_path / checkpoint.SAVING).exists()
+    if harm != "interrupted":
+        assert (tmp_path / "damaged-checkpoint-2").is_dir()
+        assert "damaged" in warnings[0]
+
+
+def test_when_every_checkpoint_is_damaged_the_run_stops_with_the_list(tmp_path: Path) -> None:
+    for step in (1, 2):
+        (save(tmp_path, step) / "model.safetensors").unlink()
+    with pytest.raises(UserError, match=r"checkpoint-2: model\.safetensors is missing; checkpoint-1"):
+        checkpoint.newest_complete(tmp_path)
+    assert len(checkpoint.checkpoints(tmp_path)) == 2
+
+
+def test_a_change_since_the_checkpoint_is_refused_unless_allowed(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    found, _ = checkpoint.newest_complete(tmp_path)
+    assert found is not None
+    changed = FACTS | {"world_size": 4}
+    with pytest.raises(UserError, match="world_size was 2 and is 4"):
+        checkpoint.check_resume(found, changed, allowed=False)
+    assert checkpoint.check_resume(found, changed, allowed=True) == ["world_size was 2 and is 4"]
+    assert checkpoint.check_resume(found, FACTS, allowed=False) == []
+
+
+def test_rotation_keeps_the_newest_and_the_best(tmp_path: Path) -> None:
+    for step in (1, 2, 3, 10):
+        save(tmp_path, step)
+    checkpoint.rotate(tmp_path, 2, keep=tmp_path / "checkpoint-1")
+    assert [path.name for path in checkpoint.checkpoints(tmp_path)] == ["checkpoint-1", "checkpoint-10"]
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot be written"):
+        checkpoint.check_writable(tmp_path / "file" / "output")
+
+
+def test_looking_whether_a_folder_can_be_written_leaves_the_volume_as_it_was(tmp_path: Path) -> None:
+    """Pods of one job look at the same time: none may take away a folder that another has just made."""
+    checkpoint.check_writable(tmp_path / "new" / "run")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_volume_that_the_checkpoints_will_not_fit_on_is_refused_with_both_figures(tmp_path: Path) -> None:
+    each = shutil.disk_usage(tmp_path).free // 2
+    with pytest.raises(UserError, match=r"GiB are free and checkpoints of .* GiB need about .* GiB more"):
+        checkpoint.check_space(tmp_path, each, 2)
+    checkpoint.check_space(tmp_path, 2**20, 2)
+
+
+def test_checkpoints_that_are_there_count_as_written(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    each = sum(file.stat().st_size for file in (tmp_path / "checkpoint-1").rglob("*") if file.is_file())
+    assert checkpoint.missing_bytes(tmp_path, each, 2) == 2 * each
+
+
+def test_a_full_disk_has_a_code_of_its_own_and_a_fix(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(OSError) as full, Path("/dev/full").open("w") as device:
+        device.write("x")
+    assert report(full.value) == 74
+    assert "complete checkpoints are kept" in capsys.readouterr().err

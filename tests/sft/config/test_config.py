@@ -1,0 +1,178 @@
+"""A configuration is merged in one order and a mistake in it is answered before anything is imported."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from podtune.run.distributed import World
+from podtune.run.errors import UserError
+from podtune.sft.config import settings as config
+
+NEEDED = ["--model_name_or_path", "m", "--dataset_name", "d", "--output_dir", "o"]
+
+
+def yaml_file(folder: Path, text: str) -> Path:
+    path = folder / "sft.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_the_command_line_beats_the_yaml_beats_the_environment(tmp_path: Path) -> None:
+    path = yaml_file(tmp_path, "learning_rate: 5e-5\nnum_train_epochs: 2\n")
+    environment = {"LEARNING_RATE": "1e-3", "EPOCHS": "7", "BATCH_SIZE": "4"}
+    settings = config.read([*NEEDED, "--config", str(path), "--num-train-epochs=3"], environment)
+    assert settings.values["learning_rate"] == 5e-5  # YAML reads it as text
+    assert settings.values["num_train_epochs"] == 3.0
+    assert settings.values["per_device_train_batch_size"] == 4
+    assert settings.source["per_device_train_batch_size"] == "environment variable BATCH_SIZE"
+
+
+def test_a_wrong_value_of_the_environment_names_its_variable() -> None:
+    with pytest.raises(
+        UserError, match=("environment variable EPOCHS: num_train_epochs is 'abc', not a number")
+    ):
+        config.read(NEEDED, {"EPOCHS": "abc"})
+
+
+def test_variables_that_a_yaml_sets_count_as_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("EPOCHS", "RUN_NAME"):
+        monkeypatch.setenv(name, "")
+    path = yaml_file(tmp_path, "env: {EPOCHS: 5, RUN_NAME: from-env}\nrun_name: from-yaml\n")
+    settings = config.read([*NEEDED, "--config", str(path)])
+    assert settings.values["num_train_epochs"] == 5.0
+    assert settings.values["run_name"] == "from-yaml"
+
+
+def test_a_bare_no_in_yaml_is_the_choice_no(tmp_path: Path) -> None:
+    settings = config.read([*NEEDED, "--config", str(yaml_file(tmp_path, "save_strategy: no\n"))], {})
+    assert settings.values["save_strategy"] == "no"
+
+
+def test_flags_lists_and_negations_are_read_as_trl_reads_them() -> None:
+    settings = config.read(
+        [*NEEDED, "--packing", "--no_gradient_checkpointing", "--lora_target_modules", "q_proj", "v_proj"], {}
+    )
+    assert settings.values["packing"] is True
+    assert settings.values["gradient_checkpointing"] is False
+    assert settings.values["lora_target_modules"] == ["q_proj", "v_proj"]
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["--learning_rat", "1"], "did you mean 'learning_rate'"),
+        (["--max_seq_length", "128"], "use max_length"),
+        (["--warmup_ratio", "0.1"], "use warmup_steps"),
+        (["--learning_rate", "fast"], "not a number"),
+        (["--learning_rate", "0"], "must be above 0"),
+        (["--max_steps", "1.5"], "not a whole number"),
+        (["--packing", "maybe"], "not true or false"),
+        (["--strategy", "fdsp"], "did you mean 'fsdp'"),
+        (["--lr_scheduler_type", "cosin"], "did you mean 'cosine'"),
+        (["--bf16", "--fp16"], "only one can hold"),
+        (["--strategy", "ddp", "--fsdp"], "configured by hand too"),
+        (["--load_in_4bit"], "--use_peft"),
+        (["--report_to", "aim"], "--aim_repo"),
+        (["--fsdp_config", "{'version': }"], "not text or a JSON mapping"),
+        (["--learning_rate", "inf"], "must be a finite number"),
+        (["--weight_decay", "nan"], "must be a finite number"),
+        (["--max_steps", "0"], "must be at least 1, or -1"),
+        (["--max_steps", "-7"], "must be at least 1, or -1"),
+        (["--dataset_name"], "--dataset_name needs a value"),
+        (["--output_dir", "a", "b"], "takes one value and has 2: a, b"),
+        (["--eval_split_size", "2.5"], "a whole number of rows"),
+        (["--logging_steps", "0"], "logging_strategy: no"),
+        (["--load_best_model_at_end"], "save_strategy is steps and eval_strategy is no"),
+        (["stray"], "unexpected argument 'stray'"),
+    ],
+)
+def test_a_mistake_is_named_with_its_remedy(words: list[str], complaint: str) -> None:
+    argv = [*words, *NEEDED] if words == ["stray"] else [*NEEDED, *words]
+    with pytest.raises(UserError) as caught:
+        config.read(argv, {})
+    assert complaint in str(caught.value)
+    assert 64 <= caught.value.code <= 78
+
+
+def test_a_misspelled_yaml_key_names_the_file(tmp_path: Path) -> None:
+    path = yaml_file(tmp_path, "learning_rte: 1\n")
+    with pytest.raises(UserError, match="did you mean 'learning_rate'") as caught:
+        config.read([*NEEDED, "--config", str(path)], {})
+    assert str(path) in str(caught.value)
+
+
+def test_broken_yaml_names_the_line(tmp_path: Path) -> None:
+    path = yaml_file(tmp_path, "learning_rate: 1\n  packing: [\n")
+    with pytest.raises(UserError, match=r"sft.yaml:2:"):
+        config.read([*NEEDED, "--config", str(path)], {})
+
+
+def test_help_and_a_wrong_key_are_answered_without_torch(tmp_path: Path) -> None:
+    probe = (
+        "import sys, runpy; sys.argv = ['t', *sys.argv[1:]]\ntry: runpy.run_module('podtune.training', "
+        "run_name='__main__')\n"
+    )
+    probe += "finally: print('torch' in sys.modules, 'pyarrow' in sys.modules)"
+    for words, code in ((["--help"], 0), ([*NEEDED, "--learning_rat", "1"], 78)):
+        started = time.monotonic()
+        done = subprocess.run(
+            [sys.executable, "-c", probe, *words], capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == code, done.stderr
+        assert done.stdout.splitlines()[-1] == "False False"
+        assert time.monotonic() - started < 2.0  # a bound for busy machines; quiet ones take a tenth of it
+
+
+def test_the_list_of_keys_is_the_one_that_trl_has() -> None:
+    from podtune.sft.config.resolve import config_keys
+
+    committed = (Path(config.__file__).parent / "config_keys.json").read_text()
+    assert committed == config_keys(), "run: python scripts/config_keys.py"
+
+
+def test_lora_settings_without_use_peft_are_said_to_have_no_effect() -> None:
+    from podtune.run.distributed import World
+    from podtune.sft.config.resolve import resolve
+
+    assert (
+        "lora_r without use_peft" in resolve(config.read([*NEEDED, "--lora_r", "4"], {}), World()).notes[-1]
+    )
+    assert "lora" not in resolve(config.read([*NEEDED, "--lora_r", "4", "--use_peft"], {}), World()).notes[-1]
+
+
+@pytest.mark.parametrize(
+    ("words", "world", "expected"),
+    [
+        (["--global_batch_size", "16"], 1, (8, 2)),
+        (["--global_batch_size", "16"], 2, (8, 1)),
+        (["--global_batch_size", "16", "--per_device_train_batch_size", "2"], 2, (2, 4)),
+        (["--global_batch_size", "24", "--gradient_accumulation_steps", "3"], 2, (4, 3)),
+        (["--global_batch_size", "14"], 1, (7, 2)),
+    ],
+)
+def test_accumulation_is_solved_for_the_world(
+    words: list[str], world: int, expected: tuple[int, int]
+) -> None:
+    from podtune.sft.config.resolve import solve_batch
+
+    solved = solve_batch(config.read([*NEEDED, *words], {}), World(world_size=world))
+    assert (solved["per_device_train_batch_size"], solved["gradient_accumulation_steps"]) == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "fix"),
+    [
+        (["--global_batch_size", "15"], "use 14 or 16"),
+        (["--global_batch_size", "16", "--per_device_train_batch_size", "3"], "one of 1, 2, 4, 8"),
+        (["--global_batch_size", "16", "--gradient_accumulation_steps", "3"], "one of 1, 2, 4, 8"),
+    ],
+)
+def test_an_uneven_split_is_refused_with_sizes_that_work(words: list[str], fix: str) -> None:
+    from podtune.sft.config.resolve import solve_batch
+
+    with pytest.raises(UserError) as caught:
+        solve_batch(config.read([*NEEDED, *words], {}), World(world_size=2))
+    assert fix in str(caught.value)

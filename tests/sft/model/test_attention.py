@@ -1,0 +1,209 @@
+"""Rows laid end to end: the same numbers as a block-diagonal mask, and no row sees another."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+from transformers import SmolLM3Config, SmolLM3ForCausalLM
+
+from podtune.sft.model import attention
+from podtune.sft.model.attention import (
+    PER_ROW,
+    choose_attention,
+    in_blocks,
+    per_row_attention,
+    register_attention,
+)
+
+LENGTHS = (5, 1, 130, 40)
+HEADS, SHARED, WIDTH = 4, 2, 8
+
+
+def qkv(length: int, seed: int = 0) -> list[torch.Tensor]:
+    torch.manual_seed(seed)
+    shapes = [(1, heads, length, WIDTH) for heads in (HEADS, SHARED, SHARED)]
+    return [torch.randn(shape, requires_grad=True) for shape in shapes]
+
+
+def row_of_token(lengths: tuple[int, ...]) -> torch.Tensor:
+    return torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
+
+
+def masked_sdpa(
+    tensors: list[torch.Tensor], lengths: tuple[int, ...], window: int | None = None
+) -> torch.Tensor:
+    row, place = row_of_token(lengths), torch.arange(sum(lengths))
+    seen = (row[:, None] == row) & (place[:, None] >= place)
+    if window is not None:
+        seen &= place[:, None] - place < window
+    return F.scaled_dot_product_attention(*tensors, attn_mask=seen, enable_gqa=True).transpose(1, 2)
+
+
+def boundaries(lengths: tuple[int, ...]) -> torch.Tensor:
+    return torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32)
+
+
+def positions(lengths: tuple[int, ...]) -> torch.Tensor:
+    return torch.cat([torch.arange(n) for n in lengths])[None]
+
+
+def assert_same_forward_and_backward(
+    ours: torch.Tensor, mine: list[torch.Tensor], theirs: torch.Tensor, other: list[torch.Tensor]
+) -> None:
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
+    weight = torch.randn(ours.shape, generator=torch.Generator().manual_seed(1))
+    (ours * weight).sum().backward()
+    (theirs * weight).sum().backward()
+    for a, b in zip(mine, other, strict=True):
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("window", [None, 7])
+def test_attention_per_row_equals_a_block_diagonal_mask_forward_and_backward(window: int | None) -> None:
+    mine, other = qkv(sum(LENGTHS)), qkv(sum(LENGTHS))
+    ours, weights = per_row_attention(
+        torch.nn.Module(), *mine, None, sliding_window=window, cu_seq_lens_q=boundaries(LENGTHS)
+    )
+    assert weights is None
+    assert_same_forward_and_backward(ours, mine, masked_sdpa(other, LENGTHS, window), other)
+
+
+def test_boundaries_are_found_in_the_positions_when_the_collator_gave_none() -> None:
+    mine, other = qkv(sum(LENGTHS)), qkv(sum(LENGTHS))
+    ours, _ = per_row_attention(torch.nn.Module(), *mine, None, position_ids=positions(LENGTHS))
+    assert_same_forward_and_backward(ours, mine, masked_sdpa(other, LENGTHS), other)
+
+
+@pytest.mark.parametrize("length", [100, 256, 600])
+def test_blocks_of_matrix_products_equal_causal_attention(length: int) -> None:
+    mine, other = qkv(length), qkv(length)
+    ours = in_blocks(*mine, WIDTH**-0.5, torch.float32).transpose(1, 2)
+    assert_same_forward_and_backward(ours, mine, masked_sdpa(other, (length,)), other)
+
+
+@pytest.mark.parametrize("blocks", [True, False])
+def test_bf16_attention_stays_near_fp32_with_blocks_and_without(
+    blocks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention, "_multiplies_bf16", lambda: blocks)
+    tensors = qkv(sum(LENGTHS))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        ours, _ = per_row_attention(torch.nn.Module(), *tensors, None, cu_seq_lens_q=boundaries(LENGTHS))
+    assert ours.dtype == torch.bfloat16
+    torch.testing.assert_close(ours.float(), masked_sdpa(tensors, LENGTHS), rtol=0, atol=0.03)
+
+
+def test_a_token_depends_on_earlier_tokens_of_its_own_row_only() -> None:
+    tensors = qkv(12)
+    out, _ = per_row_attention(torch.nn.Module(), *tensors, None, cu_seq_lens_q=boundaries((4, 5, 3)))
+    out[0, 6].sum().backward()  # the third token of the second row
+    reached = tensors[1].grad.abs().sum((0, 1, 3)) > 0  # type: ignore[union-attr]
+    assert reached.tolist() == [False] * 4 + [True] * 3 + [False] * 5
+
+
+def test_a_mask_that_was_built_is_obeyed_whatever_the_boundaries_say() -> None:
+    tensors, lengths = qkv(9), (4, 5)
+    everything = torch.ones(1, 1, 9, 9, dtype=torch.bool)
+    module = torch.nn.Module()
+    module.num_key_value_groups = HEADS // SHARED  # type: ignore[assignment]
+    ours, _ = per_row_attention(
+        module, *tensors, everything, cu_seq_lens_q=boundaries(lengths), position_ids=positions(lengths)
+    )
+    expected = F.scaled_dot_product_attention(*tensors, attn_mask=everything, enable_gqa=True).transpose(1, 2)
+    torch.testing.assert_close(ours, expected, rtol=0, atol=1e-6)
+
+
+def test_a_model_that_passes_neither_boundaries_nor_positions_is_refused_in_training() -> None:
+    with pytest.raises(RuntimeError, match="sdpa"):
+        per_row_attention(torch.nn.Module().train(), *qkv(6), None)
+
+
+def test_a_model_that_caps_its_scores_is_refused_rather_than_trained_otherwise() -> None:
+    with pytest.raises(RuntimeError, match="softcap"):
+        per_row_attention(torch.nn.Module(), *qkv(6), None, cu_seq_lens_q=boundaries((2, 4)), softcap=30.0)
+
+
+# ---- in a real model ----
+@pytest.fixture(scope="module")
+def model() -> Any:
+    register_attention()
+    torch.manual_seed(0)
+    config = SmolLM3Config(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        pad_token_id=0,
+    )
+    return SmolLM3ForCausalLM(config).eval()
+
+
+def logits(model: Any, implementation: str, **batch: Any) -> torch.Tensor:
+    model.set_attn_implementation(implementation)
+    with torch.no_grad():
+        found: torch.Tensor = model(**batch).logits
+    return found
+
+
+def test_rows_end_to_end_give_the_logits_of_each_row_alone(model: Any) -> None:
+    rows = [torch.randint(1, 64, (1, n)) for n in LENGTHS]
+    together = logits(
+        model,
+        PER_ROW,
+        input_ids=torch.cat(rows, 1),
+        position_ids=positions(LENGTHS),
+        cu_seq_lens_q=boundaries(LENGTHS),
+        use_cache=False,
+    )
+    alone = torch.cat([logits(model, "sdpa", input_ids=row) for row in rows], 1)
+    torch.testing.assert_close(together, alone, rtol=0, atol=1e-5)
+
+
+def test_a_model_builds_no_mask_for_rows_end_to_end(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import masking_utils
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise AssertionError("a T x T mask was built")
+
+    monkeypatch.setattr(masking_utils, "sdpa_mask", fail)
+    ids = torch.randint(1, 64, (1, sum(LENGTHS)))
+    batch = {
+        "input_ids": ids,
+        "position_ids": positions(LENGTHS),
+        "cu_seq_lens_q": boundaries(LENGTHS),
+        "use_cache": False,
+    }
+    logits(model, PER_ROW, **batch)
+
+
+def test_padded_batches_and_generation_are_as_with_plain_sdpa(model: Any) -> None:
+    ids = torch.randint(1, 64, (3, 9))
+    mask = torch.ones_like(ids)
+    mask[1, 5:] = mask[2, 2:] = 0
+    padded = [
+        logits(model, name, input_ids=ids, attention_mask=mask)[mask.bool()] for name in (PER_ROW, "sdpa")
+    ]
+    torch.testing.assert_close(*padded, rtol=0, atol=1e-6)
+    answers = []
+    for name in (PER_ROW, "sdpa"):
+        model.set_attn_implementation(name)
+        for prompt, seen in ((ids[:1], mask[:1]), (ids.flip(1), mask.flip(1))):
+            answers.append(
+                model.generate(
+                    input_ids=prompt, attention_mask=seen, max_new_tokens=6, do_sample=False, pad_token_id=0
+                )
+            )
+    assert torch.equal(answers[0], answers[2])
+    assert torch.equal(answers[1], answers[3])
+
+
+def test_the_cpu_attends_row_by_row_and_says_why() -> None:
+    chosen = choose_attention("cpu")
+    assert chosen.implementation == PER_ROW
+    assert "row" in chosen.reason

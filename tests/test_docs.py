@@ -1,0 +1,95 @@
+"""The documents say what the code says: generated parts, exit codes, links and commands."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import typer
+
+from podtune.run import errors
+
+ROOT = Path(__file__).parents[1]
+DOCS = sorted((ROOT / "docs").glob("*.md"))
+PAGES = [*DOCS, ROOT / "CONTRIBUTING.md", ROOT / "charts/podtune/README.md", ROOT / "datasets/README.md"]
+
+
+@pytest.fixture(scope="module")
+def config_docs() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("config_docs", ROOT / "scripts" / "config_docs.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["config_docs"] = module  # where its dataclass looks for itself
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("page", DOCS, ids=lambda page: page.name)
+def test_generated_parts_are_those_of_today(config_docs: Any, page: Path) -> None:
+    assert page.read_text() == config_docs.filled(page.read_text()), "run scripts/config_docs.py"
+
+
+def test_every_exit_code_is_explained() -> None:
+    page = (ROOT / "docs/troubleshooting.md").read_text()
+    table = page.partition("## Exit codes")[2].partition("##")[0]
+    listed = {
+        int(code) for row in re.findall(r"^\| ([\d, ]+) \|", table, re.MULTILINE) for code in row.split(",")
+    }
+    known = {value for name, value in vars(errors).items() if name.isupper() and isinstance(value, int)}
+    from podtune.pod.launch import EXHAUSTED
+
+    assert known | {EXHAUSTED} <= listed
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.parent.name + "/" + page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    text = page.read_text()
+    for target in re.findall(r"\]\(([^)#\s]*)(?:#([\w-]+))?\)", text):
+        path, anchor = target
+        if "://" in path:
+            continue
+        file = (page.parent / path).resolve() if path else page
+        assert file.exists(), f"{page.name}: {path}"
+        if anchor:
+            headings = re.findall(r"^#+ (.+)$", file.read_text(), re.MULTILINE)
+            slugs = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+            assert anchor in slugs, f"{page.name}: #{anchor}"
+
+
+def command_lines(text: str) -> list[str]:
+    """Lines of code blocks, and code in a sentence, that begin with podtune."""
+    blocks = re.findall(r"^```\w*\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    spans = re.findall(
+        r"`(podtune [^`\n]+)`", re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    )
+    lines = [line.split(" #")[0].split("&&")[-1].strip() for block in blocks for line in block.splitlines()]
+    return [line for line in lines if line.startswith("podtune ")] + spans
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.parent.name + "/" + page.name)
+def test_every_podtune_command_in_the_documents_exists_with_its_options(page: Path) -> None:
+    from podtune.cli import COMMANDS, build
+
+    top: Any = typer.main.get_command(build(list(COMMANDS)))
+    for line in command_lines(page.read_text()):
+        command = top
+        words = line.split()[1:]
+        while hasattr(command, "commands") and words and re.fullmatch(r"[a-z][a-z-]*", words[0]):
+            assert words[0] in command.commands, line
+            command = command.commands[words.pop(0)]
+        options = {
+            option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)
+        }
+        words = words[: words.index("--")] if "--" in words else words
+        given = [
+            word.strip("[],.").partition("=")[0]
+            for word in words
+            if word.strip("[").startswith("-") and len(word) > 1
+        ]
+        assert not [option for option in given if option not in options | {"-h", "--help"}], line

@@ -1,0 +1,193 @@
+"""The rows that are trained on: synthetic ones with something to learn, or a user's text or images.
+
+Row ``i`` depends on the seed and on ``i`` alone, so every rank makes exactly its part of the one global batch
+and no other, whatever the world size.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from podtune.bench.models import Size
+from podtune.bench.options import Options
+from podtune.bench.strategies.contract import Batch
+from podtune.plan.sizes import ResNetSize
+from podtune.run.errors import DATA, UserError
+
+IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp"}
+
+
+class Rows(Protocol):
+    """A source of rows by number."""
+
+    def batch(self, numbers: range) -> Batch:
+        """The rows of these numbers; numbers beyond the end start again at the first row."""
+        ...
+
+
+def share(step: int, global_batch_size: int, part: int, parts: int) -> range:
+    """The row numbers of ``part`` of the global batch of ``step``: disjoint over the parts, and together all
+    of it.
+    """
+    size = global_batch_size // parts
+    start = step * global_batch_size + part * size
+    return range(start, start + size)
+
+
+def open_rows(options: Options, size: Size) -> Rows:
+    """The source that ``--data`` names.
+
+    Raises:
+        UserError: it cannot be read, or does not fit the model.
+    """
+    path = Path(options.data)
+    if isinstance(size, ResNetSize):
+        if options.data == "synthetic":
+            return SyntheticImages(size.classes, size.image_size, options.seed)
+        return ImageFolder(path, size.classes, size.image_size)
+    if options.data == "synthetic":
+        return SyntheticTokens(size.vocabulary, options.sequence_length, options.seed)
+    return TextBytes(path, size.vocabulary, options.sequence_length)
+
+
+def _generator(seed: int, number: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed * 1_000_003 + number)
+
+
+class SyntheticTokens:
+    """A Markov chain: nine times of ten the next token is a fixed function of the last one, else any of the
+    alphabet.
+
+    A model that learns the function ends near 0.1 ln(alphabet) + 0.33 nats; it starts at ln(vocabulary).
+    """
+
+    def __init__(self, vocabulary: int, length: int, seed: int) -> None:
+        self.alphabet, self.length, self.seed = min(vocabulary, 256), length, seed
+        self.successor = torch.randperm(self.alphabet, generator=_generator(seed, -1))
+
+    def batch(self, numbers: range) -> Batch:
+        """Ids (rows, length) and, as targets, the same shifted by one."""
+        noise = torch.empty(len(numbers), self.length + 1, dtype=torch.long)
+        surprise = torch.empty(len(numbers), self.length + 1)
+        for row, number in enumerate(numbers):
+            generator = _generator(self.seed, number)
+            torch.randint(self.alphabet, (self.length + 1,), generator=generator, out=noise[row])
+            torch.rand(self.length + 1, generator=generator, out=surprise[row])
+        tokens = noise
+        for t in range(1, self.length + 1):
+            tokens[:, t] = torch.where(surprise[:, t] < 0.1, noise[:, t], self.successor[tokens[:, t - 1]])
+        return Batch(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
+
+
+class SyntheticImages:
+    """Every class has a coarse pattern of 8 x 8 colours; an image is its class's pattern, enlarged, in
+    noise.
+    """
+
+    def __init__(self, classes: int, side: int, seed: int) -> None:
+        self.classes, self.side, self.seed = classes, side, seed
+        self.patterns = torch.randn(classes, 3, 8, 8, generator=_generator(seed, -1))
+
+    def batch(self, numbers: range) -> Batch:
+        """Images (rows, 3, side, side) with mean 0 and deviation about 1.4, and class numbers (rows,)."""
+        images = torch.empty(len(numbers), 3, self.side, self.side)
+        labels = torch.empty(len(numbers), dtype=torch.long)
+        for row, number in enumerate(numbers):
+            generator = _generator(self.seed, number)
+            labels[row] = torch.randint(self.classes, (), generator=generator)
+            torch.randn(3, self.side, self.side, generator=generator, out=images[row])
+        images += torch.nn.functional.interpolate(self.patterns[labels], size=(self.side, self.side))
+        return Batch(images, labels)
+
+
+class TextBytes:
+    """The ``text`` column of a Parquet file (or its first column of strings) as one stream of UTF-8 bytes.
+
+    Bytes need no tokenizer and fit every vocabulary from 256 on; what is measured does not depend on how text
+    is cut.
+    """
+
+    def __init__(self, path: Path, vocabulary: int, length: int) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as parquet
+
+        if vocabulary < 256:
+            raise UserError(
+                (f"the model's vocabulary of {vocabulary} cannot hold bytes"), where=str(path), code=DATA
+            )
+        try:
+            table = parquet.read_table(path)
+        except (pa.ArrowException, OSError) as error:
+            raise UserError(f"cannot be read as Parquet: {error}", where=str(path), code=DATA) from None
+        strings = [name for name in table.column_names if pa.types.is_string(table.schema.field(name).type)]
+        if not strings:
+            raise UserError(
+                (f"no column of strings among {', '.join(table.column_names)}"), where=str(path), code=DATA
+            )
+        column = "text" if "text" in strings else strings[0]
+        stream = "\n\n".join(text for text in table.column(column).to_pylist() if text).encode()
+        self.rows = (len(stream) - 1) // length
+        if self.rows < 1:
+            raise UserError(
+                (f"column {column} holds {len(stream)} bytes, not one row of {length + 1}"),
+                where=str(path),
+                code=DATA,
+            )
+        self.stream, self.length = torch.frombuffer(bytearray(stream), dtype=torch.uint8), length
+
+    def batch(self, numbers: range) -> Batch:
+        """Ids (rows, length) and, as targets, the same shifted by one."""
+        starts = [number % self.rows * self.length for number in numbers]
+        tokens = torch.stack([self.stream[start : start + self.length + 1] for start in starts]).long()
+        return Batch(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
+
+
+class ImageFolder:
+    """Images in one folder per class, scaled to the model's size."""
+
+    def __init__(self, path: Path, classes: int, side: int) -> None:
+        folders = sorted(folder for folder in path.iterdir() if folder.is_dir()) if path.is_dir() else []
+        self.files = [
+            (f, label)
+            for label, folder in enumerate(folders)
+            for f in sorted(folder.iterdir())
+            if f.suffix.lower() in IMAGE_SUFFIXES
+        ]
+        self.side = side
+        if not self.files:
+            raise UserError(
+                ("no images in one folder per class"),
+                where=str(path),
+                fix="lay it out as DIR/CLASS/IMAGE.png",
+                code=DATA,
+            )
+        if len(folders) > classes:
+            raise UserError(
+                (f"{len(folders)} classes, and the model knows {classes}"), where=str(path), code=DATA
+            )
+        # Neighbours in the listing share a class; a fixed shuffle mixes the classes in every batch.
+        order: list[int] = torch.randperm(len(self.files), generator=_generator(0, 0)).tolist()
+        self.files = [self.files[index] for index in order]
+
+    def batch(self, numbers: range) -> Batch:
+        """Images (rows, 3, side, side) in -1 to 1, and class numbers (rows,)."""
+        chosen = [self.files[number % len(self.files)] for number in numbers]
+        return Batch(
+            torch.stack([self._read(file) for file, _ in chosen]),
+            torch.tensor([label for _, label in chosen]),
+        )
+
+    def _read(self, file: Path) -> Tensor:
+        import numpy as np
+        from PIL import Image, UnidentifiedImageError
+
+        try:
+            with Image.open(file) as image:
+                pixels = np.asarray(image.convert("RGB").resize((self.side, self.side)), dtype=np.float32)
+        except (UnidentifiedImageError, OSError) as error:
+            raise UserError(f"cannot be read as an image: {error}", where=str(file), code=DATA) from None
+        return torch.from_numpy(pixels).permute(2, 0, 1) / 127.5 - 1

@@ -1,0 +1,42 @@
+"""What this machine's device cannot do, said before the model is built."""
+
+from __future__ import annotations
+
+import torch
+
+from podtune.bench.options import Options
+from podtune.run.distributed import World
+from podtune.run.errors import UNAVAILABLE, UserError
+
+
+def refuse_what_the_device_lacks(options: Options, world: World) -> None:
+    """Check choices that depend on the device, and set threads and arithmetic alike for every strategy.
+
+    Raises:
+        UserError: fp8 without Ada, Hopper or newer; a CUDA memory snapshot without CUDA.
+    """
+    cuda = world.device_type == "cuda"
+    if options.precision == "fp8" and not (cuda and torch.cuda.get_device_capability() >= (8, 9)):
+        found = torch.cuda.get_device_name() if cuda else "the CPU"
+        raise UserError(
+            f"{found} does not multiply in fp8",
+            where="--precision",
+            fix=("use bf16; fp8 needs an L40S, H100 or newer"),
+            code=UNAVAILABLE,
+        )
+    if options.memory_snapshot and not cuda:
+        raise UserError(
+            "a memory snapshot is of CUDA's allocator, and there is no GPU",
+            where="--memory-snapshot",
+            fix="use --profile",
+            code=UNAVAILABLE,
+        )
+    if options.overlap and not cuda:
+        raise UserError(
+            "on the CPU nothing overlaps", where="--overlap", fix="leave it out", code=UNAVAILABLE
+        )
+    if not cuda:
+        torch.set_num_threads(options.threads)
+    # fp32 means fp32: TF32 would be another precision under the same name.
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False

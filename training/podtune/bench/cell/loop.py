@@ -1,0 +1,294 @@
+"""The one loop that measures every strategy: parity first, warm-up dropped, the device synchronised around
+the clock.
+
+It fills ``record["measurements"]`` as INTERFACES.md (README) names them, plus ``parity``. What could not be
+measured is absent.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from podtune.bench.cell.communication import CountCommunication
+from podtune.bench.cell.data import Rows, open_rows, share
+from podtune.bench.cell.measure import (
+    PeakMemory,
+    Telemetry,
+    flops_per_row,
+    held_gib,
+    host_to_device_gb_per_s,
+    is_out_of_memory,
+    spread,
+    synchronise,
+)
+from podtune.bench.cell.watchdog import Watchdog
+from podtune.bench.models import Size, build
+from podtune.bench.options import Options
+from podtune.bench.strategies.contract import Batch, Strategy
+from podtune.bench.strategies.step import optimizer_factory
+from podtune.bench.strategies.table import STRATEGIES
+from podtune.plan.hardware import peak_flops
+from podtune.plan.sizes import ResNetSize
+from podtune.run.distributed import World, on_main
+from podtune.run.record import Json
+
+PARITY_STEPS = 5
+TOLERANCE = {"fp32": 1e-5, "bf16": 2e-2, "fp16": 2e-2, "fp8": 2e-2}
+DISTINCT_BATCHES = 16  # then they come again: enough to learn from, few enough to keep in memory
+
+
+class Run:
+    """One cell on one rank."""
+
+    def __init__(self, options: Options, size: Size, world: World, watchdog: Watchdog) -> None:
+        self.options, self.size, self.world, self.watchdog = options, size, world, watchdog
+        self.rows: Rows = open_rows(options, size)
+        self.measurements: Json = {}
+        self.held: Json = {}
+
+    def build_model(self) -> Any:
+        """The whole model, the same on every rank and every call."""
+        torch.manual_seed(self.options.seed)
+        return build(self.size, norm=self.options.norm, pretrained=self.options.pretrained)
+
+    def setup(self, strategy: str, world: World, options: Options) -> Strategy:
+        """The strategy, ready to step."""
+        return STRATEGIES[strategy].load()(self.build_model, optimizer_factory(options), world, options)
+
+    def batches(self, rows: tuple[int, int], count: int) -> list[Batch]:
+        """This rank's part of the first ``count`` global batches, pinned where they will be copied to a
+        GPU.
+        """
+        part, parts = rows
+        made = [
+            self.rows.batch(share(step, self.options.global_batch_size, part, parts)) for step in range(count)
+        ]
+        if self.world.device_type == "cuda":
+            made = [Batch(batch.inputs.pin_memory(), batch.targets.pin_memory()) for batch in made]
+        return made
+
+
+def measure(run: Run) -> Json:
+    """Run one cell and return its measurements. A collective call; rank 0 has them all."""
+    options, world = run.options, run.world
+    reference = None if options.skip_parity else _reference_losses(run)
+    run.watchdog.beat("setting up the strategy")
+    started = time.perf_counter()
+    memory = PeakMemory(world.device)
+    memory.restart()
+    strategy = run.setup(options.strategy, world, options)
+    run.held = {"parameters_gib": held_gib(strategy.model)}
+    batches = run.batches(
+        strategy.rows, min(DISTINCT_BATCHES, PARITY_STEPS + options.warmup + options.steps * options.repeats)
+    )
+    stepper = _Stepper(run, strategy, batches)
+    stepper.step()
+    run.measurements["time_to_first_step_s"] = time.perf_counter() - started
+    for _ in range(PARITY_STEPS - 1 if reference else 0):
+        stepper.step()
+    run.measurements["parity"] = compare_losses(reference, stepper.losses(), options, world)
+    if run.measurements["parity"]["status"] == "failed":
+        return run.measurements
+    for _ in range(options.warmup):
+        stepper.step()
+    _count_communication(run, stepper)
+    memory.restart()
+    with Telemetry(world.device) as telemetry:
+        seconds = [stepper.timed(options.steps) for _ in range(options.repeats)]
+    peaks = _gather(memory.gib(), world)
+    run.measurements["telemetry"] = telemetry.means()
+    if world.is_main:  # whose measurements become the record
+        _speed(run, seconds)
+    if all(peak is not None for peak in peaks):
+        run.measurements["peak_memory_gib"] = {"max": max(peaks), "per_rank": peaks, "what": memory.what}
+    if (rate := host_to_device_gb_per_s(batches[0], world.device)) is not None:
+        run.measurements["h2d_gb_per_s"] = rate
+    losses = stepper.losses()
+    run.measurements["loss"] = {"first": losses[0], "last": losses[-1]}
+    if options.profile or options.memory_snapshot:
+        from podtune.bench.cell.profiling import profile_step
+
+        run.watchdog.beat("profiling")
+        profile_step(stepper.step, Path(options.output), options, world, run.measurements)
+    return run.measurements
+
+
+class _Stepper:
+    """Takes steps over the batches in turn and keeps the losses on the device until somebody asks."""
+
+    def __init__(self, run: Run, strategy: Strategy, batches: list[Batch]) -> None:
+        self.run, self.strategy, self.batches = run, strategy, batches
+        self.device = run.world.device
+        self.taken = 0
+        self._losses: list[torch.Tensor] = []
+
+    def step(self) -> None:
+        """One step."""
+        self.run.watchdog.beat(f"step {self.taken + 1}")
+        batch = self.batches[self.taken % len(self.batches)].to(self.device)
+        self._losses.append(self.strategy.train_step(batch))
+        self.taken += 1
+
+    def timed(self, steps: int) -> list[float]:
+        """Seconds of each of ``steps`` steps. The device is idle before the first and after the last.
+
+        On CUDA events mark the steps on the device, so that the host may run ahead as it does in training.
+        """
+        synchronise(self.device)
+        if self.run.world.world_size > 1:
+            dist.barrier()
+        if self.device == "cpu":
+            marks = [time.perf_counter()]
+            for _ in range(steps):
+                self.step()
+                marks.append(time.perf_counter())
+            return [after - before for before, after in itertools.pairwise(marks)]
+        events = [
+            torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            for _ in range(steps + 1)
+        ]
+        events[0].record()
+        for event in events[1:]:
+            self.step()
+            event.record()
+        synchronise(self.device)
+        return [before.elapsed_time(after) / 1e3 for before, after in itertools.pairwise(events)]
+
+    def losses(self) -> list[float]:
+        """All losses so far."""
+        return [float(loss) for loss in self._losses]
+
+
+def _reference_losses(run: Run) -> list[float] | None:
+    """What one process gets from the same weights and the same batches: computed by rank 0, given to all.
+
+    None if one process cannot hold it, which is no reason not to measure a strategy that can.
+    """
+
+    def alone() -> list[float] | None:
+        run.watchdog.beat("computing the reference losses")
+        try:
+            return _losses_of_one_process(run)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            return None
+
+    losses = on_main(run.world, alone)
+    if run.world.device_type == "cuda":
+        torch.cuda.empty_cache()
+    return losses
+
+
+def _losses_of_one_process(run: Run) -> list[float]:
+    """Plain eager ``single``, accumulating the very pieces that the strategy computes: what is compared is
+    the strategy, not the order in which numbers are added, which five steps of a residual network can make
+    visible. It also fits where they fit.
+    """
+    shares_rows = STRATEGIES[run.options.strategy].divides == "batch"
+    pieces = (
+        run.options.accumulation
+        * (run.options.micro_batches or 1)
+        * (run.world.world_size if shares_rows else 1)
+    )
+    plain = replace(
+        run.options,
+        strategy="single",
+        compile=False,
+        activation_checkpointing="none",
+        micro_batches=0,
+        accumulation=pieces,
+    )
+    alone = replace(run.world, rank=0, world_size=1)
+    reference = run.setup("single", alone, plain)
+    return [
+        float(reference.train_step(batch.to(alone.device))) for batch in run.batches((0, 1), PARITY_STEPS)
+    ]
+
+
+def compare_losses(
+    reference: list[float] | None, losses: list[float], options: Options, world: World
+) -> Json:
+    """``parity``: whether the first losses equal one process's, within the precision's tolerance."""
+    if reference is None:
+        return {
+            "status": "skipped",
+            "reason": "asked for" if options.skip_parity else "one process cannot hold the model",
+        }
+    pairs = list(zip(losses, reference, strict=False))
+    differences = [abs(loss - expected) / abs(expected) for loss, expected in pairs]
+    worst = max(differences) if all(map(math.isfinite, differences)) else math.inf  # NaN is equal to nothing
+    found: Json = {
+        "max_relative_difference": worst,
+        "tolerance": TOLERANCE[options.precision],
+        "steps": len(pairs),
+        "losses": losses[: len(pairs)],
+        "reference_losses": reference,
+    }
+    if options.norm == "batch" and world.world_size * options.accumulation * (options.micro_batches or 1) > 1:
+        return {
+            "status": "undefined",
+            "reason": ("batch norm makes every way of splitting the batch another function"),
+            **found,
+        }
+    return {"status": "ok" if worst <= TOLERANCE[options.precision] else "failed", **found}
+
+
+def _count_communication(run: Run, stepper: _Stepper) -> None:
+    """Count one untimed step on every rank; what is reported is the rank that sends most."""
+    with CountCommunication() as counter:
+        stepper.step()
+    counts = {
+        "calls": dict(counter.calls),
+        "message_bytes": dict(counter.message_bytes),
+        "sent_bytes": dict(counter.sent_bytes),
+    }
+    by_rank = _gather(counts, run.world)
+    if run.world.world_size == 1:
+        return
+    sent = [sum(counts["sent_bytes"].values()) for counts in by_rank]
+    busiest = by_rank[sent.index(max(sent))]
+    run.measurements["communication"] = {
+        "bytes_per_step": max(sent),
+        "bytes_by_collective": busiest["sent_bytes"],
+        "message_bytes_by_collective": busiest["message_bytes"],
+        "calls_by_collective": busiest["calls"],
+        "bytes_per_rank": sent,
+    }
+
+
+def _speed(run: Run, seconds: list[list[float]]) -> None:
+    options, world, found = run.options, run.world, run.measurements
+    timing = spread(seconds)
+    steps, rows = timing["n"], options.global_batch_size
+    found["steps"], found["samples"] = steps, steps * rows
+    found["step_time_s"] = timing
+    flops = found["flops_per_step"] = rows * flops_per_row(run.build_model, options.sequence_length)
+    if isinstance(run.size, ResNetSize):
+        found["samples_per_s"] = rows / timing["mean"]
+    else:
+        tokens = rows * options.sequence_length
+        found["tokens"] = steps * tokens
+        found["tokens_per_s"] = tokens / timing["mean"]
+        found["flops_per_token"] = flops / tokens
+    if world.device_type == "cuda":
+        peak = peak_flops(torch.cuda.get_device_name(), options.precision)
+        if peak is not None:
+            found["mfu"] = flops / timing["mean"] / (peak * world.world_size)
+
+
+def _gather(value: Any, world: World) -> list[Any]:
+    """``value`` of every rank, on every rank."""
+    if world.world_size == 1:
+        return [value]
+    gathered: list[Any] = [None] * world.world_size
+    dist.all_gather_object(gathered, value)
+    return gathered

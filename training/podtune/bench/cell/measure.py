@@ -1,0 +1,223 @@
+"""Instruments: memory, host-to-device copies, FLOPs, the machine's own counters. All of them off the
+clock.
+"""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from podtune.bench.strategies.contract import Batch, BuildModel
+
+GIB = 2**30
+COPIES = 10
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """True for the allocators' errors, CUDA's and the CPU's."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
+
+
+def memory_held(device: str) -> dict[str, float]:
+    """GiB at the moment of running out: the allocator's peaks and what the device had; on the CPU the
+    resident peak.
+    """
+    if not device.startswith("cuda"):
+        peak = PeakMemory(device).gib()
+        return {} if peak is None else {"resident_peak_gib": peak}
+    free, total = torch.cuda.mem_get_info(device)
+    return {
+        "allocated_gib": torch.cuda.max_memory_allocated(device) / GIB,
+        "reserved_gib": torch.cuda.max_memory_reserved(device) / GIB,
+        "device_free_gib": free / GIB,
+        "device_total_gib": total / GIB,
+    }
+
+
+def synchronise(device: str) -> None:
+    """Wait until the device has done everything that was asked of it."""
+    if device.startswith("cuda"):
+        torch.cuda.synchronize(device)
+
+
+class PeakMemory:
+    """The most memory of one rank between :meth:`restart` and :meth:`gib`.
+
+    On CUDA the allocator's peak. On the CPU the resident peak of the whole process, imports included; Linux
+    lets a process forget its peak, so that what came before the timing does not count.
+    """
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+        self.what = "CUDA allocator" if device.startswith("cuda") else "resident peak of the process"
+
+    def restart(self) -> None:
+        """Forget the peak so far."""
+        if self.device.startswith("cuda"):
+            torch.cuda.reset_peak_memory_stats(self.device)
+            return
+        try:
+            Path("/proc/self/clear_refs").write_text("5")
+        except OSError:
+            self.what = "resident peak of the process since it started"
+
+    def gib(self) -> float | None:
+        """The peak; None where the system does not tell."""
+        if self.device.startswith("cuda"):
+            return torch.cuda.max_memory_allocated(self.device) / GIB
+        status = Path("/proc/self/status")
+        if not status.exists():
+            return None
+        kib = next(
+            (int(line.split()[1]) for line in status.read_text().splitlines() if line.startswith("VmHWM")),
+            None,
+        )
+        return None if kib is None else kib * 1024 / GIB
+
+
+def held_gib(model: nn.Module) -> float:
+    """What this rank holds of the model's weights; of a sharded weight, its shard."""
+    local = [p.to_local() if isinstance(p, DTensor) else p for p in model.parameters()]
+    return sum(p.numel() * p.element_size() for p in local) / GIB
+
+
+def host_to_device_gb_per_s(batch: Batch, device: str) -> float | None:
+    """GB/s of copying the pinned batch, the median of ten; None on the CPU, where nothing is copied."""
+    if not device.startswith("cuda"):
+        return None
+    size = batch.inputs.nbytes + batch.targets.nbytes
+    seconds = []
+    for _ in range(COPIES + 1):
+        synchronise(device)
+        start = time.perf_counter()
+        batch.to(device)
+        synchronise(device)
+        seconds.append(time.perf_counter() - start)
+    return size / statistics.median(seconds[1:]) / 1e9
+
+
+def flops_per_row(build_model: BuildModel, sequence_length: int) -> int:
+    """Floating-point operations of forward and backward over one row, counted by torch while it runs on no
+    data at all.
+
+    These are the model's: what activation checkpointing computes again is not counted, and attention counts
+    as the whole square (PaLM, Chowdhery et al. 2022, appendix B), so that utilisation means the same for
+    every strategy.
+    """
+    with torch.device("meta"):
+        model = build_model()
+        counter = FlopCounterMode(display=False)
+        with counter:
+            torch.autograd.backward(model(model.example_row(sequence_length)).sum())
+    return int(counter.get_total_flops())
+
+
+def forward_flops_by_block(blocks: Sequence[nn.Module], inputs: torch.Tensor) -> list[int]:
+    """Operations of each block's forward over ``inputs``; everything on the meta device, where nothing is
+    computed.
+    """
+    counts = []
+    x = inputs
+    for block in blocks:
+        counter = FlopCounterMode(display=False)
+        with counter, torch.no_grad():
+            x = block(x)
+        counts.append(int(counter.get_total_flops()))
+    return counts
+
+
+class Telemetry:
+    """Samples the GPU (utilisation, memory, power) and the host (CPU, resident memory) twice a second, in a
+    thread.
+    """
+
+    PERIOD_S = 0.5
+
+    def __init__(self, device: str) -> None:
+        import psutil
+
+        self._process = psutil.Process()
+        self._handle = _nvml_handle(device)
+        self._samples: list[dict[str, float]] = []
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._sample, daemon=True)
+
+    def __enter__(self) -> Telemetry:
+        self._process.cpu_percent()  # the first call starts its clock
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _sample(self) -> None:
+        while not self._over.wait(self.PERIOD_S):
+            self._samples.append(self._look())
+
+    def _look(self) -> dict[str, float]:
+        seen = {
+            "host_cpu_percent": self._process.cpu_percent(),
+            "host_rss_gib": self._process.memory_info().rss / GIB,
+        }
+        if self._handle is not None:
+            import pynvml
+
+            seen["gpu_utilisation_percent"] = float(pynvml.nvmlDeviceGetUtilizationRates(self._handle).gpu)
+            seen["gpu_memory_gib"] = pynvml.nvmlDeviceGetMemoryInfo(self._handle).used / GIB
+            seen["gpu_power_w"] = pynvml.nvmlDeviceGetPowerUsage(self._handle) / 1000
+        return seen
+
+    def means(self) -> dict[str, float]:
+        """The mean of every quantity; of one last look if the run was shorter than a period."""
+        samples = self._samples or [self._look()]
+        return {name: statistics.fmean(sample[name] for sample in samples) for name in samples[0]}
+
+
+def _nvml_handle(device: str) -> Any:
+    """NVML's name for a CUDA device, None on the CPU or where NVML does not answer (a MIG slice, a container
+    without it).
+    """
+    if not device.startswith("cuda"):
+        return None
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+        pynvml.nvmlDeviceGetUtilizationRates(handle)
+        pynvml.nvmlDeviceGetPowerUsage(handle)
+    except pynvml.NVMLError:
+        return None
+    return handle
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The value below which ``share`` of the sorted values lie, linearly between neighbours."""
+    ordered = sorted(values)
+    position = share * (len(ordered) - 1)
+    low = int(position)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (position - low) * (ordered[high] - ordered[low])
+
+
+def spread(seconds_by_repeat: list[list[float]]) -> dict[str, Any]:
+    """``step_time_s``: mean, std, p50, p95 and n over all steps of all repeats, and each repeat's median."""
+    every = [second for repeat in seconds_by_repeat for second in repeat]
+    return {
+        "mean": statistics.fmean(every),
+        "std": statistics.stdev(every) if len(every) > 1 else 0.0,
+        "p50": percentile(every, 0.5),
+        "p95": percentile(every, 0.95),
+        "n": len(every),
+        "p50_by_repeat": [percentile(repeat, 0.5) for repeat in seconds_by_repeat],
+    }

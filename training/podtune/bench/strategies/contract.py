@@ -1,0 +1,66 @@
+"""What a strategy is: ``setup`` from a model factory, an optimizer factory and the world, then
+``train_step(batch) -> loss``.
+
+The loop knows nothing else of a strategy, and a strategy knows nothing of clocks, records or other
+strategies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from podtune.bench.models.stack import Stack
+from podtune.bench.options import Options
+from podtune.run.distributed import World
+
+
+class Batch(NamedTuple):
+    """Rows of one step: token ids (rows, time) with targets (rows, time), or images (rows, 3, h, w) with
+    labels (rows,).
+    """
+
+    inputs: Tensor
+    targets: Tensor
+
+    def to(self, device: str) -> Batch:
+        """On ``device``; asynchronous where the rows are pinned."""
+        return Batch(self.inputs.to(device, non_blocking=True), self.targets.to(device, non_blocking=True))
+
+    def split(self, pieces: int) -> list[Batch]:
+        """``pieces`` equal batches, in order."""
+        return [
+            Batch(i, t) for i, t in zip(self.inputs.chunk(pieces), self.targets.chunk(pieces), strict=True)
+        ]
+
+
+BuildModel = Callable[[], Stack]  # the whole model on the CPU, with the same weights on every rank
+# parameters, or groups of them
+BuildOptimizer = Callable[[Iterable[nn.Parameter] | Iterable[dict[str, Any]]], Optimizer]
+
+
+class Strategy(Protocol):
+    """One rank's part of the training."""
+
+    rows: tuple[int, int]
+    """The part of the global batch that this rank reads, as (index of the part, number of equal parts)."""
+
+    model: nn.Module
+    """What this rank holds of the model."""
+
+    def train_step(self, batch: Batch) -> Tensor:
+        """Forward, backward and update on this rank's rows; the mean loss over the global batch, the same on
+        every rank.
+        """
+        ...
+
+
+class Setup(Protocol):
+    """The signature of every strategy's ``setup``; a collective call."""
+
+    def __call__(
+        self, build_model: BuildModel, build_optimizer: BuildOptimizer, world: World, options: Options
+    ) -> Strategy: ...

@@ -1,0 +1,105 @@
+"""ZeRO (Rajbhandari et al. 2020) by DeepSpeed, the only file that imports it.
+
+``zero2`` cuts gradients and optimizer state over the ranks: with S bytes of weights a rank sends 2 (N-1)/N S.
+``zero3`` cuts the weights too and gathers them for forward and for backward: 3 (N-1)/N S (section 7 of the
+paper); a tied weight is gathered at each of its two places.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from podtune.bench.options import Options
+from podtune.bench.strategies.contract import Batch, BuildModel, BuildOptimizer
+from podtune.bench.strategies.step import Arithmetic, mean_over, prepare
+from podtune.run.distributed import World
+from podtune.run.errors import UNAVAILABLE, UserError
+
+
+class Zero:
+    """Every rank: its share of the rows, and of the states that the stage cuts."""
+
+    def __init__(
+        self, build_model: BuildModel, build_optimizer: BuildOptimizer, world: World, options: Options
+    ) -> None:
+        deepspeed = _import_deepspeed(world)
+        self.rows = (world.rank, world.world_size)
+        self.ranks = world.world_size
+        self.accumulation = options.accumulation
+        self.arithmetic = Arithmetic(options, world)
+        self.model = prepare(build_model(), options, world.device)
+        deepspeed.init_distributed(dist_init_required=False)
+        self.engine: Any = deepspeed.initialize(
+            model=self.model,
+            optimizer=build_optimizer(self.model.parameters()),
+            config=configuration(
+                options, world, max(sum(p.numel() for p in block.parameters()) for block in self.model.blocks)
+            ),
+            dist_init_required=False,
+        )[0]
+
+    def train_step(self, batch: Batch) -> Tensor:
+        """DeepSpeed divides by the accumulation, reduces when it is due and steps."""
+        losses = []
+        for piece in batch.split(self.accumulation):
+            with self.arithmetic.autocast():
+                loss = self.arithmetic.loss(self.engine(piece.inputs), piece.targets)
+            self.engine.backward(loss)
+            self.engine.step()
+            losses.append(loss.detach() / self.accumulation)
+        return mean_over(torch.stack(losses).sum(), self.ranks)
+
+
+def configuration(options: Options, world: World, largest_block: int) -> dict[str, Any]:
+    """DeepSpeed's configuration. Weights are fp32 and the products follow autocast, as under every other
+    strategy.
+    """
+    overlap = options.overlap is not False and world.device_type == "cuda"
+    zero: dict[str, Any] = {
+        "stage": 2,
+        "overlap_comm": overlap,
+        "contiguous_gradients": True,
+        "reduce_scatter": True,
+    }
+    if options.strategy == "zero2":
+        # reduce every gradient to its owner only, as the paper does
+        zero["use_multi_rank_bucket_allreduce"] = False
+    else:
+        # All weights are cut, also small ones, and let go after forward: stage 3 as the paper has it. What is
+        # gathered ahead for backward is not let go, so no more than a block is, and nothing where nothing
+        # overlaps.
+        zero |= {"stage": 3, "stage3_param_persistence_threshold": 0, "stage3_max_reuse_distance": 0}
+        zero["stage3_prefetch_bucket_size"] = largest_block if overlap else 0
+    return {
+        "train_batch_size": options.global_batch_size,
+        "train_micro_batch_size_per_gpu": options.global_batch_size
+        // world.world_size
+        // options.accumulation,
+        "gradient_accumulation_steps": options.accumulation,
+        "zero_optimization": zero,
+        "gradient_clipping": 0.0,  # DeepSpeed 0.19 clips at 1.0 unless told otherwise
+        "zero_allow_untested_optimizer": True,
+    }
+
+
+def _import_deepspeed(world: World) -> Any:
+    if world.device_type == "cpu":
+        os.environ["DS_ACCELERATOR"] = "cpu"
+    try:
+        import deepspeed
+    except ImportError as error:
+        raise UserError(
+            (f"DeepSpeed cannot be imported: {error}"),
+            where="--strategy",
+            fix="pip install 'podtune[deepspeed]'",
+            code=UNAVAILABLE,
+        ) from None
+    deepspeed.utils.logger.setLevel("WARNING")
+    return deepspeed
+
+
+setup = Zero

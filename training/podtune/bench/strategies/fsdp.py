@@ -1,0 +1,79 @@
+"""Fully sharded data parallelism (Zhao et al. 2023) by ``fully_shard``: weights, gradients and optimizer
+state cut over the ranks.
+
+One unit per block and one for the rest. ``fsdp`` gathers every unit for forward and again for backward: with
+S bytes of weights and N ranks, a rank sends 3 (N-1)/N S. ``fsdp-grad-op`` keeps the gathered weights in
+between: 2 (N-1)/N S. ``hsdp`` shards inside groups (a node) and all-reduces the gradient shards between them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from contextlib import AbstractContextManager
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from podtune.bench.models.stack import Stack
+from podtune.bench.options import Options
+from podtune.bench.strategies.contract import Batch, BuildModel, BuildOptimizer
+from podtune.bench.strategies.step import Arithmetic, forward_backward, mean_over, prepare
+from podtune.run.distributed import World
+
+
+class FullyShardedDataParallel:
+    """Every rank: a shard of every parameter, its share of the rows."""
+
+    def __init__(
+        self, build_model: BuildModel, build_optimizer: BuildOptimizer, world: World, options: Options
+    ) -> None:
+        self.rows = (world.rank, world.world_size)
+        self.ranks = world.world_size
+        self.arithmetic = Arithmetic(options, world)
+        self.model = prepare(build_model(), options, world.device)
+        self.sharded = shard(self.model, device_mesh(world, options), self.arithmetic.dtype, options)
+        self.optimizer = build_optimizer(self.model.parameters())
+        self.accumulation = options.accumulation
+
+    def train_step(self, batch: Batch) -> Tensor:
+        """Gradients are reduced once, in the last backward of an accumulation; until then they are kept
+        whole.
+        """
+        loss = forward_backward(self.model, batch, self.arithmetic, self.accumulation, self._communicate_last)
+        self.arithmetic.update(self.optimizer)
+        return mean_over(loss, self.ranks)
+
+    def _communicate_last(self, last: bool) -> AbstractContextManager[object]:
+        self.sharded.set_requires_gradient_sync(last)
+        return contextlib.nullcontext()
+
+
+def device_mesh(world: World, options: Options) -> DeviceMesh:
+    """All ranks in a row, or for hsdp (groups, ranks of a group)."""
+    if options.strategy == "hsdp":
+        shape = (world.world_size // options.shard_size, options.shard_size)
+        return init_device_mesh(world.device_type, shape, mesh_dim_names=("replicate", "shard"))
+    return init_device_mesh(world.device_type, (world.world_size,))
+
+
+def shard(model: Stack, mesh: DeviceMesh, dtype: torch.dtype | None, options: Options) -> FSDPModule:
+    """Wrap in place. Embedding and head share a weight, so they stay together in the outer unit."""
+    # In mixed precision the gathers move the low-precision weights and the gradients are summed in fp32.
+    policy = MixedPrecisionPolicy(
+        param_dtype=dtype, reduce_dtype=torch.float32 if dtype else None, cast_forward_inputs=False
+    )
+    again = options.strategy != "fsdp-grad-op"
+    units = [
+        fully_shard(block, mesh=mesh, reshard_after_forward=again, mp_policy=policy) for block in model.inner
+    ]
+    outer = fully_shard(model, mesh=mesh, reshard_after_forward=again, mp_policy=policy)
+    ahead = options.prefetch or 0
+    for index, unit in enumerate(units if ahead else []):
+        unit.set_modules_to_forward_prefetch(units[index + 1 : index + 1 + ahead])
+        unit.set_modules_to_backward_prefetch(units[max(0, index - ahead) : index][::-1])
+    return outer
+
+
+setup = FullyShardedDataParallel

@@ -1,0 +1,110 @@
+"""Forward, backward and update as every strategy does them: precision, accumulation, optimizer. No strategy
+is known here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from podtune.bench.models.stack import Stack, cross_entropy
+from podtune.bench.options import Options
+from podtune.bench.strategies.contract import Batch, BuildOptimizer
+from podtune.run.distributed import World
+
+AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
+
+
+class Arithmetic:
+    """The precision and the loss of one run. Weights, gradients and optimizer state are fp32 in every case.
+
+    bf16 and fp16: autocast, and for fp16 a loss scaler. fp8: the linear layers multiply in fp8
+    (training/podtune/bench/strategies/float8.py), the rest is bf16.
+    """
+
+    def __init__(self, options: Options, world: World) -> None:
+        self.device_type = world.device_type
+        self.dtype = AUTOCAST.get(options.precision)
+        self.scaler = torch.amp.GradScaler(
+            world.device_type, enabled=options.precision == "fp16", init_scale=2.0**12
+        )
+        self.loss: Callable[[Tensor, Tensor], Tensor] = (
+            torch.compile(cross_entropy) if options.compile else cross_entropy
+        )
+
+    def autocast(self) -> AbstractContextManager[object]:
+        """Around the forward pass."""
+        return torch.autocast(self.device_type, dtype=self.dtype) if self.dtype else contextlib.nullcontext()
+
+    def update(self, optimizer: Optimizer) -> None:
+        """Step, then forget the gradients."""
+        self.scaler.step(optimizer)
+        self.scaler.update()
+        optimizer.zero_grad(set_to_none=True)
+
+
+def forward_backward(
+    model: nn.Module,
+    batch: Batch,
+    arithmetic: Arithmetic,
+    pieces: int,
+    before_piece: Callable[[bool], AbstractContextManager[object]] = lambda last: contextlib.nullcontext(),
+) -> Tensor:
+    """Accumulate the gradients of ``pieces`` equal parts of ``batch``; the mean loss of this rank's rows,
+    detached.
+
+    ``before_piece(last)`` gives the context of a part: where a strategy holds its communication back until
+    the last one.
+    """
+    losses = []
+    for index, piece in enumerate(batch.split(pieces)):
+        with before_piece(index == pieces - 1):
+            with arithmetic.autocast():
+                loss = arithmetic.loss(model(piece.inputs), piece.targets) / pieces
+            torch.autograd.backward(arithmetic.scaler.scale(loss))
+        losses.append(loss.detach())
+    return torch.stack(losses).sum()
+
+
+def prepare(model: Stack, options: Options, device: str) -> Stack:
+    """Move a model (or a rank's part of one) to its device and apply what was chosen for every strategy
+    alike.
+    """
+    model.to(device)
+    if options.precision == "fp8":
+        from podtune.bench.strategies.float8 import multiply_in_float8
+
+        multiply_in_float8(model)
+    model.checkpoint_activations(options.activation_checkpointing)
+    if options.compile:
+        for block in model.blocks:
+            block.compile()
+    return model
+
+
+def optimizer_factory(options: Options) -> BuildOptimizer:
+    """AdamW, fused unless asked otherwise, or SGD with momentum, over what a rank holds; the same for every
+    strategy.
+    """
+
+    def build(parameters: Iterable[nn.Parameter] | Iterable[dict[str, Any]]) -> Optimizer:
+        if options.optimizer == "sgd":
+            return torch.optim.SGD(parameters, lr=options.learning_rate, momentum=0.9)
+        return torch.optim.AdamW(
+            parameters, lr=options.learning_rate, fused=options.fused_optimizer is not False
+        )
+
+    return build
+
+
+def mean_over(loss: Tensor, ranks: int) -> Tensor:
+    """The mean of equal shares' losses, on every rank."""
+    dist.all_reduce(loss)
+    return loss / ranks

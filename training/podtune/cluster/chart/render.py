@@ -1,0 +1,354 @@
+"""The chart as manifests: by the helm on PATH, else by the same engine from Python. Both give the same text.
+
+Errors of the schema and of the templates become :class:`UserError` with the path of the value.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from podtune.run.errors import CONFIG, DATA, NO_INPUT, UNAVAILABLE, USAGE, UserError, near
+
+CHART = Path(__file__).resolve().parents[4] / "charts" / "podtune"
+Engine = Literal["auto", "helm", "python"]
+Values = dict[str, Any]
+
+# The order in which Helm creates what this chart holds; kinds that it does not know come last, by name.
+_ORDER = (
+    "NetworkPolicy",
+    "ServiceAccount",
+    "ConfigMap",
+    "PersistentVolumeClaim",
+    "Role",
+    "RoleBinding",
+    "Service",
+    "Pod",
+    "Deployment",
+)
+_SOURCE = re.compile(r"^# Source: (\S+)\n", re.MULTILINE)
+
+
+def render(
+    values_files: list[Path],
+    sets: list[str],
+    name: str,
+    namespace: str = "default",
+    *,
+    chart: Path = CHART,
+    engine: Engine = "auto",
+) -> str:
+    """The manifests that ``helm install NAME`` would create, in its order, each under ``# Source: FILE``.
+
+    ``values_files`` and ``sets`` (``a.b=c``, ``--set``'s grammar) are merged as Helm does: later ones win,
+    maps merge, lists are replaced. Test hooks are included, notes are not.
+
+    Raises:
+        UserError: a values file that is missing or not a mapping, a value that the schema refuses (with the
+            near name of an unknown key), a combination that a template refuses, or no engine at all.
+    """
+    if not (chart / "Chart.yaml").is_file():
+        raise UserError(
+            "there is no chart", where=str(chart), fix=("run from a checkout of podtune"), code=NO_INPUT
+        )
+    values = merged_values(values_files, sets)
+    if engine == "auto":
+        engine = "helm" if shutil.which("helm") else "python"
+    documents = (_by_helm if engine == "helm" else _by_python)(chart, values, name, namespace)
+    ordered = sorted(documents, key=lambda document: _position(*document))
+    return "".join(f"---\n# Source: {source}\n{text.strip()}\n" for source, text in ordered)
+
+
+def merged_values(values_files: list[Path], sets: list[str]) -> Values:
+    """The user's values: files in order, then ``sets``; without the chart's defaults."""
+    values: Values = {}
+    for file in values_files:
+        _merge(values, _read_values(file))
+    for expression in sets:
+        _set(values, expression)
+    return values
+
+
+def effective_values(values: Values, chart: Path = CHART) -> Values:
+    """``values`` over the chart's defaults; a null removes a default, as in Helm."""
+    defaults: Values = yaml.safe_load((chart / "values.yaml").read_text(encoding="utf-8"))
+    _merge(defaults, copy.deepcopy(values))
+    return {key: _without_nulls(value) for key, value in defaults.items() if value is not None}
+
+
+def _read_values(file: Path) -> Values:
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(
+            (f"cannot read it: {error.strerror}"), where=str(file), fix="name a values file", code=NO_INPUT
+        ) from error
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        problem = " ".join(str(error).split())[:300]
+        raise UserError(
+            f"is not YAML: {problem}", where=str(file), fix="correct the line named", code=DATA
+        ) from error
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise UserError(
+            (f"holds a {type(content).__name__}, not a mapping"),
+            where=str(file),
+            fix="write `key: value` lines",
+            code=DATA,
+        )
+    return content
+
+
+def _merge(into: Values, values: Values) -> None:
+    for key, value in values.items():
+        if isinstance(value, dict) and isinstance(into.get(key), dict):
+            _merge(into[key], value)
+        else:
+            into[key] = value
+
+
+def _without_nulls(values: Any) -> Any:
+    if isinstance(values, dict):
+        return {key: _without_nulls(value) for key, value in values.items() if value is not None}
+    return values
+
+
+def _set(values: Values, expression: str) -> None:
+    """One ``--set``: ``a.b=c,d[0]=e,f={g,h}`` with Helm's types, a backslash before a comma or dot that is
+    meant.
+    """
+    for part in _split(expression, ","):
+        path, equals, text = part.partition("=")
+        if not equals or not path:
+            raise UserError(
+                f"'{part}' is not KEY=VALUE",
+                where="--set",
+                fix=("for example --set distributed.nodes=2"),
+                code=USAGE,
+            )
+        _assign(values, [key.replace("\\.", ".") for key in _split(path, ".")], _typed(text), part)
+
+
+def _split(text: str, separator: str) -> list[str]:
+    """Split at ``separator`` where it is neither after a backslash nor within braces."""
+    parts, part, depth, index = [], "", 0, 0
+    while index < len(text):
+        character = text[index]
+        if character == "\\" and index + 1 < len(text):
+            keep = "" if separator == "," and text[index + 1] == "," and depth == 0 else "\\"
+            part += keep + text[index + 1]
+            index += 2
+            continue
+        depth += (character == "{") - (character == "}")
+        if character == separator and depth == 0:
+            parts.append(part)
+            part = ""
+        else:
+            part += character
+        index += 1
+    return [*parts, part]
+
+
+def _typed(text: str) -> Any:
+    if text.startswith("{") and text.endswith("}"):
+        return [_typed(item) for item in _split(text[1:-1], ",")] if text[1:-1] else []
+    if text in ("true", "false"):
+        return text == "true"
+    if text == "null":
+        return None
+    if re.fullmatch(r"0|-?[1-9][0-9]*", text):
+        return int(text)
+    return text.replace("\\,", ",").replace("\\.", ".").replace("\\\\", "\\")
+
+
+def _assign(values: Values, path: list[str], value: Any, expression: str) -> None:
+    here: Any = values  # a mapping by name or a list by index
+    steps: list[Any] = []
+    for key in path:
+        name, *indices = re.split(r"[\[\]]+", key.rstrip("]"))
+        steps += [name, *(int(index) for index in indices if index.isdigit())]
+    for step, following in zip(steps, [*steps[1:], None], strict=True):
+        if isinstance(here, list):
+            here.extend([None] * (step + 1 - len(here)))
+        elif not isinstance(here, dict) or not isinstance(step, str):
+            raise UserError(
+                (f"'{expression}' goes below a value that is not a mapping"), where="--set", code=USAGE
+            )
+        child = here[step] if isinstance(here, list) else here.get(step)
+        if following is None:
+            child = value
+        elif not isinstance(child, list if isinstance(following, int) else dict):
+            child = [] if isinstance(following, int) else {}
+        here[step] = child
+        here = child
+
+
+def _by_helm(chart: Path, values: Values, name: str, namespace: str) -> list[tuple[str, str]]:
+    command = ["helm", "template", name, str(chart), "--namespace", namespace, "--values", "-"]
+    try:
+        done = subprocess.run(command, input=json.dumps(values), capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UserError(f"helm did not answer: {error}", where="helm", code=UNAVAILABLE) from error
+    if done.returncode:
+        raise _explained(done.stderr, values, chart)
+    pieces = _SOURCE.split(re.sub(r"^---$\n?", "", done.stdout, flags=re.MULTILINE))
+    return list(zip(pieces[1::2], pieces[2::2], strict=True))
+
+
+def _by_python(chart: Path, values: Values, name: str, namespace: str) -> list[tuple[str, str]]:
+    try:
+        import helm_python
+    except ImportError as error:
+        raise UserError(
+            "neither helm nor helm-python-sdk is installed",
+            where="render",
+            fix="install helm, or pip install 'podtune[cluster]'",
+            code=UNAVAILABLE,
+        ) from error
+    try:
+        files = _loaded(chart).render(values, name=name, namespace=namespace)
+    except helm_python.HelmError as error:
+        raise _explained(str(error), values, chart) from error
+    pieces = []
+    for source, text in files.items():
+        if source.endswith(".yaml"):
+            documents = re.split(r"^---\s*$\n?", text, flags=re.MULTILINE)
+            pieces += [(source, document) for document in documents if _kind(document)]
+    return pieces
+
+
+@functools.cache
+def _loaded(chart: Path) -> Any:
+    """The chart as the engine's own object. Tests render hundreds of times; a chart does not change under a
+    process.
+    """
+    import helm_python
+
+    return helm_python.Chart.load(str(chart))
+
+
+def _kind(document: str) -> str:
+    found = re.search(r"^kind: (\w+)", document, re.MULTILINE)
+    return found.group(1) if found else ""
+
+
+def _position(source: str, document: str) -> tuple[bool, int, str, str, str]:
+    """Where Helm puts a document: hooks last, kinds in its order, then by file and name."""
+    kind = _kind(document)
+    place = _ORDER.index(kind) if kind in _ORDER else len(_ORDER)
+    found = re.search(r"^  name: (\S+)", document, re.MULTILINE)
+    return ("/tests/" in source, place, kind, source, found.group(1) if found else "")
+
+
+def _explained(message: str, values: Values, chart: Path) -> UserError:
+    """What helm said, as an error with the path of the value, what is wrong and the fix."""
+    if found := re.search(
+        (
+            r"execution error at \([^)]*\): (?P<where>[^:]+): (?P<what>[^|\n]+?)(?: \| fix: "
+            r"(?P<fix>[^\n]+))?$"
+        ),
+        message,
+        re.M,
+    ):
+        return UserError(found["what"], where=found["where"], fix=found["fix"] or "", code=CONFIG)
+    if "schema" in message or "- at '" in message:
+        return _schema_error(values, chart) or UserError(_plain(message), where="values", code=CONFIG)
+    return UserError(_plain(message), where="chart", code=CONFIG)
+
+
+def _plain(message: str) -> str:
+    lines = [
+        line.strip() for line in message.splitlines() if line.strip() and not line.startswith("Use --debug")
+    ]
+    return " ".join(lines)[:600]
+
+
+def _schema_error(values: Values, chart: Path) -> UserError | None:
+    """The first thing that the schema refuses, found again by jsonschema, which says where better than Helm
+    does.
+    """
+    try:
+        import jsonschema
+    except ImportError:
+        return None
+    schema = json.loads((chart / "values.schema.json").read_text(encoding="utf-8"))
+    errors = sorted(
+        jsonschema.Draft7Validator(schema).iter_errors(effective_values(values, chart)),
+        key=lambda error: list(map(str, error.path)),
+    )
+    # An unknown key explains most of the others, a forbidden combination none.
+    errors.sort(
+        key=lambda error: ("allOf" in error.absolute_schema_path, error.validator != "additionalProperties")
+    )
+    if not errors:
+        return None
+    error = errors[0]
+    path = _dotted(error.absolute_path)
+    found = (
+        ""
+        if isinstance(error.instance, dict) or error.validator in ("pattern", "not")
+        else f"is {json.dumps(error.instance, ensure_ascii=False)}, but "
+    )
+    if error.validator == "additionalProperties":
+        known = error.schema["properties"]
+        unknown = sorted(set(error.instance) - set(known))[0]
+        hint = near(unknown, known).removeprefix("; ").removesuffix("?")
+        where = f"{path}.{unknown}" if path else unknown
+        return UserError(
+            "unknown key in the values",
+            where=where,
+            fix=f"{hint}? known here: {', '.join(sorted(known))}".removeprefix("? "),
+        )
+    if error.absolute_schema_path[0] == "allOf":
+        return UserError(
+            f"{found}{schema['allOf'][error.absolute_schema_path[1]]['description']}", where=path
+        )
+    return UserError(f"{found}{_wanted(error)}", where=path or "values", fix=_described(path, chart))
+
+
+def _wanted(error: Any) -> str:
+    """What the schema wants at this place, in words."""
+    limit = error.validator_value
+    match error.validator:
+        case "enum":
+            return f"must be one of {', '.join(repr(value) for value in limit)}".replace("''", "'' (empty)")
+        case "type":
+            text = f"must be {' or '.join(limit) if isinstance(limit, list) else limit}"
+            return (
+                f"{text} (write it as a text block: config: |)"
+                if list(error.absolute_path) == ["config"]
+                else text
+            )
+        case "minimum" | "maximum":
+            return f"must be {'at least' if error.validator == 'minimum' else 'at most'} {limit}"
+        case "minLength" | "minItems":
+            return "must not be empty"
+        case "not":
+            return f"must not be {json.dumps(limit.get('const'))}"
+        case "required":
+            return str(error.message).replace("is a required property", "is missing")
+        case _:
+            return f"{str(error.message).split(' does not match ')[0]} does not have the form {limit}"
+
+
+def _described(path: str, chart: Path) -> str:
+    """The comment of a value in values.yaml, as the fix."""
+    from podtune.cluster.chart.values import documented
+
+    return next((f"{path}: {row.text}" for row in documented(chart / "values.yaml") if row.path == path), "")
+
+
+def _dotted(path: Any) -> str:
+    text = ""
+    for step in path:
+        text += f"[{step}]" if isinstance(step, int) else f".{step}"
+    return text.lstrip(".")

@@ -1,0 +1,72 @@
+"""The ``# --`` comments of a chart's values.yaml as rows: path, default, text. The table in its README is
+made of them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+
+@dataclass(frozen=True)
+class Row:
+    """One documented value."""
+
+    path: str
+    default: Any
+    text: str
+
+
+def documented(values_file: Path) -> list[Row]:
+    """The documented values in the order of the file. A comment belongs to the key below it, over all that it
+    holds.
+    """
+    text = values_file.read_text(encoding="utf-8")
+    defaults = yaml.safe_load(text)
+    rows: list[Row] = []
+    parents: list[tuple[int, str]] = []
+    comment: list[str] = []
+    covered = -1  # indentation of a documented mapping, whose children need no row
+    for line in text.splitlines():
+        stripped = line.strip()
+        if stripped.startswith("#"):
+            if stripped.startswith("# -- "):
+                comment = [stripped[5:]]
+            elif comment:
+                comment.append(stripped.lstrip("# "))
+            continue
+        found = re.match(r"^( *)([A-Za-z]\w*):", line)
+        if not found or (0 <= covered < len(found[1])):
+            continue
+        indent, key = len(found[1]), found[2]
+        covered = -1
+        parents = [parent for parent in parents if parent[0] < indent] + [(indent, key)]
+        if comment:
+            path = [name for _, name in parents]
+            value: Any = defaults
+            for name in path:
+                value = value[name]
+            rows.append(Row(".".join(path), value, " ".join(comment)))
+            covered, comment = indent, []
+    return rows
+
+
+def table(values_file: Path) -> str:
+    """The values as a Markdown table."""
+    lines = ["| value | default | meaning |", "|---|---|---|"]
+    for row in documented(values_file):
+        default = (
+            "a small demo run"
+            if row.path == "config"
+            else "empty"
+            if row.default in ("", [], {})
+            else f"`{json.dumps(row.default)}`"
+        )
+        text = row.text.replace("|", "\\|")
+        lines.append(f"| `{row.path}` | {default} | {text} |")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,287 @@
+"""What the Kubeflow training operator (v1.9) makes of a PyTorchJob: defaults, pods, services, environment.
+
+The one statement of the contract between a manifest and the processes in its pods. ``podtune dry-run`` starts
+processes from it, ``podtune lint`` reasons with it, and the cluster tests compare it with pods that the real
+operator made. Read from kubeflow/training-operator v1.9.3 (pkg/controller.v1/pytorch,
+pkg/apis/kubeflow.org/v1/pytorch_defaults.go).
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from podtune.run.errors import DATA, UserError
+
+Json = dict[str, Any]
+
+PORT, PORT_NAME, CONTAINER = 23456, "pytorchjob-port", "pytorch"
+INIT_CONTAINER, INIT_IMAGE, INIT_TRIES, INIT_WAIT_S = "init-pytorch", "alpine:3.10", 100, 2
+LABEL = "training.kubeflow.org/"
+REPLICA_TYPES = ("Master", "Worker")
+RETRYABLE = 128  # restartPolicy ExitCode: exit codes from here on recreate the pod, lower ones fail the job
+
+#: every variable that the operator can inject; a manifest sets none of them itself
+INJECTED = (
+    *(
+        "PYTHONUNBUFFERED",
+        "MASTER_PORT",
+        "PET_MASTER_PORT",
+        "MASTER_ADDR",
+        "PET_MASTER_ADDR",
+        "WORLD_SIZE",
+        "RANK",
+        "PET_NODE_RANK",
+    ),
+    *(
+        "PET_NPROC_PER_NODE",
+        "PET_NNODES",
+        "PET_RDZV_ENDPOINT",
+        "PET_RDZV_BACKEND",
+        "PET_RDZV_ID",
+        "PET_RDZV_CONF",
+    ),
+    *("PET_MAX_RESTARTS", "PET_STANDALONE"),
+)
+
+
+@dataclass(frozen=True)
+class Pod:
+    """One pod as the operator would create it; ``spec`` is a PodSpec with everything injected."""
+
+    name: str
+    replica_type: str  # "master", "worker", or "node" for a TrainJob
+    index: int
+    labels: Mapping[str, str]
+    annotations: Mapping[str, str]
+    spec: Json
+    restart_policy: str  # of the replica: Always, OnFailure, Never or ExitCode
+    injected: Mapping[str, str] = field(default_factory=dict)
+
+    def environment(self, container: Json) -> dict[str, str]:
+        """The container's literal variables as the kubelet sets them: later entries win, ``$(NAME)`` is
+        expanded.
+
+        Entries with ``valueFrom`` are absent: what they hold is known only in the cluster.
+        """
+        found: dict[str, str] = {}
+        for entry in container.get("env") or []:
+            if "valueFrom" not in entry:
+                found[entry["name"]] = expand(str(entry.get("value") or ""), found)
+        return found
+
+
+def expand(text: str, env: Mapping[str, str]) -> str:
+    """Kubernetes' ``$(NAME)`` in args, command and env; unknown names stay as they are and ``$$`` is one
+    dollar.
+    """
+    return re.sub(
+        r"\$\$|\$\(([A-Za-z_.-][A-Za-z0-9_.-]*)\)",
+        lambda match: "$" if match[0] == "$$" else env.get(match[1], match[0]),
+        text,
+    )
+
+
+def with_defaults(job: Json) -> Json:
+    """A copy of the PyTorchJob with the defaults that the operator fills in, in its memory only."""
+    job = copy.deepcopy(job)
+    spec = job["spec"]
+    spec.setdefault("runPolicy", {}).setdefault("cleanPodPolicy", "None")
+    for replica in replica_specs(job).values():
+        replica.setdefault("replicas", 1)
+        replica["restartPolicy"] = replica.get("restartPolicy") or "OnFailure"
+        for container in _pod_spec(replica).get("containers") or []:
+            ports = container.get("ports") or []
+            if container.get("name") == CONTAINER and not any(
+                port.get("name") == PORT_NAME for port in ports
+            ):
+                container["ports"] = [*ports, {"name": PORT_NAME, "containerPort": PORT, "protocol": "TCP"}]
+    elastic = spec.get("elasticPolicy")
+    if elastic is not None:
+        workers = replica_specs(job).get("Worker", {}).get("replicas", 1)
+        low, high = elastic.get("minReplicas"), elastic.get("maxReplicas")
+        elastic["minReplicas"] = next(n for n in (low, high, workers) if n is not None)
+        elastic["maxReplicas"] = next(n for n in (high, low, workers) if n is not None)
+    if spec.get("nprocPerNode") is None and (elastic is None or elastic.get("nProcPerNode") is None):
+        spec["nprocPerNode"] = "auto"
+    return job
+
+
+def replica_specs(job: Json) -> dict[str, Json]:
+    """``spec.pytorchReplicaSpecs``, the Master first."""
+    specs = (job.get("spec") or {}).get("pytorchReplicaSpecs") or {}
+    return {role: specs[role] for role in REPLICA_TYPES if specs.get(role)}
+
+
+def replica_name(job: str, replica_type: str, index: int) -> str:
+    """The name of a pod and of its Service: ``run-master-0``, ``run-worker-1``."""
+    return f"{job}-{replica_type.lower()}-{index}"
+
+
+def pods(job: Json) -> list[Pod]:
+    """The pods of a PyTorchJob, the master first.
+
+    Raises:
+        UserError: it is not a PyTorchJob with a replica that has a container named ``pytorch``.
+    """
+    if job.get("kind") != "PyTorchJob" or not replica_specs(job):
+        raise UserError(
+            f"a {job.get('kind', 'document')} without pytorchReplicaSpecs has no pods",
+            where="manifest",
+            fix="give it spec.pytorchReplicaSpecs with a Master, or lint it: podtune lint FILE",
+            code=DATA,
+        )
+    job = with_defaults(job)
+    return list(_pods(job))
+
+
+def _pods(job: Json) -> Iterator[Pod]:
+    name, specs = job["metadata"]["name"], replica_specs(job)
+    for role, replica in specs.items():
+        for index in range(replica["replicas"]):
+            injected = injected_environment(job, role, index)
+            spec = copy.deepcopy(_pod_spec(replica))
+            for container in spec.get("containers") or []:
+                container["env"] = [
+                    *(container.get("env") or []),
+                    *({"name": key, "value": value} for key, value in injected.items()),
+                ]
+            if role == "Worker" and "Master" in specs:
+                spec["initContainers"] = [*(spec.get("initContainers") or []), init_container(name)]
+            spec["restartPolicy"] = (
+                "Never" if replica["restartPolicy"] == "ExitCode" else replica["restartPolicy"]
+            )
+            metadata = (replica.get("template") or {}).get("metadata") or {}
+            yield Pod(
+                name=replica_name(name, role, index),
+                replica_type=role.lower(),
+                index=index,
+                labels={**(metadata.get("labels") or {}), **labels(job, role, index)},
+                annotations=metadata.get("annotations") or {},
+                spec=spec,
+                restart_policy=replica["restartPolicy"],
+                injected=injected,
+            )
+
+
+def labels(job: Json, role: str, index: int) -> dict[str, str]:
+    """The labels that the operator gives a pod. Select a job's pods by ``training.kubeflow.org/job-name``."""
+    found = {
+        f"{LABEL}operator-name": "pytorchjob-controller",
+        f"{LABEL}job-name": job["metadata"]["name"],
+        f"{LABEL}replica-type": role.lower(),
+        f"{LABEL}replica-index": str(index),
+    }
+    if role == "Master" or ("Master" not in replica_specs(job) and index == 0):
+        found[f"{LABEL}job-role"] = "master"
+    return found
+
+
+def init_container(job_name: str) -> Json:
+    """What the operator puts after a worker's own init containers: it waits for the master's DNS name, not
+    its port.
+    """
+    master = replica_name(job_name, "Master", 0)
+    look_up = f"if nslookup {master}; then err=0 && break; fi;echo waiting for master; sleep {INIT_WAIT_S}"
+    return {
+        "name": INIT_CONTAINER,
+        "image": INIT_IMAGE,
+        "imagePullPolicy": "IfNotPresent",
+        "resources": {
+            "limits": {"cpu": "100m", "memory": "20Mi"},
+            "requests": {"cpu": "50m", "memory": "10Mi"},
+        },
+        "command": ["sh", "-c", f"err=1;for i in $(seq {INIT_TRIES}); do {look_up}; done; exit $err"],
+    }
+
+
+def services(job: Json) -> list[Json]:
+    """One headless Service a pod, of the pod's name; this is what makes MASTER_ADDR resolve."""
+    job = with_defaults(job)
+    found = []
+    for pod in _pods(job):
+        role = pod.replica_type.capitalize()
+        selector = {
+            key: value for key, value in labels(job, role, pod.index).items() if not key.endswith("/job-role")
+        }
+        port = {"name": PORT_NAME, "port": port_of(job, role), "protocol": "TCP"}
+        found.append(
+            {
+                "metadata": {"name": pod.name},
+                "spec": {"clusterIP": "None", "selector": selector, "ports": [port]},
+            }
+        )
+    return found
+
+
+def injected_environment(job: Json, role: str, index: int) -> dict[str, str]:
+    """What the operator appends to the env of every container (not of init containers) of one replica.
+
+    ``job`` has its defaults. Appended after the pod's own env, so these win over anything the manifest sets.
+    """
+    spec, specs = job["spec"], replica_specs(job)
+    nodes = sum(replica["replicas"] for replica in specs.values())
+    env = {"PYTHONUNBUFFERED": "1"}
+    if "Master" in specs:
+        port, host = str(port_of(job, "Master")), replica_name(job["metadata"]["name"], "Master", 0)
+        rank = str(index + (role == "Worker"))
+        env |= {"MASTER_PORT": port, "PET_MASTER_PORT": port, "MASTER_ADDR": host, "PET_MASTER_ADDR": host}
+        env |= {"WORLD_SIZE": str(nodes * processes_per_node(spec)), "RANK": rank, "PET_NODE_RANK": rank}
+    if spec.get("nprocPerNode") is not None:
+        env["PET_NPROC_PER_NODE"] = str(spec["nprocPerNode"])
+    elastic = spec.get("elasticPolicy")
+    return env | (_elastic_environment(job, elastic) if elastic is not None else {"PET_NNODES": str(nodes)})
+
+
+def _elastic_environment(job: Json, elastic: Json) -> dict[str, str]:
+    host = elastic.get("rdzvHost") or replica_name(job["metadata"]["name"], "Worker", 0)
+    env = {
+        "PET_RDZV_ENDPOINT": f"{host}:{elastic.get('rdzvPort') or port_of(job, 'Worker')}",
+        "PET_RDZV_BACKEND": elastic.get("rdzvBackend") or "c10d",
+        "PET_NNODES": f"{elastic['minReplicas']}:{elastic['maxReplicas']}",
+    }
+    for name, key in (
+        ("PET_MAX_RESTARTS", "maxRestarts"),
+        ("PET_NPROC_PER_NODE", "nProcPerNode"),
+        ("PET_RDZV_ID", "rdzvId"),
+    ):
+        if elastic.get(key) is not None:
+            env[name] = str(elastic[key])
+    if elastic.get("rdzvConf"):
+        env["PET_RDZV_CONF"] = ",".join(
+            f"{entry.get('key', '')}={entry.get('value', '')}" for entry in elastic["rdzvConf"]
+        )
+    if elastic.get("standalone"):
+        env["PET_STANDALONE"] = ""
+    return env
+
+
+def processes_per_node(spec: Json) -> int:
+    """The factor of WORLD_SIZE: nprocPerNode where it is a number; 1 for auto, cpu and gpu, whatever torchrun
+    then starts.
+    """
+    text = str(spec.get("nprocPerNode") or "")
+    return int(text) if re.fullmatch(r"[+-]?\d+", text) else 1
+
+
+def port_of(job: Json, role: str) -> int:
+    """The containerPort named ``pytorchjob-port`` of the container ``pytorch``; ``job`` has its defaults."""
+    for container in _pod_spec(replica_specs(job).get(role, {})).get("containers") or []:
+        if container.get("name") == CONTAINER:
+            return next(
+                int(port["containerPort"]) for port in container["ports"] if port.get("name") == PORT_NAME
+            )
+    raise UserError(
+        f"{role} has no container named {CONTAINER!r}",
+        where=f"spec.pytorchReplicaSpecs.{role}.template.spec.containers",
+        fix=f"name the training container {CONTAINER!r}",
+        code=DATA,
+    )
+
+
+def _pod_spec(replica: Json) -> Json:
+    spec: Json = (replica.get("template") or {}).get("spec") or {}
+    return spec

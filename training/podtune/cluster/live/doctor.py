@@ -1,0 +1,318 @@
+"""Is the cluster fit? The API, the operator, your permissions, volumes that several pods can share, GPUs,
+queues. No torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from podtune.cluster.live.client import JOB_KINDS, Cluster, connect
+from podtune.cluster.live.submit import INSTALL
+from podtune.machine.doctor import Check, Question
+from podtune.machine.doctor import answers as ask_all
+from podtune.run.errors import NO_PERMISSION, UserError
+
+Json = dict[str, Any]
+# of all together: loading the client counts, and so does an API server that is slow to answer
+DEADLINE_S = 20.0
+
+_EDIT = ("get", "list", "create", "patch", "delete")
+# : (apiVersion, kind, subresource, verbs) of all that podtune's cluster commands do; docs/cluster.md has it
+# as a Role
+RIGHTS = (
+    ("kubeflow.org/v1", "PyTorchJob", "", ("get", "list", "create", "delete")),
+    ("trainer.kubeflow.org/v1alpha1", "TrainJob", "", ("get", "list", "create", "delete")),
+    *(("v1", kind, "", _EDIT) for kind in ("ConfigMap", "ServiceAccount", "PersistentVolumeClaim")),
+    ("networking.k8s.io/v1", "NetworkPolicy", "", _EDIT),
+    *(("v1", kind, part, ("get", "list")) for kind, part in (("Pod", ""), ("Pod", "log"), ("Event", ""))),
+    ("v1", "Secret", "", ("get",)),
+)
+
+
+def rules() -> list[Json]:
+    """RIGHTS as the rules of a Role."""
+    from podtune.cluster.live.client import PLURALS
+
+    found: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for version, kind, part, verbs in RIGHTS:
+        resource = PLURALS.get(kind) or f"{kind.lower()}s"
+        found.setdefault((version.rpartition("/")[0], verbs), []).append(
+            resource + (f"/{part}" if part else "")
+        )
+    return [
+        {"apiGroups": [group], "resources": resources, "verbs": list(verbs)}
+        for (group, verbs), resources in found.items()
+    ]
+
+
+# Parts of provisioners' names whose volumes several nodes can mount and write, as their documentation says.
+SHARED = (
+    *(
+        "nfs",
+        "cephfs",
+        "efs.csi",
+        "fsx",
+        "lustre",
+        "filestore",
+        "file.csi.azure",
+        "azure-file",
+        "nasplugin",
+        "longhorn",
+        "glusterfs",
+    ),
+    *(
+        "juicefs",
+        "beegfs",
+        "weka",
+        "portworx",
+        "pxd",
+        "trident",
+        "spectrumscale",
+        "quobyte",
+        "kubernetes.io/host-path",
+    ),
+)
+GPUS = ("nvidia.com/gpu", "amd.com/gpu")
+# A job that the operator's webhook refuses (two masters): its refusal shows that the operator answers. Never
+# created.
+REFUSED = {
+    "apiVersion": "kubeflow.org/v1",
+    "kind": "PyTorchJob",
+    "metadata": {"name": "podtune-doctor"},
+    "spec": {
+        "pytorchReplicaSpecs": {
+            "Master": {
+                "replicas": 2,
+                "template": {
+                    "spec": {"containers": [{"name": "pytorch", "image": "none", "command": ["true"]}]}
+                },
+            }
+        }
+    },
+}
+
+
+def answers(namespace: str = "", context: str = "") -> list[Check]:
+    """Everything about the cluster; one line alone if there is none or it does not answer."""
+    try:
+        cluster = connect(namespace, context)
+    except UserError as error:
+        return [Check("cluster", "fail", error.what, error.fix)]
+    return ask_all(
+        [
+            Question("cluster", lambda: api(cluster)),
+            Question("namespace", lambda: namespace_exists(cluster)),
+            Question("job kinds", lambda: job_kinds(cluster)),
+            Question("operator", lambda: operator(cluster)),
+            Question("permissions", lambda: permissions(cluster)),
+            Question("shared volumes", lambda: storage(cluster)),
+            Question("cluster GPUs", lambda: gpu_nodes(cluster)),
+            Question("kueue", lambda: queues(cluster)),
+        ]
+    )
+
+
+def api(cluster: Cluster) -> Check:
+    """Server and version."""
+    return Check("cluster", "ok", f"Kubernetes {cluster.version()} at {cluster.server}")
+
+
+def namespace_exists(cluster: Cluster) -> Check:
+    """The namespace, and which Pod Security profile it enforces."""
+    found = cluster.get(f"/api/v1/namespaces/{cluster.namespace}")
+    if found is None:
+        return Check(
+            "namespace",
+            "fail",
+            f"{cluster.namespace} does not exist",
+            f"kubectl create namespace {cluster.namespace}",
+        )
+    enforced = (found["metadata"].get("labels") or {}).get("pod-security.kubernetes.io/enforce")
+    return Check(
+        "namespace",
+        "ok",
+        cluster.namespace + ((f", enforces the {enforced} Pod Security profile") if enforced else ""),
+    )
+
+
+def job_kinds(cluster: Cluster) -> list[Check]:
+    """The CRDs of both kinds of job; only the PyTorchJob's is needed."""
+    checks = []
+    for kind, (version, plural, _) in JOB_KINDS.items():
+        if cluster.serves(kind):
+            group = version.partition("/")[0]
+            checks.append(
+                Check(kind, "ok", (f"served as {version}{_crd_version(cluster, f'{plural}.{group}')}"))
+            )
+        elif kind == "PyTorchJob":
+            checks.append(
+                Check(
+                    kind,
+                    "fail",
+                    ("the cluster does not know this kind: its CRD is not installed"),
+                    INSTALL[kind],
+                )
+            )
+        else:
+            checks.append(Check(kind, "ok", "not installed; only api: trainjob needs it"))
+    return checks
+
+
+def _crd_version(cluster: Cluster, name: str) -> str:
+    """Who installed the CRD, where that may be read and is said."""
+    try:
+        found = cluster.get(f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}")
+    except UserError:
+        return ""
+    labels = (found or {}).get("metadata", {}).get("labels") or {}
+    said = labels.get("app.kubernetes.io/version") or labels.get("helm.sh/chart")
+    return f", CRD of {said}" if said else ""
+
+
+def operator(cluster: Cluster) -> Check:
+    """Whether the training operator runs: its webhook answers a job that it has to refuse, or its Deployment
+    is ready.
+    """
+    if not cluster.serves("PyTorchJob"):
+        return Check("operator", "fail", "not installed", INSTALL["PyTorchJob"])
+    fix = "kubectl -n kubeflow get pods; kubectl -n kubeflow logs deployment/training-operator"
+    try:
+        cluster.create(REFUSED, dry_run=True)
+    except UserError as error:
+        if "denied the request" in error.what:
+            return Check("operator", "ok", "its webhook answers")
+        if "webhook" in error.what:
+            return Check("operator", "fail", f"its webhook does not answer: {error.what[:200]}", fix)
+        if error.code != NO_PERMISSION:
+            raise
+    ready = _ready_deployment(cluster)
+    if ready is None:
+        fix = "ask whoever runs the cluster whether the training operator is up"
+        return Check(
+            "operator",
+            "warn",
+            ("not seen: no webhook answered, and no Deployment training-operator is shown to you"),
+            fix,
+        )
+    return (
+        Check("operator", "ok", "its Deployment is ready")
+        if ready
+        else Check("operator", "fail", "its Deployment is not ready", fix)
+    )
+
+
+def _ready_deployment(cluster: Cluster) -> bool | None:
+    try:
+        found = cluster.get(
+            "/apis/apps/v1/deployments", [("fieldSelector", "metadata.name=training-operator")]
+        )
+    except UserError:
+        return None
+    statuses = [one.get("status") or {} for one in (found or {}).get("items", [])]
+    return any(status.get("readyReplicas") for status in statuses) if statuses else None
+
+
+def permissions(cluster: Cluster) -> Check:
+    """Each verb that podtune's cluster commands need, asked of the API server."""
+    kinds = [one for one in RIGHTS if one[1] != "TrainJob" or cluster.serves("TrainJob")]
+    asked = [(verb, version, kind, part) for version, kind, part, verbs in kinds for verb in verbs]
+
+    def may(one: tuple[str, str, str, str]) -> bool:
+        verb, version, kind, part = one
+        return cluster.may(verb, {"apiVersion": version, "kind": kind}, part)
+
+    with ThreadPoolExecutor(8) as pool:
+        allowed = list(pool.map(may, asked))
+    refused = [
+        (f"{verb} {kind}{'/' + part if part else ''}")
+        for (verb, _, kind, part), yes in zip(asked, allowed, strict=True)
+        if not yes
+    ]
+    if not refused:
+        return Check("permissions", "ok", f"all {len(asked)} that podtune needs in {cluster.namespace}")
+    fix = "ask for the Role in docs/cluster.md"
+    # without it a missing Secret shows only when the pods wait for it
+    only_secrets = refused == ["get Secret"]
+    return Check("permissions", "warn" if only_secrets else "fail", f"you may not {', '.join(refused)}", fix)
+
+
+def storage(cluster: Cluster) -> Check:
+    """Storage classes whose provisioner can give several nodes one volume to write."""
+    listed = cluster.get("/apis/storage.k8s.io/v1/storageclasses") or {}
+    classes = {one["metadata"]["name"]: str(one.get("provisioner")) for one in listed.get("items", [])}
+    shared = [name for name, provisioner in classes.items() if any(part in provisioner for part in SHARED)]
+    if shared:
+        return Check("shared volumes", "ok", f"ReadWriteMany by {', '.join(shared)}")
+    others = (
+        ", ".join(f"{name} ({provisioner})" for name, provisioner in classes.items())
+        or "no storage class at all"
+    )
+    fix = (
+        "persistence.*.existingClaim of a ReadWriteMany volume, or a class of NFS, CephFS, EFS, Filestore "
+        "or Azure Files"
+    )
+    return Check("shared volumes", "warn", f"none known for ReadWriteMany: {others}", fix)
+
+
+def gpu_nodes(cluster: Cluster) -> Check:
+    """Nodes with GPUs, and how many of those no pod has asked for."""
+    nodes = (cluster.get("/api/v1/nodes") or {}).get("items", [])
+    having = {
+        node["metadata"]["name"]: _count((node.get("status") or {}).get("allocatable")) for node in nodes
+    }
+    having = {name: count for name, count in having.items() if count}
+    if not having:
+        fix = "install the GPU's device plugin, or use deploy/values/cpu-smoke.yaml"
+        return Check("cluster GPUs", "warn", f"none on {len(nodes)} nodes", fix)
+    total = sum(having.values())
+    try:
+        pods = (cluster.get("/api/v1/pods") or {}).get("items", [])
+    except UserError:
+        return Check(
+            "cluster GPUs", "ok", (f"{total} on {len(having)} nodes; how many are free may not be seen")
+        )
+    free = total - sum(_asked(pod) for pod in pods if pod["spec"].get("nodeName") in having)
+    text = f"{free} of {total} free on {len(having)} nodes"
+    return Check(
+        "cluster GPUs",
+        "ok" if free else "warn",
+        text,
+        "" if free else "the job would wait; podtune status says for what",
+    )
+
+
+def _asked(pod: Json) -> int:
+    """GPUs that a pod holds: the containers' together, or one init container's if that is more; none once it
+    has ended.
+    """
+    if (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed"):
+        return 0
+
+    def limits(key: str) -> Iterable[int]:
+        return (_count((one.get("resources") or {}).get("limits")) for one in pod["spec"].get(key) or [])
+
+    return max(sum(limits("containers")), max(limits("initContainers"), default=0))
+
+
+def _count(resources: Json | None) -> int:
+    return sum(int((resources or {}).get(name, 0)) for name in GPUS)
+
+
+def queues(cluster: Cluster) -> Check:
+    """Kueue's queues that the namespace may use."""
+    group = cluster.get("/apis/kueue.x-k8s.io")
+    if group is None:
+        return Check("kueue", "ok", "not installed; jobs start as soon as their pods fit")
+    version = group["preferredVersion"]["groupVersion"]
+    listed = cluster.get(f"/apis/{version}/namespaces/{cluster.namespace}/localqueues") or {}
+    names = [one["metadata"]["name"] for one in listed.get("items", [])]
+    if names:
+        return Check("kueue", "ok", f"queues: {', '.join(names)} (kueue.queueName)")
+    return Check(
+        "kueue",
+        "warn",
+        (f"installed, and {cluster.namespace} has no LocalQueue"),
+        "ask for one if jobs have to be admitted by Kueue",
+    )

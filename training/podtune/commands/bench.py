@@ -1,0 +1,334 @@
+"""podtune bench: plan (formulas, no run), run (a sweep of measured cells), report (tables, plots and what
+they say).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from podtune.run.errors import PEER_LOST, SOFTWARE, UNAVAILABLE, USAGE, UserError
+from podtune.run.record import Json, finite
+
+if TYPE_CHECKING:
+    from podtune.plan.plan import Plan
+
+app = typer.Typer(
+    help=("Measure, and foretell, what each way of distributing the work costs."), no_args_is_help=True
+)
+
+DEFAULT_HARDWARE = "L40S"
+
+
+@app.command("plan")
+def plan(
+    model: Annotated[
+        str, typer.Option(help=("a benchmark model, SmolLM3-3B, or hf:PATH of a folder with a config.json"))
+    ] = "",
+    params: Annotated[str, typer.Option(help="the count of parameters alone, for example 7.5e9")] = "",
+    strategy: Annotated[str, typer.Option(help="a strategy, or all, side by side")] = "all",
+    world_size: Annotated[int, typer.Option(help="processes (GPUs) in all")] = 1,
+    precision: Annotated[
+        str, typer.Option(help=("fp32, bf16, bf16-mixed, bf16-autocast, fp16-mixed, fp8-mixed"))
+    ] = "bf16-mixed",
+    batch_size: Annotated[
+        int | None, typer.Option(help=("sequences or images a step over all processes"))
+    ] = None,
+    sequence_length: Annotated[int | None, typer.Option(help="tokens a sequence")] = None,
+    hardware: Annotated[
+        str, typer.Option(help=("L40S, A10, A100-40, A100-80, H100, H200, MI300X, or cpu (probed)"))
+    ] = DEFAULT_HARDWARE,
+    interconnect: Annotated[
+        str | None, typer.Option(help=("the slowest link: pcie4, nvlink4, 25g, 100g, 400g, ..."))
+    ] = None,
+    nodes: Annotated[
+        int | None, typer.Option(help=("machines (default: one for every eight processes)"))
+    ] = None,
+    micro_batches: Annotated[int | None, typer.Option(help="of the pipelines")] = None,
+    accumulation: Annotated[int, typer.Option(help="forward and backward passes a step")] = 1,
+    activation_checkpointing: Annotated[str, typer.Option(help="none, selective, full, sequential")] = "none",
+    optimizer: Annotated[str, typer.Option(help="adamw, adamw-8bit, sgd")] = "adamw",
+    lora_r: Annotated[
+        int | None, typer.Option(help=("LoRA's rank, on all linear maps; the other weights are frozen"))
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="for scripts")] = False,
+) -> None:
+    """Memory a rank, bytes on the wire, time a step, what limits it: from formulas, before anything runs.
+
+    \b
+    Examples:
+      podtune bench plan --model tinygpt-124m --strategy all --world-size 8 --hardware H100
+      podtune bench plan --params 7.5e9 --strategy zero3 --world-size 64 --json
+      podtune bench plan --model SmolLM3-3B --strategy single --precision bf16 --activation-checkpointing full
+      --batch-size 8
+    """
+    from podtune.plan import plan as planner
+    from podtune.plan.hardware import hardware_row, link_row
+    from podtune.plan.shapes import Opaque, shape_of
+
+    if bool(model) == bool(params):
+        raise UserError(
+            ("give --model or --params, one of them"),
+            where="podtune bench plan",
+            fix="--model tinygpt-124m",
+            code=USAGE,
+        )
+    shape = shape_of(model, sequence_length) if model else Opaque(_count(params), sequence_length or 1024)
+    if activation_checkpointing not in planner.RECOMPUTE:
+        raise UserError(
+            f"unknown '{activation_checkpointing}'",
+            where="--activation-checkpointing",
+            fix=f"one of {', '.join(planner.RECOMPUTE)}",
+            code=USAGE,
+        )
+    settings: dict[str, Any] = {
+        "world_size": world_size,
+        "precision": precision,
+        "batch_size": batch_size
+        if batch_size is not None
+        else planner.default_batch_size(model, world_size, accumulation),
+        "hardware": hardware_row(hardware),
+        "interconnect": link_row(interconnect) if interconnect else None,
+        "nodes": nodes,
+        "micro_batches": micro_batches,
+        "accumulation": accumulation,
+        "activation_checkpointing": activation_checkpointing,
+        "optimizer": optimizer,
+        "lora_r": lora_r,
+    }
+    if strategy != "all":
+        one = planner.estimate(shape, strategy=strategy, **settings)
+        typer.echo(json.dumps(one.as_json(), indent=2) if as_json else _table([one]))
+        return
+    plans, refused = planner.estimate_all(shape, **settings)
+    if not plans:
+        raise UserError(next(iter(refused.values())), where="podtune bench plan", code=USAGE)
+    if as_json:
+        typer.echo(json.dumps({"plans": [one.as_json() for one in plans], "impossible": refused}, indent=2))
+        return
+    typer.echo(_table(plans))
+    for name, why in refused.items():
+        typer.echo(f"  {name}: not possible here: {why}")
+
+
+@app.command("run")
+def run(
+    output: Annotated[Path, typer.Option(help="folder for the records; an earlier one is gone on with")],
+    preset: Annotated[str, typer.Option(help="smoke, single-gpu, node, multi-node")] = "",
+    sweep: Annotated[Path | None, typer.Option(help="a sweep of your own, in YAML", metavar="FILE")] = None,
+    resume: Annotated[
+        bool, typer.Option(help=("keep cells that were measured with the same arguments by the same code"))
+    ] = True,
+    timeout_per_cell: Annotated[float | None, typer.Option(help="seconds (default: the sweep's)")] = None,
+    in_job: Annotated[
+        bool,
+        typer.Option("--in-job", help=("in every pod of a job: the cells one after another on all pods")),
+    ] = False,
+    preflight: Annotated[
+        bool, typer.Option("--preflight", help=("in a job: podtune preflight before the first cell"))
+    ] = False,
+    wait: Annotated[float, typer.Option(help="seconds that it waits for the other pods to arrive")] = 900.0,
+    as_json: Annotated[bool, typer.Option("--json", help="how each cell ended, for scripts")] = False,
+) -> None:
+    """Measure a sweep: models x strategies x world sizes x precisions, one record a cell.
+
+    Everything is checked before any process is started. A cell that runs out of memory, hangs or fails has a
+    record too. Records are printed between markers as well, unless the output is a terminal. Ctrl-C keeps
+    what is done; the same command goes on. Exit code 0: every cell measured or out of memory; 70: a cell
+    failed (inside a job always 0).
+
+    \b
+    Examples:
+      podtune bench run --preset smoke --output results/smoke
+      podtune bench run --sweep mine.yaml --output results/mine --timeout-per-cell 300
+      podtune bench report results/smoke
+    """
+    import sys
+
+    from podtune.bench.sweep import runner
+    from podtune.bench.sweep import sweep as sweeps
+    from podtune.commands.preflight import step_zero
+    from podtune.run.distributed import read_pod
+
+    if bool(preset) == bool(sweep):
+        fix = f"--preset {' or '.join(sweeps.preset_names())}, or --sweep FILE"
+        raise UserError(
+            ("give --preset or --sweep, one of them"), where="podtune bench run", fix=fix, code=USAGE
+        )
+    asked = sweeps.read_sweep(sweep or sweeps.preset(preset))
+    if timeout_per_cell is not None:
+        if timeout_per_cell <= 0:
+            raise UserError(
+                (f"{timeout_per_cell:g} is not a positive number"), where="--timeout-per-cell", code=USAGE
+            )
+        asked = dataclasses.replace(asked, timeout_per_cell_s=timeout_per_cell)
+    pod = read_pod() if in_job else None
+    if preflight and pod and (code := step_zero(sweep, wait_s=wait)):
+        # final: only training has something to resume
+        raise typer.Exit(UNAVAILABLE if code == PEER_LOST else code)
+    expansion = sweeps.expand(
+        asked, nodes=pod.nnodes if pod else 1, nproc_per_node=pod.nproc_per_node if pod else None
+    )
+    emit = (
+        sys.stdout
+        if not as_json and not sys.stdout.isatty() and (pod is None or pod.node_rank == 0)
+        else None
+    )
+    job = runner.Runner(asked, expansion, output, resume=resume, pod=pod, emit=emit)
+    try:
+        progress = job.run()
+    except runner.Stopped as stopped:
+        typer.echo(f"stopped; what is done is in {output}, and the same command goes on from there", err=True)
+        raise typer.Exit(stopped.code) from None
+    failed = [name for name, state in progress.states.items() if state == "error"]
+    if as_json:
+        typer.echo(
+            json.dumps(
+                {"cells": progress.states, "impossible": expansion.impossible, "output": str(output)},
+                indent=2,
+            )
+        )
+    if pod is None or pod.node_rank == 0:
+        typer.echo(
+            (f"{len(progress.states)} cells, {len(failed)} failed; next: podtune bench report {output}"),
+            err=True,
+        )
+    if failed and pod is None:  # in a job a failed cell is a result; an exit code would only restart the pod
+        raise typer.Exit(SOFTWARE)
+
+
+@app.command("report")
+def report(
+    folder: Annotated[
+        Path, typer.Argument(help=("what podtune bench run wrote, or logs of a job"), metavar="DIR")
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="what the report says, for scripts")] = False,
+) -> None:
+    """Tables, plots and sentences from the records below DIR: which strategy to use, why, and what cannot be
+    compared.
+
+    Writes report.html (one page, no network needed), report.md with plots/*.png, and report.csv into DIR.
+    Records of different precision, batch, device or commit are never put into one comparison.
+
+    \b
+    Examples:
+      podtune bench report results/smoke
+      kubectl logs my-bench-master-0 > results/job/pod.log && podtune bench report results/job
+    """
+    from collections.abc import Iterable
+
+    from podtune.plan.beside import plans
+    from podtune.report.bench.report import report as write_report
+    from podtune.run.collect import collect
+
+    def planner(records: Iterable[Json]) -> list[Json | None]:
+        return [None if one is None else one.as_json() for one in plans(records)]
+
+    def collector(lines: Iterable[str]) -> tuple[list[Json], list[str]]:
+        found = collect(lines)
+        return found.records, [str(one) for one in found.damaged]
+
+    said = write_report(folder, planner, collector)
+    if as_json:
+        typer.echo(json.dumps(finite(said), indent=2))
+        return
+    for comparison in said["comparisons"]:
+        typer.echo(
+            "\n".join(
+                [
+                    comparison["title"],
+                    *(f"  {text}" for text in comparison["advice"] + comparison["cautions"]),
+                    "",
+                ]
+            )
+        )
+    for text in [
+        *said["not_compared"],
+        *said["damaged"],
+        *(f"{name}: {why}" for name, why in said["failed"].items()),
+    ]:
+        typer.echo(text)
+    typer.echo("\n".join(said["files"]))
+
+
+def _count(text: str) -> int:
+    units = {"k": 1e3, "m": 1e6, "b": 1e9}
+    scale = units.get(text[-1:].lower(), 1.0)
+    try:
+        count = float(text[:-1] if scale != 1.0 else text) * scale
+        return int(count)
+    except (ValueError, OverflowError):
+        raise UserError(
+            f"'{text}' is not a number", where="--params", fix="for example 7.5e9 or 124M", code=USAGE
+        ) from None
+
+
+def _table(plans: list[Plan]) -> str:
+    """The plans side by side, GiB a rank."""
+    first = plans[0]
+    head = (
+        "strategy",
+        "weights",
+        "gradients",
+        "optimizer",
+        "activations",
+        "buffers",
+        "total GiB",
+        "sent/step",
+        "bubble",
+        "step",
+        "fits",
+        "limited by",
+    )
+    rows = [
+        (
+            one.strategy,
+            *(
+                f"{value:.2f}"
+                for value in (
+                    one.weights_gib,
+                    one.gradients_gib,
+                    one.optimizer_gib,
+                    one.activations_gib,
+                    one.buffers_gib,
+                )
+            ),
+            f"{one.total_gib:.2f}",
+            _bytes(one.bytes_per_step),
+            f"{one.bubble_share:.0%}",
+            "-" if one.step_time_s is None else f"{one.step_time_s * 1000:.1f} ms",
+            "-" if one.fits is None else "yes" if one.fits else "NO",
+            one.limited_by or "-",
+        )
+        for one in plans
+    ]
+    widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
+    lines = [
+        "  ".join(
+            cell.ljust(width) if not index else cell.rjust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in (head, *rows)
+    ]
+    given = (
+        f"{first.parameters:,} parameters, {first.precision}, batch {first.batch_size} over "
+        f"{first.world_size} ranks"
+    )
+    where = (
+        f"{first.hardware} ({first.memory_gib:.1f} GiB a rank)"
+        if first.memory_gib is not None
+        else "no hardware"
+    )
+    return "\n".join([f"{given}, on {where}; memory in GiB a rank", *lines])
+
+
+def _bytes(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"

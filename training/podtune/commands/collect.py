@@ -1,0 +1,104 @@
+"""podtune collect: the records that runs printed, out of container logs."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from podtune.run.errors import CANNOT_CREATE, DATA, NO_INPUT, UserError
+
+
+def collect(
+    logs: Annotated[
+        list[str] | None, typer.Argument(help=("log files, or - for standard input"), metavar="LOGFILE...")
+    ] = None,
+    job: Annotated[str, typer.Option(help="read the logs of this job's pods on the cluster instead")] = "",
+    namespace: Annotated[
+        str, typer.Option("-n", "--namespace", help=("of the job; the kubeconfig's if left out"))
+    ] = "",
+    output: Annotated[
+        str, typer.Option(help=("write each record to a folder below this one, as run.json"))
+    ] = "",
+    expect: Annotated[int, typer.Option(help="how many records there must be")] = 1,
+    as_json: Annotated[
+        bool, typer.Option("--json", help=("the records themselves, and what is damaged"))
+    ] = False,
+) -> None:
+    """Find the records that runs printed to their logs. Each comes back exactly, or is named as missing or
+    damaged.
+
+    Exit code 0: all records exact. 65: one is missing or damaged.
+
+    \b
+    Examples:
+      kubectl logs my-run-master-0 | podtune collect - --output results
+      podtune collect pod-0.log pod-1.log --json
+      podtune collect --job my-run --output results
+    """
+    import sys
+
+    from podtune.run.collect import collect as collect_lines
+    from podtune.run.collect import collect_files
+    from podtune.run.record import write_json
+
+    if bool(logs) == bool(job):
+        raise UserError(
+            "give log files, or a job",
+            fix=("podtune collect LOGFILE..., or podtune collect --job NAME"),
+            code=2,
+        )
+    if job:
+        from podtune.cluster.live.follow import logs_of
+
+        found = collect_lines(logs_of(job, namespace))
+        logs = [f"the pods of {job}"]
+    elif logs == ["-"]:
+        sys.stdin.reconfigure(errors="replace")  # type: ignore[union-attr]
+        found = collect_lines(sys.stdin)
+    else:
+        for log in logs or []:
+            if not Path(log).is_file():
+                raise UserError(
+                    "no such file", where=log, fix=("give the log files of the run's pods"), code=NO_INPUT
+                )
+        try:
+            found = collect_files([Path(log) for log in logs or []])
+        except OSError as error:
+            raise UserError(
+                (f"cannot be read: {error.strerror}"), where=str(error.filename), code=NO_INPUT
+            ) from None
+    if output:
+        try:
+            for record, tag in zip(found.records, found.tags, strict=True):
+                name = re.sub(r"[^A-Za-z0-9._-]+", "-", str(record.get("name") or "run")).strip(".-") or "run"
+                folder = Path(output) / f"{name}-{tag[:6]}"
+                folder.mkdir(parents=True, exist_ok=True)
+                write_json(folder / "run.json", record)
+                if not as_json:
+                    typer.echo(f"{folder}/run.json: {record.get('status')}")
+        except OSError as error:
+            raise UserError(
+                (f"cannot be written: {error.strerror}"),
+                where=str(error.filename or output),
+                code=CANNOT_CREATE,
+            ) from None
+    missing = max(0, expect - len(found.records) - len(found.damaged))
+    if as_json:
+        damaged = [{"tag": one.tag, "reason": one.reason} for one in found.damaged]
+        typer.echo(json.dumps({"records": found.records, "damaged": damaged, "missing": missing}, indent=2))
+    else:
+        typer.echo(f"{len(found.records)} exact, {len(found.damaged)} damaged, {missing} missing")
+    if found.damaged or missing:
+        what = [str(one) for one in found.damaged] + (
+            [(f"{missing} of {expect} expected records are missing")] if missing else []
+        )
+        raise UserError(
+            "; ".join(what),
+            where=", ".join(logs or []),
+            fix="collect the complete logs: kubectl logs --tail=-1, before rotation",
+            code=DATA,
+        )

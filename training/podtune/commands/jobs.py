@@ -1,0 +1,281 @@
+"""podtune submit, status, logs, delete: jobs on a cluster."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from podtune.run.errors import DATA, UserError
+
+if TYPE_CHECKING:
+    from podtune.cluster.live.client import Cluster
+
+Namespace = Annotated[str, typer.Option("-n", "--namespace", help="the kubeconfig's if left out")]
+Context = Annotated[str, typer.Option(help="of the kubeconfig; the current one if left out")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="the job")]
+
+
+def submit(
+    values: Annotated[
+        list[Path] | None, typer.Option("-f", "--values", help=("values for the chart; may be repeated"))
+    ] = None,
+    sets: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="as helm's --set")
+    ] = None,
+    name: Annotated[str, typer.Option(help="the run; the first values file's name if left out")] = "",
+    manifest: Annotated[Path | None, typer.Option(help="a manifest in place of the chart")] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", help=("print conditions, events and logs until the job ends"))
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help=("ask the cluster everything, create nothing"))
+    ] = False,
+    namespace: Namespace = "",
+    context: Context = "",
+) -> None:
+    """Create the chart's job without helm, after the cluster was asked whether it would take it.
+
+    Looked at before anything is created: lint, the operator, your permissions (create and patch of the
+    chart's kinds, get of what it refers to), Secrets and claims, and a server-side dry run. What a failure
+    leaves half-way is removed again.
+
+    \b
+    Examples:
+      podtune submit -f deploy/values/two-node.yaml --name my-run --follow
+      podtune submit -f deploy/values/two-node.yaml --dry-run
+    """
+    from podtune.cluster.live import submit as steps
+    from podtune.cluster.live.client import connect
+
+    name = name or (values[0].stem if values else manifest.stem if manifest else "run")
+    text = _manifests(values or [], sets or [], name, manifest, namespace)
+    documents = steps.installable(_linted(text))
+    cluster = connect(namespace, context)
+    for note in steps.check(cluster, documents):
+        print(f"podtune: note: {note}", file=sys.stderr)
+    job = documents[-1]["metadata"]["name"]
+    if dry_run:
+        print(
+            f"the cluster would take {', '.join(one['kind'] for one in documents)} of {job} in "
+            f"{cluster.namespace}; nothing was created"
+        )
+        return
+    print(f"created in {cluster.namespace}: {', '.join(steps.create(cluster, documents))}")
+    if follow:
+        _follow(cluster, job)
+    else:
+        print(
+            f"follow it:  podtune logs {job} --follow\nlook at it: podtune status {job}\nend it:     "
+            f"podtune delete {job}"
+        )
+
+
+def status(
+    name: Annotated[str, typer.Argument(metavar="[NAME]", help="all jobs of the namespace if left out")] = "",
+    as_json: Annotated[bool, typer.Option("--json")] = False,
+    namespace: Namespace = "",
+    context: Context = "",
+) -> None:
+    """Show a job's condition, its pods, and why a pod does not run.
+
+    \b
+    Examples:
+      podtune status
+      podtune status my-run --json
+    """
+    from podtune.cluster.live.client import connect
+    from podtune.cluster.live.diagnose import state
+    from podtune.cluster.live.follow import summary
+
+    with answering():
+        cluster = connect(namespace, context)
+        if not name:
+            found = [
+                {"job": one["metadata"]["name"], "kind": one["kind"], "condition": state(one)[0]}
+                for one in cluster.jobs()
+            ]
+            width = max((len(one["job"]) for one in found), default=0)
+            lines = [f"{one['job']:<{width}}  {one['condition']:<10}  {one['kind']}" for one in found]
+            print(
+                json.dumps(found, indent=2)
+                if as_json
+                else "\n".join(lines) or f"no jobs in the namespace {cluster.namespace}"
+            )
+            return
+        content = summary(cluster, cluster.job(name))
+    print(json.dumps(content, indent=2) if as_json else _status_text(content))
+
+
+def logs(
+    name: Name,
+    everything: Annotated[
+        bool, typer.Option("--all", help=("of all pods, each line after its pod's name"))
+    ] = False,
+    follow: Annotated[
+        bool,
+        typer.Option("--follow", help=("go on until the job ends, with conditions and problems of all pods")),
+    ] = False,
+    namespace: Namespace = "",
+    context: Context = "",
+) -> None:
+    """Print a job's logs: of its first pod, or of all.
+
+    \b
+    Examples:
+      podtune logs my-run
+      podtune logs my-run --all --follow
+    """
+    from podtune.cluster.live.client import connect
+    from podtune.cluster.live.follow import last_lines
+
+    with answering():
+        cluster = connect(namespace, context)
+        if follow:
+            _follow(cluster, name)
+            return
+        job = cluster.job(name)
+        pods = cluster.pods(job)
+        if not pods:
+            raise UserError(
+                (f"the job {name!r} has no pods (any more)"),
+                where=cluster.namespace,
+                fix=f"podtune status {name}",
+                code=DATA,
+            )
+        for pod in pods if everything else pods[:1]:
+            for line in last_lines(cluster, job, pod["metadata"]["name"], 0) or ["(no log yet)"]:
+                print(f"{pod['metadata']['name']} | {line}" if everything else line)
+
+
+def delete(
+    name: Name,
+    volumes: Annotated[
+        bool, typer.Option("--volumes", help=("also the claims, with models, data and checkpoints"))
+    ] = False,
+    namespace: Namespace = "",
+    context: Context = "",
+) -> None:
+    """Delete a job and what was submitted with it. The volumes stay unless --volumes is given.
+
+    \b
+    Examples:
+      podtune delete my-run
+    """
+    from podtune.cluster.live.client import connect
+    from podtune.cluster.live.submit import delete as run
+
+    with answering():
+        cluster = connect(namespace, context)
+        gone = run(cluster, name, volumes=volumes)
+    print(f"deleted: {', '.join(gone)}")
+
+
+def _manifests(values: list[Path], sets: list[str], name: str, manifest: Path | None, namespace: str) -> str:
+    if manifest is None:
+        from podtune.cluster.chart.render import render
+
+        return render(values, sets, name, namespace or "default")
+    try:
+        return manifest.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot read it: {error.strerror}", where=str(manifest)) from error
+
+
+def _linted(text: str) -> list[dict[str, Any]]:
+    """The documents; refused where lint finds errors, because a job that cannot work costs GPU hours
+    first.
+    """
+    from podtune.cluster.lint.check import as_text, lint
+    from podtune.cluster.lint.documents import read
+
+    verdict = lint([("manifest", text)])
+    if verdict.count("error") or len(verdict.jobs) != 1:
+        print(as_text(verdict), file=sys.stderr)
+        what = (
+            "podtune lint finds errors"
+            if verdict.count("error")
+            else f"{len(verdict.jobs)} jobs in the manifests"
+        )
+        raise UserError(
+            f"{what}; nothing was created", where="submit", fix="mend what is listed above", code=DATA
+        )
+    documents = [document.content for document in read(text, "manifest")[0]]
+    for document in documents:
+        document.get("metadata", {}).pop("namespace", None)  # --namespace decides
+    return documents
+
+
+def _follow(cluster: Cluster, name: str) -> None:
+    """Follow to the end; exit code 0 for Succeeded, 1 for Failed with the reasons and last lines. Ctrl-C only
+    detaches.
+    """
+    from podtune.cluster.live.follow import follow, last_lines, summary
+
+    lock = threading.Lock()
+
+    def emit(who: str, line: str) -> None:
+        with lock:
+            print(f"{'---' if who == 'job' else who + ' |'} {line}", flush=True)
+
+    try:
+        condition = follow(cluster, name, emit)
+    except KeyboardInterrupt:
+        print(
+            (
+                f"\ndetached; the job goes on. Come back: podtune logs {name} --follow; end it: podtune "
+                "delete "
+                f"{name}"
+            ),
+            file=sys.stderr,
+        )
+        raise typer.Exit(130) from None
+    if condition == "Succeeded":
+        return
+    job = cluster.job(name)
+    content = summary(cluster, job)
+    for problem in content["problems"]:
+        print(f"\n{problem['pod']}: {problem['text']}")
+        if problem["fix"]:
+            print(f"  fix: {problem['fix']}")
+        for line in last_lines(cluster, job, problem["pod"]):
+            print(f"  | {line}")
+    raise typer.Exit(1)
+
+
+def answering() -> Any:
+    """Turns an API server that stops answering in mid-command into one sentence."""
+    import contextlib
+
+    from podtune.cluster.live.client import Unreachable
+    from podtune.run.errors import UNAVAILABLE
+
+    @contextlib.contextmanager
+    def guard() -> Any:
+        try:
+            yield
+        except Unreachable as error:
+            raise UserError(str(error), where="cluster", fix="try again", code=UNAVAILABLE) from error
+
+    return guard()
+
+
+def _status_text(content: dict[str, Any]) -> str:
+    head = f"{content['kind']} {content['job']} in {content['namespace']}: {content['condition']}"
+    lines = [head + (f" ({content['message']})" if content["message"] else "")]
+    width = max((len(pod["name"]) for pod in content["pods"]), default=0)
+    lines += [
+        (
+            f"  {pod['name']:<{width}}  {pod['phase']:<18} restarts {pod['restarts']}  node "
+            f"{pod['node'] or '-'}"
+        )
+        for pod in content["pods"]
+    ]
+    for problem in content["problems"]:
+        lines.append(f"  {problem['pod']}: {problem['text']}")
+        lines += [f"    fix: {problem['fix']}"] if problem["fix"] else []
+    return "\n".join(lines)

@@ -1,0 +1,141 @@
+"""podtune model: build a small model, look at any model, merge an adapter."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(
+    help=("Build a small model, look at any model before using it, merge an adapter."),
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+
+@app.command()
+def build(
+    data: Annotated[Path, typer.Option(help="Data set (file or folder) that the tokenizer is trained on.")],
+    output: Annotated[Path, typer.Option(help="Folder to make.")],
+    size: Annotated[str, typer.Option(help="micro (0.26 M parameters, for tests) or tiny (7 M).")] = "tiny",
+    seed: Annotated[int, typer.Option(help="Seed of the random weights.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was built as JSON.")] = False,
+) -> None:
+    """Make a SmolLM3-architecture model with random weights and its own tokenizer and chat template.
+
+    The same data, size and seed give the same bytes; nothing is downloaded.
+
+    \b
+    podtune model build --data datasets/qa --output models/tiny
+    podtune model build --size micro --data rows.jsonl --output /tmp/micro
+    """
+    from podtune.sft.model.build import build_model
+
+    built = build_model(size, data, output, seed=seed)
+    if as_json:
+        print(json.dumps(built, indent=2))
+        return
+    state = "unchanged, " if built.get("unchanged") else ""
+    print(
+        f"{output}: {state}{built['parameters']:,} parameters, {built['vocabulary']} tokens learned from "
+        f"{built['rows']:,} rows"
+    )
+
+
+@app.command()
+def info(
+    model: Annotated[str, typer.Argument(help="Model or adapter folder, or hub id.")],
+    sequence_length: Annotated[
+        int | None, typer.Option(min=1, help=("Tokens a row; default: the context, at most 2048."))
+    ] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Rows a rank and step, for the activations.")] = 8,
+    precision: Annotated[str, typer.Option(help="fp32, bf16 or bf16-mixed, for the memory.")] = "bf16-mixed",
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit on the hub.")] = None,
+    trust_remote_code: Annotated[bool, typer.Option(help="Run Python code that the model brings.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Parameters, FLOPs a token, tokenizer and memory by strategy, from the configuration: no weights are
+    read.
+
+    \b
+    podtune model info models/tiny
+    podtune model info HuggingFaceTB/SmolLM3-3B --sequence-length 4096 --batch-size 1 --json
+    """
+    from podtune.sft.model.info import model_info
+
+    found = model_info(
+        model,
+        sequence_length=sequence_length,
+        batch_size=batch_size,
+        precision=precision,
+        revision=revision,
+        trust_remote_code=trust_remote_code,
+    )
+    print(json.dumps(found, indent=2) if as_json else "\n".join(info_lines(found)))
+
+
+def info_lines(found: dict[str, Any]) -> list[str]:
+    """The answer of ``model info`` for people."""
+    parameters, flops, tokenizer = found["parameters"], found["flops_per_token"], found["tokenizer"]
+    counted = (
+        f"{flops['counted']:.4g} counted, " if flops["counted"] else "not countable (mixture of experts), "
+    )
+    special = ", ".join(f"{role} {tokenizer[f'{role}_token'] or 'none'}" for role in ("eos", "pad", "bos"))
+    stop = {True: "trained", False: "NOT trained", None: ("depends on TRL's own template")}[
+        tokenizer["stop_token_trained"]
+    ]
+    lines = [
+        f"{found['model']}: {found['architecture']}",
+        f"  sizes       {found['layers']} layers, hidden {found['hidden_size']}, {found['heads']} heads "
+        f"({found['kv_heads']} key-value), "
+        f"vocabulary {found['vocabulary']}, context {found['context']}",
+        f"  parameters  {parameters['total']:,} ({parameters['non_embedding']:,} outside the embedding)",
+        f"  FLOPs       a token of a row of {flops['sequence_length']}, forward and backward: {counted}"
+        f"{flops['formula']:.4g} by 6N + 12LHQT, {flops['six_n']:.4g} by 6N",
+        f"  tokenizer   {tokenizer['size']} tokens; "
+        f"{special}{' (the same: fine for TRL)' if tokenizer['pad_is_eos'] else ''}"
+        + ("" if tokenizer["fits_embedding"] else "; HAS IDS BEYOND THE EMBEDDING"),
+        f"  template    {'yes' if tokenizer['chat_template'] else 'NONE'}, generation markers "
+        f"{'yes' if tokenizer['generation_markers'] else 'no'}; stop token under assistant-only loss: {stop}",
+        f"  memory      GiB a rank, {found['precision']}, AdamW, {found['batch_size_per_rank']} rows a rank "
+        "of that length",
+        "    strategy      ranks  weights  gradients  optimizer  activations  buffers    total",
+    ]
+    kinds = (
+        ("weights", 8),
+        ("gradients", 10),
+        ("optimizer", 10),
+        ("activations", 12),
+        ("buffers", 8),
+        ("total", 8),
+    )
+    for row in found["memory"]:
+        figures = " ".join(f"{row[f'{kind}_gib']:{width}.3f}" for kind, width in kinds)
+        lines.append(f"    {row['strategy']:<13} {row['world_size']:>5} {figures}")
+    return lines
+
+
+@app.command()
+def merge(
+    adapter: Annotated[Path, typer.Argument(help="Folder of a LoRA adapter, such as RUN_DIR/final.")],
+    output: Annotated[Path, typer.Option(help="Folder to make.")],
+    trust_remote_code: Annotated[
+        bool, typer.Option(help=("Run Python code that the base model brings."))
+    ] = False,
+) -> None:
+    """Merge a LoRA adapter into its base: one folder that any server loads, checked by comparing logits.
+
+    \b
+    podtune model merge runs/lora/final --output models/merged
+    vllm serve models/merged
+    """
+    from podtune.sft.model.merge import merge_adapter
+
+    found = merge_adapter(adapter, output, trust_remote_code=trust_remote_code)
+    print(
+        f"{output}: merged; logits differ by {found.difference:.1e} of the largest "
+        f"(the adapter itself changes them by {found.change:.1e}), same most likely token at "
+        f"{found.same_choice:.1%} of positions"
+    )

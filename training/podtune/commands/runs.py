@@ -1,0 +1,234 @@
+"""``podtune runs``, ``podtune compare`` and ``podtune watch``: look at runs through their files, or their
+jobs' logs.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from podtune.report.runs.job import JobView
+    from podtune.report.runs.listing import Row
+
+Namespace = Annotated[
+    str, typer.Option("-n", "--namespace", help=("Of the jobs; the kubeconfig's if left out."))
+]
+Context = Annotated[str, typer.Option(help="Of the kubeconfig; the current one if left out.")]
+
+
+def runs(
+    folders: Annotated[
+        list[Path] | None,
+        typer.Argument(help=("Folders to look in, and below."), show_default="the current folder"),
+    ] = None,
+    where: Annotated[
+        str, typer.Option("--where", help=('For example "learning_rate>1e-5 and status=ok".'))
+    ] = "",
+    sort: Annotated[
+        str, typer.Option("--sort", help=("A field of the table or the record; -FIELD turns it round."))
+    ] = "age_s",
+    as_json: Annotated[bool, typer.Option("--json", help="A JSON list on stdout.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Comma-separated values on stdout.")] = False,
+    cluster: Annotated[
+        bool, typer.Option("--cluster", help=("The jobs of a namespace instead, by their pods' logs."))
+    ] = False,
+    namespace: Namespace = "",
+    context: Context = "",
+) -> None:
+    """List the runs below folders (a mounted volume is a folder), or the jobs of a namespace; the newest
+    first.
+
+    \b
+    Examples:
+      podtune runs demo
+      podtune runs --cluster -n team-a
+      podtune runs /output --where "learning_rate>1e-5 and status=ok" --sort best_loss
+      podtune runs . --where "status=died or status=running"
+      podtune runs . --sort=-tokens_per_s --csv
+    """
+    import json
+    import sys
+
+    from podtune.report.runs import listing
+    from podtune.run.errors import USAGE, UserError
+    from podtune.run.record import finite
+
+    if folders and cluster:
+        raise UserError(
+            "give folders, or --cluster",
+            where="runs",
+            fix=("two commands: the views have different sources"),
+            code=USAGE,
+        )
+    if cluster:
+        rows, unreadable, places = _of_jobs(namespace, context)
+    else:
+        rows, unreadable, places = _below(folders or [Path()])
+    if where:
+        test = listing.where(where, rows)
+        rows = [row for row in rows if test(row)]
+    rows = listing.sort_rows(rows, sort)
+    for line in [*unreadable, *(problem for row in rows for problem in row.problems)]:
+        print(f"podtune: warning: {line}", file=sys.stderr)
+    if as_json:
+        print(json.dumps(finite([row.values for row in rows]), indent=2, ensure_ascii=False))
+    elif as_csv:
+        print(listing.csv_text(rows), end="")
+    elif rows:
+        print(listing.table(rows).text(width=_width()))
+    else:
+        print(f"no {'jobs' if cluster else 'runs'}{' that match' if where else ''} in {places}")
+
+
+def _below(roots: list[Path]) -> tuple[list[Row], list[str], str]:
+    """Rows of the runs below ``roots``, what could not be read, and the places."""
+    from podtune.report.runs import listing
+    from podtune.run.errors import NO_INPUT, UserError
+    from podtune.run.follow import find_runs
+
+    for root in roots:
+        if not root.is_dir():
+            raise UserError(
+                "no such folder", where=str(root), fix=("give a folder with runs below it"), code=NO_INPUT
+            )
+    found = dict.fromkeys(run_dir for root in roots for run_dir in find_runs(root))
+    return *listing.list_runs(list(found)), ", ".join(map(str, roots))
+
+
+def _of_jobs(namespace: str, context: str) -> tuple[list[Row], list[str], str]:
+    """The same of a namespace's jobs."""
+    from podtune.cluster.live.client import connect
+    from podtune.cluster.live.job_log import stories
+    from podtune.commands.jobs import answering
+    from podtune.report.runs import listing
+    from podtune.report.runs.job import job_runs
+
+    with answering():
+        there = connect(namespace, context)
+        found = [run for story in stories(there) for run in job_runs(story)]
+    return listing.rows_of(found), [], f"the namespace {there.namespace}"
+
+
+def compare(
+    folders: Annotated[list[Path], typer.Argument(help="Two or more folders of runs.", metavar="RUN RUN...")],
+    as_json: Annotated[bool, typer.Option("--json", help="The comparison as JSON on stdout.")] = False,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Markdown on stdout.")] = False,
+    html: Annotated[
+        Path | None,
+        typer.Option("--html", help=("Write one self-contained page with curves."), metavar="FILE"),
+    ] = None,
+) -> None:
+    """Compare runs: what differs, metrics at equal steps, tokens and time, and which is better.
+
+    \b
+    Examples:
+      podtune compare demo/lr-1e-3 demo/lr-3e-4
+      podtune compare runs/a runs/b runs/c --html compare.html
+      podtune compare runs/a runs/b --json | jq .verdict.text
+    """
+    import json
+
+    from podtune.report.compare import view
+    from podtune.report.compare.comparison import compare as compare_runs
+    from podtune.report.runs.runs import load_run
+    from podtune.run.errors import CANNOT_CREATE, USAGE, UserError
+    from podtune.run.record import finite
+
+    if len(folders) < 2:
+        raise UserError(
+            "one run cannot be compared",
+            where=str(folders[0]),
+            fix="give two or more: podtune compare RUN RUN",
+            code=USAGE,
+        )
+    loaded = [load_run(folder) for folder in folders]
+    found = compare_runs(loaded)
+    if html is not None:
+        try:
+            html.write_text(view.html_page(found, loaded), encoding="utf-8")
+        except OSError as error:
+            raise UserError(
+                (f"cannot be written: {error.strerror}"),
+                where=str(html),
+                fix="give a file in an existing folder",
+                code=CANNOT_CREATE,
+            ) from None
+    if as_json:
+        print(json.dumps(finite(found), indent=2, ensure_ascii=False))
+    elif as_markdown:
+        print(view.markdown(found))
+    else:
+        print(view.text(found, width=_width()))
+        if html is not None:
+            print(f"\npage    {html}")
+
+
+def watch(
+    run: Annotated[
+        str,
+        typer.Argument(help=("A run's folder, or the name of a job in the cluster."), metavar="RUN_DIR|JOB"),
+    ],
+    once: Annotated[
+        bool,
+        typer.Option(
+            "--once", help=("Print the state once and end; so it does where stdout is no terminal.")
+        ),
+    ] = False,
+    namespace: Namespace = "",
+    context: Context = "",
+) -> None:
+    """Watch a run while it trains: progress, time left, loss, speed, use of each pod, last evaluation,
+    warnings. Ctrl-C leaves it running.
+
+    A job is watched through its conditions and its pods' logs: no volume has to be mounted, and nothing runs
+    in the pods.
+
+    \b
+    Examples:
+      podtune watch demo/run
+      podtune watch demo/run --once
+      podtune watch my-run -n team-a
+    """
+    import sys
+
+    from podtune.commands.jobs import answering
+    from podtune.report.runs import watch as views
+
+    is_folder = Path(run).exists() or "/" in run
+    try:
+        if is_folder and not (namespace or context):
+            views.watch(views.FolderView(Path(run)), once=once)
+        else:
+            with answering():
+                views.watch(_job_view(run, namespace, context), once=once, refresh_s=JOB_REFRESH_S)
+    except KeyboardInterrupt:
+        what = "run" if is_folder else "job"
+        print(f"\nno longer watching; the {what} goes on. Come back: podtune watch {run}", file=sys.stderr)
+        raise typer.Exit(130) from None
+
+
+JOB_REFRESH_S = 2.0
+
+
+def _job_view(name: str, namespace: str, context: str) -> JobView:
+    from podtune.cluster.live.client import connect
+    from podtune.cluster.live.job_log import JobWatch
+    from podtune.report.runs.job import JobView
+    from podtune.run.errors import UserError
+
+    try:
+        return JobView(JobWatch(connect(namespace, context), name).look)
+    except UserError as error:  # a mistyped folder ends up here too
+        error.what = f"there is no folder {name!r} here, and as a job: {error.what}"
+        raise
+
+
+def _width() -> int | None:
+    """The terminal's width; no limit where stdout is a file or a pipe."""
+    import os
+    import sys
+
+    return os.get_terminal_size().columns if sys.stdout.isatty() else None

@@ -1,0 +1,527 @@
+"""Is this machine fit? A line for each thing that training needs: ok, warn or fail, with the fix. Needs no
+torch.
+
+What torch was built for is read from its files, what the driver can do from NVML. Everything is asked at once
+and nothing is waited for beyond the deadline, so that a hanging driver or a name that does not resolve costs
+seconds and is said.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from podtune.machine.provenance import usable_cpus
+from podtune.run.checkpoint import check_writable
+from podtune.run.errors import OK, UNAVAILABLE, UserError
+
+State = Literal["ok", "warn", "fail"]
+DEADLINE_S = 4.5
+GIB, MIB = 2**30, 2**20
+# by CUDA major version (NVIDIA, CUDA Compatibility, table of minimum drivers)
+LEAST_DRIVER = {12: "525", 13: "580"}
+SMALL_SHM_GIB = 1.0
+SMALL_DISK_GIB, NO_DISK_GIB = 20.0, 1.0
+SLOW_MB_PER_S = 50.0
+WRITE_MIB, WRITE_S = 64, 1.5
+
+
+@dataclass(frozen=True)
+class Check:
+    """One answer: what was looked at, how it is, what was found, and what to do about it."""
+
+    name: str
+    state: State
+    found: str
+    fix: str = ""
+
+
+@dataclass(frozen=True)
+class Question:
+    """A check to be made, and the fix to give if no answer comes."""
+
+    name: str
+    ask: Callable[[], Check | Iterable[Check]]
+    silent_fix: str = "call it by hand to see where it hangs"
+    deadline_s: float = DEADLINE_S
+
+
+def answers(questions: Sequence[Question]) -> list[Check]:
+    """Ask all at once; the answers in the order of the questions. What has not answered by its deadline is a
+    warning.
+    """
+    found: dict[str, list[Check]] = {}
+
+    def ask(question: Question) -> None:
+        try:
+            answer = question.ask()
+            found[question.name] = [answer] if isinstance(answer, Check) else list(answer)
+        except UserError as error:
+            found[question.name] = [Check(question.name, "warn", error.what, error.fix)]
+        except Exception as error:  # whatever a driver or a library throws: the other answers still count
+            found[question.name] = [
+                Check(question.name, "warn", (f"could not be found out: {type(error).__name__}: {error}"))
+            ]
+
+    # daemons, because a call into a dead driver never comes back and must not keep the process
+    threads = [threading.Thread(target=ask, args=(question,), daemon=True) for question in questions]
+    started = time.monotonic()
+    for thread in threads:
+        thread.start()
+    for question, thread in zip(questions, threads, strict=True):
+        thread.join(max(0.0, started + question.deadline_s - time.monotonic()))
+    return [check for question in questions for check in found.get(question.name) or [_silent(question)]]
+
+
+def _silent(question: Question) -> Check:
+    return Check(question.name, "warn", f"no answer within {question.deadline_s:g} s", question.silent_fix)
+
+
+def exit_code(checks: Iterable[Check]) -> int:
+    """0, or 69 if a check failed."""
+    return UNAVAILABLE if any(check.state == "fail" for check in checks) else OK
+
+
+def questions(output_dir: Path) -> list[Question]:
+    """Everything about this machine."""
+    return [
+        Question("python", python),
+        Question("libraries", libraries),
+        Question("torch", torch),
+        Question("gpu", gpus, "nvidia-smi hangs too: restart the driver or the node"),
+        Question("cpu", cpu),
+        Question("memory", memory),
+        Question("/dev/shm", shared_memory),
+        Question("disk", lambda: disk(output_dir)),
+        Question(
+            "output", lambda: write_speed(output_dir), ("the volume hangs: look at its server and its mount")
+        ),
+        Question(
+            "hub",
+            hub,
+            ("set HF_HUB_OFFLINE=1 and use local paths or a filled HF_HOME; or mend DNS and the proxy"),
+        ),
+        Question("helm", helm),
+        Question("kubectl", kubectl),
+        Question("compiler", compiler),
+        Question("aim", aim),
+    ]
+
+
+def python() -> Check:
+    """The interpreter, against what podtune's own metadata asks for."""
+    from packaging.specifiers import SpecifierSet
+
+    version = platform.python_version()
+    wanted = str(importlib.metadata.metadata("podtune")["Requires-Python"])
+    if SpecifierSet(wanted).contains(version):
+        return Check("python", "ok", f"{version} ({sys.executable})")
+    return Check("python", "fail", f"{version}, podtune needs {wanted}", "make setup PYTHON=python3.12")
+
+
+def libraries() -> Check:
+    """What podtune's metadata asks for, against what is installed; extras are only named."""
+    from packaging.requirements import Requirement
+
+    missing, odd, have, extras = [], [], [], set()
+    for text in importlib.metadata.requires("podtune") or []:
+        wanted = Requirement(text)
+        optional = wanted.marker is not None and "extra" in str(wanted.marker)
+        try:
+            version = importlib.metadata.version(wanted.name)
+        except importlib.metadata.PackageNotFoundError:
+            if optional:
+                extras.add(str(wanted.marker).partition('"')[2].partition('"')[0])
+            else:
+                missing.append(wanted.name)
+            continue
+        if not wanted.specifier.contains(version, prereleases=True):
+            odd.append(f"{wanted.name} {version} ({wanted.specifier} wanted)")
+        elif wanted.name in (
+            "transformers",
+            "trl",
+            "accelerate",
+            "datasets",
+            "peft",
+            "deepspeed",
+            "kubernetes",
+        ):
+            have.append(f"{wanted.name} {version}")
+    left_out = f"; extras not complete: {', '.join(sorted(extras - {'dev'}))}" if extras - {"dev"} else ""
+    if missing or odd:
+        what = [f"{name} is missing" for name in missing] + odd
+        return Check(
+            "libraries",
+            "fail" if missing else "warn",
+            "; ".join(what),
+            "make setup installs the versions of requirements.txt",
+        )
+    return Check("libraries", "ok", ", ".join(have) + left_out)
+
+
+@dataclass(frozen=True)
+class TorchBuild:
+    """What torch's own files say: version, and the CUDA or ROCm version it was built for (empty: none)."""
+
+    version: str
+    cuda: str
+    rocm: str
+
+
+def torch_build() -> TorchBuild | None:
+    """Read from ``torch/version.py``, which takes a millisecond where importing torch takes seconds; None if
+    not installed.
+    """
+    try:
+        distribution = importlib.metadata.distribution("torch")
+        text = Path(str(distribution.locate_file("torch/version.py"))).read_text(encoding="utf-8")
+    except (importlib.metadata.PackageNotFoundError, OSError):
+        return None
+    said = dict(re.findall(r"^(\w+)\b[^=\n]*=\s*'([^']*)'", text, re.MULTILINE))
+    return TorchBuild(
+        said.get("__version__", distribution.version), said.get("cuda", ""), said.get("hip", "")
+    )
+
+
+def torch() -> Check:
+    """Which build of torch is installed."""
+    build = torch_build()
+    if build is None:
+        return Check("torch", "fail", "not installed", "make setup, or pip install podtune")
+    what = (
+        f"built for CUDA {build.cuda}"
+        if build.cuda
+        else f"built for ROCm {build.rocm}"
+        if build.rocm
+        else "the CPU build"
+    )
+    return Check("torch", "ok", f"{build.version}, {what}")
+
+
+def gpus() -> list[Check]:
+    """The driver against torch's CUDA, and each GPU's memory."""
+    import pynvml
+
+    build = torch_build()
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        return [_without_nvidia(build, str(error))]
+    try:
+        count = pynvml.nvmlDeviceGetCount()
+        checks = [
+            _driver(
+                str(pynvml.nvmlSystemGetDriverVersion()),
+                pynvml.nvmlSystemGetCudaDriverVersion_v2() // 1000,
+                count,
+                build,
+            )
+        ]
+        found = []
+        for index in range(count):
+            device = pynvml.nvmlDeviceGetHandleByIndex(index)
+            name, bytes_ = pynvml.nvmlDeviceGetName(device), pynvml.nvmlDeviceGetMemoryInfo(device)
+            found.append((str(name), bytes_.total / GIB, bytes_.free / GIB))
+        return [*checks, gpu_memory(found)]
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _without_nvidia(build: TorchBuild | None, reason: str) -> Check:
+    if Path("/dev/nvidiactl").exists():
+        fix = (
+            "NVIDIA_DRIVER_CAPABILITIES must contain compute,utility (the image sets it); or reinstall the "
+            "driver"
+        )
+        return Check("gpu", "fail", f"there are NVIDIA devices and NVML does not answer: {reason}", fix)
+    nodes = Path("/sys/class/kfd/kfd/topology/nodes")
+    amd = [path for path in nodes.glob("*/gpu_id") if path.read_text().strip() not in ("", "0")]
+    if amd:
+        right = build is not None and build.rocm
+        return Check(
+            "gpu",
+            "ok" if right else "warn",
+            f"{len(amd)} AMD GPUs",
+            "" if right else "install a torch built for ROCm",
+        )
+    return Check("gpu", "ok", "none; the demo, the tests and the dry run need none")
+
+
+def _driver(driver: str, cuda: int, count: int, build: TorchBuild | None) -> Check:
+    """Whether a driver that can do CUDA ``cuda`` runs torch's build: within a major version every minor one
+    does.
+    """
+    built = int(build.cuda.split(".")[0]) if build and build.cuda else 0
+    if build and not built:
+        fix = "install torch's CUDA build (requirements.txt has it)"
+        return Check(
+            "driver",
+            "warn",
+            (f"{driver} for {count} GPUs, and torch is built without CUDA: it will not use them"),
+            fix,
+        )
+    if cuda < built:
+        fix = (
+            f"update the driver to {LEAST_DRIVER.get(built, 'one for that version')} or newer, or install "
+            f"a torch built for CUDA {cuda}"
+        )
+        return Check(
+            "driver",
+            "fail",
+            (f"{driver} does CUDA {cuda}, and torch is built for CUDA {build.cuda if build else ''}"),
+            fix,
+        )
+    return Check("driver", "ok", f"{driver}, does CUDA {cuda}")
+
+
+def gpu_memory(found: Sequence[tuple[str, float, float]]) -> Check:
+    """The GPUs by name, and whether somebody else fills them. ``found``: name, total GiB, free GiB of
+    each.
+    """
+    if not found:
+        return Check(
+            "gpu",
+            "warn",
+            "the driver runs and shows no GPU",
+            ("look at CUDA_VISIBLE_DEVICES, or at the pod's nvidia.com/gpu"),
+        )
+    kinds = ", ".join(
+        (f"{[one[0] for one in found].count(name)} x {name}")
+        for name in dict.fromkeys(one[0] for one in found)
+    )
+    free = ", ".join(f"{free:.0f} of {total:.0f}" for _, total, free in found)
+    busy = [index for index, (_, total, free) in enumerate(found) if free < 0.9 * total]
+    text = f"{kinds}; GiB free: {free}"
+    if busy:
+        return Check(
+            "gpu",
+            "warn",
+            (f"{text}; GPU {', '.join(map(str, busy))} is in use"),
+            "nvidia-smi names the processes",
+        )
+    return Check("gpu", "ok", text)
+
+
+def cpu() -> Check:
+    """Cores of the machine, and how many of them this process may use."""
+    cores, usable = os.cpu_count() or 1, usable_cpus()
+    limited = (
+        f"{usable} of {cores} cores usable (affinity, or the CPU limit)"
+        if usable < cores
+        else f"{cores} cores"
+    )
+    return Check("cpu", "ok", limited)
+
+
+def memory() -> Check:
+    """Main memory, cut by the cgroup's limit."""
+    import psutil
+
+    total = psutil.virtual_memory().total
+    for path in (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes")):
+        with suppress(OSError, ValueError):
+            total = min(total, int(path.read_text()))
+    if total < 4 * GIB:
+        return Check(
+            "memory",
+            "warn",
+            f"{total / GIB:.1f} GiB",
+            ("raise the memory limit: loading torch and a small model takes 2 to 4 GiB"),
+        )
+    return Check("memory", "ok", f"{total / GIB:.0f} GiB")
+
+
+def shared_memory(path: Path = Path("/dev/shm")) -> Check:
+    """NCCL and data loaders of several processes share memory here; a container's default of 64 MiB is too
+    little.
+    """
+    if not path.is_dir():
+        return Check("/dev/shm", "warn", "absent", "mount a tmpfs there")
+    size = shutil.disk_usage(path).total / GIB
+    if size < SMALL_SHM_GIB:
+        fix = "in the chart shm.sizeLimit, in Docker --shm-size=8g"
+        return Check("/dev/shm", "warn", f"{size:.2f} GiB, too little for NCCL and data loaders", fix)
+    return Check("/dev/shm", "ok", f"{size:.1f} GiB")
+
+
+def disk(output_dir: Path) -> Check:
+    """Room for checkpoints."""
+    free = shutil.disk_usage(_existing(output_dir)).free / GIB
+    fix = "a checkpoint takes three times the weights and more: free some, or name another --output-dir"
+    if free < SMALL_DISK_GIB:
+        return Check(
+            "disk", "fail" if free < NO_DISK_GIB else "warn", (f"{free:.1f} GiB free for {output_dir}"), fix
+        )
+    return Check("disk", "ok", f"{free:.0f} GiB free for {output_dir}")
+
+
+def write_speed(output_dir: Path) -> Check:
+    """Writes at most 64 MiB and at most 1.5 s there, flushed to the volume block by block, and removes it."""
+    try:
+        check_writable(output_dir)
+    except UserError as error:
+        return Check("output", "fail", f"{output_dir} {error.what}", error.fix)
+    block, written, started = os.urandom(4 * MIB), 0, time.monotonic()
+    with tempfile.NamedTemporaryFile(dir=_existing(output_dir), prefix=".podtune-doctor-") as file:
+        while written < WRITE_MIB * MIB and time.monotonic() - started < WRITE_S:
+            file.write(block)
+            file.flush()
+            os.fsync(file.fileno())
+            written += len(block)
+    speed = written / 1e6 / (time.monotonic() - started)
+    text = f"{speed:,.0f} MB/s written to {output_dir}"
+    if speed < SLOW_MB_PER_S:
+        # a 3B model: 6 GB of weights in bf16, or 36 GB in fp32 with Adam's two states
+        minutes = 36e9 / (speed * 1e6) / 60
+        fix = "a faster volume, fewer checkpoints (save_steps), or LoRA, which saves megabytes"
+        return Check(
+            "output",
+            "warn",
+            (f"{text}: a checkpoint of a 3B model trained in fp32 takes {minutes:.0f} minutes"),
+            fix,
+        )
+    return Check("output", "ok", text)
+
+
+def _existing(folder: Path) -> Path:
+    """The folder, or the nearest one above it that exists."""
+    folder = folder.absolute()
+    return next(one for one in (folder, *folder.parents) if one.is_dir())
+
+
+def hub() -> Check:
+    """Whether the Hugging Face hub answers, through the proxy that the environment names."""
+    import urllib.error
+    import urllib.request
+
+    from huggingface_hub.constants import ENDPOINT, HF_HOME, HF_HUB_OFFLINE
+
+    if HF_HUB_OFFLINE:
+        return Check(
+            "hub", "ok", (f"offline, as HF_HUB_OFFLINE says; models and data come from paths and {HF_HOME}")
+        )
+    try:
+        urllib.request.urlopen(urllib.request.Request(ENDPOINT, method="HEAD"), timeout=3)
+    except urllib.error.HTTPError as error:
+        if error.code >= 500:
+            return Check(
+                "hub",
+                "warn",
+                f"{ENDPOINT} answers {error.code}",
+                ("try again later, or set HF_HUB_OFFLINE=1"),
+            )
+    except OSError as error:
+        fix = (
+            f"set HF_HUB_OFFLINE=1 and use local paths or what {HF_HOME} holds; or set HTTPS_PROXY or "
+            "HF_ENDPOINT"
+        )
+        return Check("hub", "warn", f"{ENDPOINT} cannot be reached: {getattr(error, 'reason', error)}", fix)
+    return Check("hub", "ok", f"{ENDPOINT} answers")
+
+
+def helm() -> Check:
+    """For ``helm install``; rendering has an engine of its own."""
+    if (version := _said("helm", "version", "--template", "{{.Version}}")) is not None:
+        return Check("helm", "ok", version)
+    if importlib.util.find_spec("helm_python"):
+        return Check("helm", "ok", "not on PATH; podtune render, lint, dry-run and submit work without it")
+    return Check(
+        "helm",
+        "warn",
+        "not on PATH, nor is helm-python-sdk installed",
+        "install helm, or pip install 'podtune[cluster]'",
+    )
+
+
+def kubectl() -> Check:
+    """For looking at pods by hand; podtune's own commands speak to the API themselves."""
+    said = _said("kubectl", "version", "--client")
+    if said is None:
+        return Check("kubectl", "ok", "not on PATH; podtune submit, status and logs work without it")
+    return Check("kubectl", "ok", said.splitlines()[0].removeprefix("Client Version: ") if said else "found")
+
+
+def _said(*words: str) -> str | None:
+    """What a program prints; None if there is none, empty if it does not say."""
+    if shutil.which(words[0]) is None:
+        return None
+    try:
+        return subprocess.run(words, capture_output=True, text=True, timeout=DEADLINE_S).stdout.strip()
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+
+
+def compiler() -> Check:
+    """DeepSpeed (on the CPU) and torch.compile build small pieces of C++."""
+    if found := next((path for name in ("g++", "c++", "clang++") if (path := shutil.which(name))), None):
+        return Check("compiler", "ok", found)
+    return Check(
+        "compiler",
+        "warn",
+        ("no C++ compiler: zero2, zero3 and torch.compile will not work on the CPU"),
+        "install g++",
+    )
+
+
+def aim() -> Check:
+    """Aim has no wheels for Python 3.13 and newer."""
+    try:
+        return Check("aim", "ok", importlib.metadata.version("aim"))
+    except importlib.metadata.PackageNotFoundError:
+        if sys.version_info >= (3, 13):
+            return Check(
+                "aim",
+                "warn",
+                ("not installed, and it has wheels up to Python 3.12 only"),
+                "make setup PYTHON=python3.12",
+            )
+        return Check(
+            "aim",
+            "ok",
+            ("not installed; runs are kept in files, and pip install 'podtune[aim]' adds the view"),
+        )
+
+
+WORKING = """
+import json, torch
+found = {"version": torch.__version__, "gpus": torch.cuda.device_count() if torch.cuda.is_available() else 0}
+for index in range(found["gpus"]):
+    square = torch.ones(256, 256, device=f"cuda:{index}")
+    assert float((square @ square).sum()) == 256**3, f"GPU {index} computes wrongly"
+print(json.dumps(found))
+"""
+
+
+def torch_works(timeout_s: float = 120.0) -> Check:
+    """Import torch in a process of its own and multiply a matrix on every GPU."""
+    import json
+
+    started = time.monotonic()
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", WORKING], capture_output=True, text=True, timeout=timeout_s
+        )
+    except subprocess.TimeoutExpired:
+        return Check(
+            "torch works", "fail", (f"no answer within {timeout_s:.0f} s"), "look at the driver (nvidia-smi)"
+        )
+    if done.returncode:
+        why = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        return Check("torch works", "fail", why, "the lines on torch, driver and gpu say what does not fit")
+    found = json.loads(done.stdout.splitlines()[-1])
+    where = f"{found['gpus']} GPUs compute" if found["gpus"] else "on the CPU"
+    return Check("torch works", "ok", f"{found['version']}, {where} ({time.monotonic() - started:.1f} s)")

@@ -1,0 +1,111 @@
+"""Where a run came from: code, versions, image, hardware, pod. Needs no torch (it asks only if torch is
+loaded).
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("podtune", "torch", "transformers", "trl", "accelerate", "datasets", "peft", "deepspeed", "aim")
+
+
+def provenance() -> dict[str, Any]:
+    """The record's ``provenance``: git sha, versions, image, hardware, job and pod names. Unknown things are
+    absent.
+    """
+    found = {
+        "git_sha": git_sha(),
+        "versions": versions(),
+        "image": os.environ.get("PODTUNE_IMAGE"),
+        "job": os.environ.get("PODTUNE_JOB_NAME"),
+        "pod": os.environ.get("PODTUNE_POD_NAME") or socket.gethostname(),
+        "hardware": hardware(),
+        "command": sys.argv,
+    }
+    return {key: value for key, value in found.items() if value}
+
+
+def git_sha() -> str | None:
+    """The commit of the running code: of the image (PODTUNE_GIT_SHA) or of the checkout, with ``-dirty`` if
+    changed.
+    """
+    if sha := os.environ.get("PODTUNE_GIT_SHA"):
+        return sha
+    root = Path(__file__).resolve().parents[3]
+    if not (root / ".git").exists():
+        return None
+
+    def git(*words: str) -> str:
+        return subprocess.run(
+            ["git", "-C", str(root), *words], capture_output=True, text=True, timeout=10
+        ).stdout.strip()
+
+    try:
+        sha = git("rev-parse", "HEAD")
+        return (
+            sha + ("-dirty" if sha and git("status", "--porcelain", "--untracked-files=no") else "") or None
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+
+
+def versions() -> dict[str, str]:
+    """Installed versions of what decides a result, and Python's."""
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def hardware() -> dict[str, Any]:
+    """CPU model, usable cores and, where torch is loaded and sees GPUs, their kind, count and memory in
+    GiB.
+    """
+    found: dict[str, Any] = {"cpu": _cpu_model(), "cpu_count": usable_cpus()}
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        properties = torch.cuda.get_device_properties(0)
+        found |= {
+            "gpu": properties.name,
+            "gpu_count": torch.cuda.device_count(),
+            "gpu_memory_gib": round(properties.total_memory / 2**30, 1),
+            "cuda": torch.version.cuda,
+        }
+    return found
+
+
+def _cpu_model() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def usable_cpus() -> int:
+    """Cores that this process may use: its affinity, cut by the cgroup's CPU limit (v2 or v1), at least 1."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    v2, v1 = Path("/sys/fs/cgroup/cpu.max"), Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us")
+    try:
+        if v2.exists():
+            quota, period = v2.read_text().split()
+            limit = cores if quota == "max" else int(quota) / int(period)
+        elif v1.exists():
+            quota_us = int(v1.read_text())
+            limit = cores if quota_us < 0 else quota_us / int(v1.with_name("cpu.cfs_period_us").read_text())
+        else:
+            limit = cores
+    except (OSError, ValueError):
+        limit = cores
+    return max(1, min(cores, int(limit)))

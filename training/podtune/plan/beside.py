@@ -1,0 +1,118 @@
+"""The plan for a cell that was measured, so that theory stands beside every figure. Needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from podtune.plan.hardware import Hardware, hardware_row
+from podtune.plan.plan import UTILISATION, Plan, estimate
+from podtune.plan.shapes import Opaque, shape_of
+from podtune.run.errors import UserError
+from podtune.run.record import Json
+
+# The benchmark keeps fp32 weights and runs the products in these.
+PRECISIONS = {"fp32": "fp32", "bf16": "bf16-autocast", "fp16": "fp16-autocast", "fp8": "fp8-autocast"}
+
+
+def comparison_key(record: Json) -> tuple[Any, ...]:
+    """What two cells must share for one's speed to foretell the other's: everything but strategy and world
+    size.
+    """
+    config = record.get("config", {})
+    names = (
+        "precision",
+        "global_batch_size",
+        "sequence_length",
+        "activation_checkpointing",
+        "compile",
+        "optimizer",
+        "threads",
+        "norm",
+    )
+    return (record.get("model"), *(config.get(name) for name in names), _device(record))
+
+
+def plans(records: Iterable[Json]) -> list[Plan | None]:
+    """A plan for each record, None where the formulas do not cover it or the record lacks what they need.
+
+    The compute rate is taken from the ``single`` cell of the same model and settings where there is one: a
+    plan then foretells what distributing costs, not how fast this machine multiplies. Otherwise it is the
+    peak times 0.4, and for a CPU there is no time.
+    """
+    known = list(records)
+    rates: dict[tuple[Any, ...], float] = {}
+    for record in known:
+        if (
+            record.get("strategy") == "single"
+            and record.get("status") == "ok"
+            and (rate := _rate(record)) is not None
+        ):
+            rates[comparison_key(record)] = rate
+    return [_plan(record, rates.get(comparison_key(record))) for record in known]
+
+
+def _device(record: Json) -> str:
+    hardware = record.get("provenance", {}).get("hardware", {})
+    return str(hardware.get("gpu") or hardware.get("cpu") or "unknown")
+
+
+def _rate(record: Json) -> float | None:
+    """FLOP/s that one process reached, by the planner's count of FLOPs."""
+    seconds = record.get("measurements", {}).get("step_time_s", {}).get("p50")
+    plan = _plan(record, None)
+    return (
+        plan.flops_per_step / seconds
+        if plan is not None and isinstance(seconds, int | float) and seconds > 0
+        else None
+    )
+
+
+def _plan(record: Json, rate: float | None) -> Plan | None:
+    config = record.get("config", {})
+    precision = PRECISIONS.get(config.get("precision", ""))
+    try:
+        shape = shape_of(record["model"], config.get("sequence_length") or None)
+        assert not isinstance(shape, Opaque)
+        hardware, utilisation = _hardware(record, precision or "", rate)
+        return estimate(
+            shape,
+            strategy=record["strategy"],
+            world_size=record["world_size"],
+            precision=precision or "",
+            batch_size=record["global_batch_size"],
+            hardware=hardware,
+            nodes=record.get("nnodes", 1),
+            micro_batches=config.get("micro_batches") or None,
+            accumulation=config.get("accumulation", 1),
+            activation_checkpointing=config.get("activation_checkpointing", "none"),
+            optimizer=config.get("optimizer", "adamw"),
+            utilisation=utilisation,
+        )
+    except (UserError, KeyError, TypeError):
+        return None
+
+
+def _hardware(record: Json, precision: str, rate: float | None) -> tuple[Hardware | None, float]:
+    """The device of the record, its peak replaced by ``rate`` where that is known; and the utilisation to
+    reckon with.
+    """
+    found = record.get("provenance", {}).get("hardware", {})
+    try:
+        row = hardware_row(found["gpu"])
+    except (UserError, KeyError):
+        if rate is None:
+            return None, UTILISATION
+        # ranks on a CPU copy through shared memory with the cores that compute: a rough 1 GB/s by gloo
+        return Hardware(
+            "cpu",
+            float("inf"),
+            {"fp32": rate, "bf16": rate, "fp16": rate},
+            float("inf"),
+            "gloo",
+            "the single cell",
+        ), 1.0
+    if rate is None:
+        return row, UTILISATION
+    flops = {**row.flops, precision.removesuffix("-autocast"): rate}
+    return Hardware(row.name, row.memory_gib, flops, float("inf"), row.link, row.source), 1.0

@@ -1,0 +1,356 @@
+"""What the machines can do at best: memory, peak FLOP/s, memory bandwidth and links. Needs no torch.
+
+Peaks are **dense** (datasheets print twice as much "with sparsity") at the boost clock, for the form factor
+named in the row. ``memory_gib`` is what the driver offers to one process, as CUDA's out-of-memory messages
+print it, which is less than the name of the card says: 48 GB of an L40S with ECC are 44.4 GiB.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from podtune.machine.provenance import usable_cpus
+from podtune.run.errors import USAGE, UserError, near
+
+PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "fp8")
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """One device, GPU or the whole CPU of a machine.
+
+    Args:
+        name: the row's name.
+        memory_gib: memory that a process can use.
+        flops: dense peak in FLOP/s by precision; a precision that the device lacks is absent. ``fp32`` is
+            true fp32 (PyTorch's default), ``tf32`` what ``torch.set_float32_matmul_precision("high")`` uses.
+        memory_bandwidth: bytes/s.
+        link: the row of :data:`LINKS` that joins devices of one machine.
+        shared: True if the ranks of one machine divide this one device among them (the CPU).
+        source: where the figures are from.
+    """
+
+    name: str
+    memory_gib: float
+    flops: dict[str, float] = field(hash=False)
+    memory_bandwidth: float
+    link: str
+    source: str
+    shared: bool = False
+
+    def peak(self, precision: str) -> float | None:
+        """Peak FLOP/s for matrix products in ``precision``; ``bf16-mixed`` is bf16. None if the device lacks
+        it.
+        """
+        return self.flops.get(precision.removesuffix("-mixed"))
+
+
+@dataclass(frozen=True)
+class Link:
+    """A connection between two ranks.
+
+    Args:
+        bandwidth: bytes/s in one direction at one device, as the standard or datasheet says.
+        efficiency: the share of it that nccl-tests shows as bus bandwidth for large messages.
+        latency_s: of one message.
+    """
+
+    name: str
+    bandwidth: float
+    efficiency: float
+    latency_s: float
+    source: str
+
+    @property
+    def bus_bandwidth(self) -> float:
+        """Bytes/s to reckon with."""
+        return self.bandwidth * self.efficiency
+
+
+def _tera(**flops: float) -> dict[str, float]:
+    return {precision: value * 1e12 for precision, value in flops.items()}
+
+
+_H100_SXM = _tera(fp32=66.9, tf32=494.7, fp16=989.4, bf16=989.4, fp8=1978.9)
+ROWS: dict[str, Hardware] = {
+    row.name: row
+    for row in (
+        Hardware(
+            "A10",
+            22.0,
+            _tera(fp32=31.2, tf32=62.5, fp16=125, bf16=125),
+            600e9,
+            "pcie4",
+            "NVIDIA A10 datasheet, 2022",
+        ),
+        Hardware(
+            "L40S",
+            44.4,
+            _tera(fp32=91.6, tf32=183, fp16=362, bf16=362, fp8=733),
+            864e9,
+            "pcie4",
+            "NVIDIA L40S datasheet, 2023",
+        ),
+        Hardware(
+            "A100-40",
+            39.4,
+            _tera(fp32=19.5, tf32=156, fp16=312, bf16=312),
+            1555e9,
+            "nvlink3",
+            "NVIDIA A100 datasheet, 2021 (SXM 40GB)",
+        ),
+        Hardware(
+            "A100-80",
+            79.1,
+            _tera(fp32=19.5, tf32=156, fp16=312, bf16=312),
+            2039e9,
+            "nvlink3",
+            "NVIDIA A100 datasheet, 2021 (SXM 80GB)",
+        ),
+        Hardware(
+            "H100",
+            79.1,
+            _H100_SXM,
+            3350e9,
+            "nvlink4",
+            ("NVIDIA H100 datasheet and architecture whitepaper, 2023 (SXM5)"),
+        ),
+        Hardware(
+            "H100-PCIe",
+            79.1,
+            _tera(fp32=51.2, tf32=378, fp16=756, bf16=756, fp8=1513),
+            2000e9,
+            "pcie5",
+            "NVIDIA H100 PCIe product brief, 2022",
+        ),
+        Hardware(
+            "H100-NVL",
+            93.1,
+            _tera(fp32=60, tf32=417.5, fp16=835.5, bf16=835.5, fp8=1670.5),
+            3900e9,
+            "pcie5",
+            "NVIDIA H100 datasheet, 2024 (NVL)",
+        ),
+        Hardware("H200", 139.8, _H100_SXM, 4800e9, "nvlink4", "NVIDIA H200 datasheet, 2024 (SXM)"),
+        Hardware(
+            "MI300X",
+            191.7,
+            _tera(fp32=163.4, tf32=653.7, fp16=1307.4, bf16=1307.4, fp8=2614.9),
+            5300e9,
+            "infinity-fabric",
+            "AMD Instinct MI300X data sheet, 2023",
+        ),
+    )
+}
+
+# Efficiencies: NVIDIA/nccl-tests doc/PERFORMANCE.md explains bus bandwidth; the shares are round figures for
+# what its all_reduce_perf shows on such machines at 256 MiB and above.
+LINKS: dict[str, Link] = {
+    row.name: row
+    for row in (
+        Link("pcie4", 31.5e9, 0.75, 10e-6, "PCI Express 4.0, 16 lanes of 16 GT/s, 128b/130b"),
+        Link("pcie5", 63.0e9, 0.75, 10e-6, "PCI Express 5.0, 16 lanes of 32 GT/s, 128b/130b"),
+        Link("nvlink2", 150e9, 0.8, 5e-6, "NVIDIA V100 datasheet: 300 GB/s both directions"),
+        Link("nvlink3", 300e9, 0.8, 5e-6, "NVIDIA A100 datasheet: 600 GB/s both directions"),
+        Link("nvlink4", 450e9, 0.8, 5e-6, "NVIDIA H100 datasheet: 900 GB/s both directions"),
+        Link(
+            "infinity-fabric",
+            448e9,
+            0.7,
+            8e-6,
+            ("AMD MI300X data sheet: 7 links of 128 GB/s both directions"),
+        ),
+        Link("ethernet-25g", 3.125e9, 0.9, 30e-6, "IEEE 802.3by, one port a machine"),
+        Link("ethernet-100g", 12.5e9, 0.9, 25e-6, "IEEE 802.3bj, one port a machine"),
+        Link("ethernet-400g", 50e9, 0.9, 20e-6, "IEEE 802.3bs, one port a machine"),
+        Link("ib-100g", 12.5e9, 0.92, 5e-6, "InfiniBand EDR, one port a machine"),
+        Link("ib-400g", 50e9, 0.92, 5e-6, "InfiniBand NDR, one port a machine"),
+        Link(
+            "ib-400g-per-gpu",
+            400e9,
+            0.92,
+            5e-6,
+            ("InfiniBand NDR, eight ports a machine (DGX H100 user guide)"),
+        ),
+        Link("gloo", 1e9, 1.0, 100e-6, "gloo over loopback on two cores, measured to within a factor of two"),
+    )
+}
+_ALIASES = {
+    "25g": "ethernet-25g",
+    "100g": "ethernet-100g",
+    "400g": "ib-400g",
+    "pcie": "pcie4",
+    "nvlink": "nvlink4",
+}
+
+
+def hardware_row(name: str) -> Hardware:
+    """The row called ``name`` (any case, or as ``torch.cuda.get_device_name`` gives it); ``cpu`` probes this
+    machine.
+
+    Raises:
+        UserError: no such row; names the nearest.
+    """
+    if name.lower() == "cpu":
+        return probe_cpu()
+    for row in ROWS.values():
+        if row.name.lower() == name.lower():
+            return row
+    if (found := _match(name)) is not None:
+        return ROWS[found]
+    known = [*ROWS, "cpu"]
+    raise UserError(
+        (f"unknown hardware '{name}'{near(name.upper(), known)}"),
+        where="--hardware",
+        fix=f"one of {', '.join(known)}",
+        code=USAGE,
+    )
+
+
+def link_row(name: str) -> Link:
+    """The link called ``name``; ``25g``, ``100g``, ``400g``, ``pcie`` and ``nvlink`` are short for the usual
+    ones.
+
+    Raises:
+        UserError: no such link; names the nearest.
+    """
+    key = _ALIASES.get(name.lower(), name.lower())
+    if key == "loopback":
+        return _loopback()
+    if key not in LINKS:
+        known = [*LINKS, "loopback"]
+        raise UserError(
+            (f"unknown interconnect '{name}'{near(key, known)}"),
+            where="--interconnect",
+            fix=f"one of {', '.join(known)}",
+            code=USAGE,
+        )
+    return LINKS[key]
+
+
+def peak_flops(device_name: str, precision: str) -> float | None:
+    """Dense peak FLOP/s of the device that ``torch.cuda.get_device_name`` calls ``device_name``.
+
+    None for a device or precision without a row (a MIG slice too: its share of the peak is not the card's),
+    so that no utilisation is ever reckoned against a guess. Never probes the CPU.
+    """
+    found = _match(device_name)
+    return ROWS[found].peak(precision) if found else None
+
+
+def _match(device_name: str) -> str | None:
+    words = re.split(r"[^A-Z0-9]+", device_name.upper())
+    if "MIG" in words:
+        return None
+    if "H100" in words:
+        return "H100-PCIe" if "PCIE" in words else "H100-NVL" if "NVL" in words else "H100"
+    if "A100" in words:
+        return "A100-80" if "80GB" in words else "A100-40" if "40GB" in words or "SXM4" in words else None
+    return next((name for name in ("H200", "L40S", "A10", "MI300X") if name in words), None)
+
+
+PROBE_S = 2.0
+
+
+@functools.cache
+def probe_cpu() -> Hardware:
+    """This machine's CPU as one device, measured in about two seconds with numpy and the usable cores.
+
+    ``fp32`` is a 1024 x 1024 matrix product; lower precisions are given the same rate, which is what a CPU
+    without AMX or AVX512-BF16 does at best. Ranks on one machine divide the rate among them (``shared``).
+    """
+    import numpy  # not at module level: `podtune bench --help` need not wait for it
+
+    matrix = numpy.ones((1024, 1024), dtype=numpy.float32)
+    out = numpy.empty_like(matrix)
+
+    def multiply() -> float:
+        numpy.matmul(matrix, matrix, out=out)
+        return 2 * 1024**3
+
+    source = numpy.ones(32 * 2**20, dtype=numpy.uint8)
+    target = numpy.empty_like(source)
+
+    def copy() -> float:
+        numpy.copyto(target, source)
+        return 2.0 * source.nbytes  # read and written
+
+    flops = _rate(multiply, PROBE_S / 2)
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return Hardware(
+        name="cpu",
+        memory_gib=min(pages, _memory_limit()) / 2**30,
+        flops={"fp32": flops, "bf16": flops, "fp16": flops},
+        memory_bandwidth=_rate(copy, PROBE_S / 4),
+        link="loopback",
+        source=f"measured on this machine's {usable_cpus()} cores",
+        shared=True,
+    )
+
+
+@functools.cache
+def _loopback() -> Link:
+    """Two processes of one machine over TCP, as gloo uses it: measured for half a second."""
+    size = 4 * 2**20
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as sender,
+    ):
+        receiver, _ = server.accept()
+        with receiver:
+            buffer = bytearray(size)
+
+            def drain() -> None:
+                while receiver.recv_into(buffer):
+                    pass
+
+            thread = threading.Thread(target=drain, daemon=True)
+            thread.start()
+
+            def send() -> float:
+                sender.sendall(payload)
+                return size
+
+            payload = bytes(size)
+            bandwidth = _rate(send, PROBE_S / 4)
+            sender.shutdown(socket.SHUT_WR)
+            thread.join(timeout=5)
+    return Link(
+        "loopback",
+        bandwidth,
+        0.5,
+        100e-6,
+        ("measured on this machine (TCP over 127.0.0.1; gloo copies once more)"),
+    )
+
+
+def _rate(work: Callable[[], float], seconds: float) -> float:
+    """The best rate of ``work()`` (which returns the units it did) over repeats within ``seconds``, after one
+    warm-up.
+    """
+    work()
+    best, end = 0.0, time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        start = time.perf_counter()
+        units = work()
+        best = max(best, units / (time.perf_counter() - start))
+    return best
+
+
+def _memory_limit() -> float:
+    """The cgroup's memory limit in bytes; infinity without one."""
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            with open(path) as file:
+                text = file.read().strip()
+        except OSError:
+            continue
+        return float("inf") if text == "max" else float(text)
+    return float("inf")

@@ -1,0 +1,274 @@
+"""Who holds what of a model, and who sends what to whom: the formulas that :mod:`podtune.plan.plan` puts
+together.
+
+Sources: Rajbhandari et al. 2019 (ZeRO), sections 3.1, 5 and 7; NVIDIA/nccl-tests doc/PERFORMANCE.md for
+volumes; Huang et al. 2019 (GPipe), section 2.3, for the bubble; Korthikanti et al. 2022 for activations (see
+:mod:`podtune.plan.shapes`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from podtune.plan.hardware import Link
+from podtune.plan.shapes import Checkpointing, Shape, Transformer
+
+DDP_BUCKET = 25 * 2**20
+DATA_PARALLEL = ("ddp", "fsdp", "fsdp-grad-op", "hsdp", "zero2", "zero3")
+PIPELINES = ("pipeline-gpipe", "pipeline-1f1b")
+PLANNED = ("single", *DATA_PARALLEL, "naive-mp", *PIPELINES, "tensor")  # what these formulas cover
+_STAGE = {"zero2": 2, "fsdp-grad-op": 2, "zero3": 3, "fsdp": 3, "hsdp": 3}
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One kind of message of a step: ``calls`` of ``message_bytes`` together, over ``ranks`` ranks."""
+
+    kind: Literal["all_reduce", "all_gather", "reduce_scatter", "send"]
+    calls: int
+    message_bytes: float
+    ranks: int
+    between_nodes: bool = False
+
+    @property
+    def bytes_per_rank(self) -> float:
+        """Bytes that the busiest rank puts on its link in a step (nccl-tests' bus bandwidth factors)."""
+        if self.kind == "send":
+            return self.message_bytes
+        return (2 if self.kind == "all_reduce" else 1) * (self.ranks - 1) / self.ranks * self.message_bytes
+
+    def seconds(self, link: Link, sharing: int = 1) -> float:
+        """Time on ``link`` that ``sharing`` rings use at once: latency a hop and call, and bytes over bus
+        bandwidth.
+        """
+        hops = 1 if self.kind == "send" else (2 if self.kind == "all_reduce" else 1) * (self.ranks - 1)
+        return self.calls * hops * link.latency_s + sharing * self.bytes_per_rank / link.bus_bandwidth
+
+
+def partition(parts: tuple[float, float, float], stage: int, ranks: int) -> tuple[float, float, float]:
+    """Weights, gradients and optimizer state a rank under ZeRO ``stage`` 0 to 3 over ``ranks`` (ZeRO, figure
+    1).
+    """
+    weights, gradients, optimizer = parts
+    return (
+        weights / (ranks if stage >= 3 else 1),
+        gradients / (ranks if stage >= 2 else 1),
+        optimizer / (ranks if stage >= 1 else 1),
+    )
+
+
+def bubble_share(stages: int, micro_batches: int) -> float:
+    """The idle share of a pipeline's step, (P-1)/(M+P-1); with one micro-batch it is naive model
+    parallelism's 1 - 1/P.
+    """
+    return (stages - 1) / (micro_batches + stages - 1)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Who holds what, and who sends what to whom."""
+
+    shape: Shape
+    strategy: str
+    world_size: int
+    nodes: int
+    precision: str
+    batch_size: int
+    micro_batches: int
+    accumulation: int
+    checkpointing: Checkpointing
+
+    @property
+    def width(self) -> float:
+        """Bytes of an activation or of a weight that is computed with."""
+        return 4.0 if self.precision == "fp32" else 2.0
+
+    @property
+    def master_width(self) -> float:
+        """Bytes of a weight as it is kept and of a gradient as it is reduced: under autocast those are
+        fp32.
+        """
+        return 4.0 if self.precision.endswith("-autocast") else self.width
+
+    @property
+    def stages(self) -> int:
+        """Parts into which the layers are cut."""
+        return self.world_size if self.strategy in (*PIPELINES, "naive-mp") else 1
+
+    @property
+    def replicas(self) -> int:
+        """Parts into which the batch is cut."""
+        return self.world_size if self.strategy in DATA_PARALLEL else 1
+
+    @property
+    def shards(self) -> int:
+        """Ranks that share one copy of the states: within a machine for hsdp, or half of a single one."""
+        if self.strategy == "hsdp":
+            groups = (
+                self.nodes
+                if self.nodes > 1
+                else 2
+                if self.world_size >= 4 and self.world_size % 2 == 0
+                else 1
+            )
+            return self.world_size // groups
+        return self.world_size if self.strategy in _STAGE else 1
+
+    @property
+    def bubble(self) -> float:
+        return bubble_share(self.stages, self.micro_batches if self.strategy in PIPELINES else 1)
+
+    def held(self, parameters: float) -> float:
+        """Parameters of the fullest rank before sharding."""
+        if self.strategy == "tensor":
+            return parameters * (1 - self._divided_share * (1 - 1 / self.world_size))
+        return parameters / self.stages
+
+    @property
+    def _divided_share(self) -> float:
+        return self.shape.divisible / self.shape.parameters
+
+    def states(self, per_parameter: tuple[float, float, float], trained: float) -> tuple[float, float, float]:
+        """Bytes of weights, gradients and optimizer; frozen weights (LoRA) have neither of the last two."""
+        stage, (weight, gradient, optimizer) = _STAGE.get(self.strategy, 0), per_parameter
+        held, held_trained = self.held(self.shape.parameters), self.held(trained)
+        extra = held_trained if trained < self.shape.parameters else 0  # adapters come on top of the weights
+        return partition(
+            (weight * (held + extra), gradient * held_trained, optimizer * held_trained), stage, self.shards
+        )
+
+    def activations(self) -> float:
+        """Bytes kept for the backward pass on the fullest rank, with the logits at their worst moment."""
+        samples = self.batch_size / (self.replicas * self.accumulation)
+        tensor = self.world_size if self.strategy == "tensor" else 1
+        units = self.shape.units / self.stages
+        kept = self._kept(units, tensor)
+        if self.strategy not in PIPELINES:
+            return samples * (kept * self.width + self.shape.head_elements * (self.width + 12))
+        # GPipe holds every micro-batch of its stage; 1F1B at most P of them on the first stage, one on the
+        # last
+        in_flight = (
+            min(self.stages, self.micro_batches) if self.strategy == "pipeline-1f1b" else self.micro_batches
+        )
+        micro = samples / self.micro_batches
+        waiting = self.micro_batches if self.strategy == "pipeline-gpipe" else 1
+        head = micro * self.shape.head_elements * (waiting * (self.width + 4) + 8)
+        first, last = in_flight * micro * kept * self.width, waiting * micro * kept * self.width + head
+        return max(first, last)
+
+    def _kept(self, units: float, tensor: int) -> float:
+        """Elements a sample over ``units`` blocks; a block (or segment) that is computed again is whole for
+        that moment.
+        """
+        whole = self.shape.layer_elements("none", tensor)
+        if self.checkpointing == "sequential":
+            segments = max(1, math.isqrt(math.ceil(units)))
+            return segments * self.shape.layer_elements("full", tensor) + units / segments * whole
+        if self.checkpointing in ("full", "selective"):
+            return units * self.shape.layer_elements(self.checkpointing, tensor) + min(1.0, units) * whole
+        return units * whole
+
+    def buffers(self, trained: float) -> float:
+        """Bytes of what is gathered or bucketed for a moment: two units (one at work, one prefetched) with
+        full sharding.
+        """
+        if self.strategy in ("fsdp", "hsdp", "zero3"):
+            return 2.0 * self.width * self.shape.largest_unit
+        return 0.0
+
+    def collectives(self, trained: float, gradient_bytes: float | None) -> list[Collective]:
+        """The messages of one step, all accumulation steps included; no_sync leaves one gradient
+        reduction.
+        """
+        n, units = self.world_size, self.shape.units
+        if n == 1 or self.strategy == "single":
+            return []
+        grads = trained * (gradient_bytes or self.master_width)
+        if self.strategy in ("zero2", "zero3"):
+            # gradients that are cut up cannot wait: DeepSpeed reduces in every backward pass
+            grads *= self.accumulation
+        weights = self.shape.parameters * (self.master_width if self.strategy == "zero3" else self.width)
+        buckets = max(1, math.ceil(grads / DDP_BUCKET))
+        hidden = (
+            self.batch_size
+            * self.shape.boundary_elements
+            * (self.width if self.strategy == "tensor" else self.master_width)
+        )
+        match self.strategy:
+            case "ddp":
+                return [Collective("all_reduce", buckets, grads, n, self.nodes > 1)]
+            case "zero2" | "fsdp-grad-op":
+                # zero2 gathers what was updated
+                gathered = trained * self.master_width if self.strategy == "zero2" else weights
+                gathers = 1 if self.strategy == "zero2" else self.accumulation
+                return [
+                    Collective("reduce_scatter", max(buckets, units), grads, n, self.nodes > 1),
+                    Collective("all_gather", units * gathers, gathered * gathers, n, self.nodes > 1),
+                ]
+            case "fsdp" | "zero3" | "hsdp":
+                inner, outer = self.shards, n // self.shards
+                between = self.nodes > 1 and self.strategy != "hsdp"
+                found = []
+                if inner > 1:
+                    gathers = 2 * self.accumulation  # before the forward and again before the backward pass
+                    if self.strategy == "zero3" and isinstance(self.shape, Transformer) and self.shape.tied:
+                        # gathered at both its places
+                        weights += self.shape.vocabulary * self.shape.hidden * self.master_width
+                    found = [
+                        Collective("all_gather", units * gathers, weights * gathers, inner, between),
+                        Collective("reduce_scatter", units, grads, inner, between),
+                    ]
+                if outer > 1:
+                    found.append(Collective("all_reduce", units, grads / inner, outer, self.nodes > 1))
+                return found
+            case "tensor":  # Megatron-LM, section 3: two all-reduces forward and two backward in each layer
+                sums = 4 * units + self._sums_again(units)
+                return [Collective("all_reduce", sums * self.accumulation, sums * hidden, n, self.nodes > 1)]
+            case _:
+                return self._between_stages(hidden, gradient_bytes or self.master_width)
+
+    def _sums_again(self, units: int) -> int:
+        """All-reduces that recomputation repeats: torch stops at the last value that is needed, short of a
+        segment's last one.
+        """
+        if self.checkpointing == "full":
+            return units
+        # over embedding, layers and head; the last segment is not checkpointed
+        if self.checkpointing == "sequential":
+            segments = math.isqrt(units + 2)
+            return 2 * max(0, (segments - 1) * ((units + 2) // segments) - 1) - (segments - 1)
+        return 0
+
+    def _between_stages(self, hidden: float, gradient_bytes: float) -> list[Collective]:
+        """Of the busiest rank: one in the middle passes activations on and gradients back; the ends do one of
+        the two.
+
+        First and last rank add up the gradient of a tied embedding, which both hold.
+        """
+        parts, between = (
+            self.micro_batches if self.strategy in PIPELINES else self.accumulation,
+            self.nodes > 1,
+        )
+        ends = [Collective("send", parts, hidden, self.world_size, between)]
+        if isinstance(self.shape, Transformer) and self.shape.tied:
+            ends.append(
+                Collective(
+                    "all_reduce", 1, self.shape.vocabulary * self.shape.hidden * gradient_bytes, 2, between
+                )
+            )
+        middle = [Collective("send", 2 * parts, 2 * hidden, self.world_size, between)]
+        sent = [sum(one.bytes_per_rank for one in messages) for messages in (ends, middle)]
+        return middle if self.world_size > 2 and sent[1] > sent[0] else ends
+
+    def rank_flops(self, flops: float) -> float:
+        """FLOPs of one rank of a step's ``flops``; tensor parallelism repeats the head and the norms on every
+        rank.
+        """
+        if self.strategy == "tensor" and isinstance(self.shape, Transformer):
+            whole = (
+                6.0 * self.shape.vocabulary * self.shape.hidden * self.shape.sequence_length * self.batch_size
+            )
+            return whole + max(0.0, flops - whole) / self.world_size
+        return flops / (1 if self.strategy == "single" else self.world_size)

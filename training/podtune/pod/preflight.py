@@ -1,0 +1,324 @@
+"""What a pod finds out about itself before training, and what pods must agree on. Needs no torch.
+
+:func:`look` gathers one pod's facts, :func:`judge` turns the facts of all pods into problems that name the
+pod. How the facts travel between pods, and the all-reduce, are in training/podtune/pod/meeting.py.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from podtune.machine.provenance import usable_cpus, versions
+
+Json = dict[str, Any]
+
+MIN_SHM = 512 * 2**20
+DEFAULT_CHECKPOINTS = 2
+#: smallest driver for a CUDA version, from NVIDIA's CUDA Toolkit release notes (minor version compatibility)
+DRIVERS = {11: (450, 80), 12: (525, 60), 13: (580, 65)}
+VOLUMES = ("OUTPUT_DIR", "PODTUNE_CACHE", "HF_HOME")
+#: facts that all pods must share, with what a difference means
+SAME = {
+    "config_sha256": "the training configuration differs",
+    "image": "the image differs",
+    "versions": "installed versions differ",
+    "data": "the data set differs",
+    "nnodes": "the number of pods differs",
+    "gpus": "the number of GPUs differs",
+}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong, the pod it is wrong on, and what to do."""
+
+    pod: str
+    check: str
+    text: str
+    fix: str
+    severity: Literal["error", "warning"] = "error"
+
+
+def look(config_file: Path | None, *, node_rank: int, nnodes: int, master: str = "") -> Json:
+    """This pod's facts. What cannot be known is absent. ``master`` is the name that the pods meet at."""
+    config = _config(config_file)
+    facts: Json = {
+        "pod": os.environ.get("PODTUNE_POD_NAME") or socket.gethostname(),
+        "node_rank": node_rank,
+        "nnodes": nnodes,
+        "image": os.environ.get("PODTUNE_IMAGE"),
+        "versions": versions(),
+        "cpus": usable_cpus(),
+        "shm_bytes": _size("/dev/shm"),
+        "volumes": [_volume(Path(os.environ[name])) for name in VOLUMES if os.environ.get(name)],
+        "config_sha256": hashlib.sha256(config_file.read_bytes()).hexdigest()
+        if config_file and config_file.is_file()
+        else None,
+        "data": _data_fingerprint(config.get("dataset_name")),
+        "checkpoint_bytes": _checkpoint_bytes(config),
+        "gpus_asked": int(os.environ.get("PODTUNE_GPUS_PER_POD") or 0),
+        **_gpus(),
+        "cuda": _cuda_of_torch(),
+        "interface": _interface(master),
+        "named_interfaces": {
+            name: os.environ[name]
+            for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
+            if os.environ.get(name)
+        },
+        "interfaces": [name for _, name in socket.if_nameindex()],
+    }
+    return {key: value for key, value in facts.items() if value is not None}
+
+
+def judge(pods: Iterable[Json]) -> list[Problem]:
+    """What is wrong on each pod, and between them. The pod that differs from most others is the one named."""
+    listed = list(pods)
+    return [problem for facts in listed for problem in _alone(facts)] + _together(listed)
+
+
+def _alone(facts: Json) -> Iterable[Problem]:
+    pod = facts["pod"]
+    for volume in facts.get("volumes", []):
+        if volume.get("error"):
+            yield Problem(
+                pod,
+                "volume",
+                (f"{volume['path']} cannot be written: {volume['error']}"),
+                "check the claim, and fsGroup of the pod",
+            )
+    needed = facts.get("checkpoint_bytes")
+    output: Json = next(iter(facts.get("volumes", [])), {})
+    if needed and output.get("free_bytes") is not None and output["free_bytes"] < needed:
+        text = (
+            f"{output['path']} has {_gib(output['free_bytes'])} free, checkpoints need about {_gib(needed)}"
+        )
+        yield Problem(pod, "space", text, "enlarge persistence.output.size, or lower save_total_limit")
+    if facts.get("shm_bytes", MIN_SHM) < MIN_SHM:
+        text = f"/dev/shm has {_gib(facts['shm_bytes'])}"
+        yield Problem(
+            pod,
+            "shm",
+            text,
+            ("mount an emptyDir with medium: Memory there (shm.sizeLimit)"),
+            "warning" if not facts.get("gpus") else "error",
+        )
+    yield from _driver(facts)
+    for variable, wanted in facts.get("named_interfaces", {}).items():
+        if not _names_one(wanted, facts["interfaces"]):
+            text = f"{variable}={wanted} names none of its interfaces ({', '.join(facts['interfaces'])})"
+            yield Problem(
+                pod, "interface", text, ("set it to one that every pod has, under nccl.env, or leave it out")
+            )
+
+
+def _driver(facts: Json) -> Iterable[Problem]:
+    pod, asked = facts["pod"], facts.get("gpus_asked", 0)
+    if facts.get("gpu_error"):
+        yield Problem(pod, "gpu", facts["gpu_error"], "check the node's driver: nvidia-smi")
+    elif facts["gpus"] < asked:
+        text = f"{asked} GPU{'s' if asked > 1 else ''} asked for and {facts['gpus'] or 'none'} there"
+        yield Problem(
+            pod,
+            "gpu",
+            text,
+            ("check the node's driver and device plugin, and the runtimeClass that its GPUs need"),
+        )
+    if facts.get("driver") and facts.get("cuda"):
+        least = DRIVERS.get(int(facts["cuda"].split(".")[0]))
+        if least and tuple(int(part) for part in facts["driver"].split(".")[:2]) < least:
+            text = (
+                f"the driver {facts['driver']} is too old for torch's CUDA {facts['cuda']}, which needs "
+                f"{least[0]}.{least[1]}"
+            )
+            yield Problem(pod, "driver", text, "update the node's driver, or use an image with an older CUDA")
+
+
+def _together(pods: list[Json]) -> list[Problem]:
+    found = []
+    for key, text in SAME.items():
+        values: dict[str, list[str]] = {}
+        for facts in pods:
+            values.setdefault(json.dumps(facts.get(key), sort_keys=True), []).append(facts["pod"])
+        if len(values) > 1:
+            # The value of most pods is taken for right; between two pods, the master's (it comes first).
+            right = max(values.values(), key=len)
+            odd = next(names for names in values.values() if names is not right)
+            detail = _difference(key, pods, odd[0], right[0])
+            fix = "start all pods from one template: delete the job and create it again"
+            found.append(Problem(odd[0], key, f"{text} from {right[0]}'s{detail}", fix))
+    return found
+
+
+def _difference(key: str, pods: list[Json], odd: str, right: str) -> str:
+    one = next(facts.get(key) for facts in pods if facts["pod"] == odd)
+    other = next(facts.get(key) for facts in pods if facts["pod"] == right)
+    if isinstance(one, dict) and isinstance(other, dict):
+        names = [name for name in sorted({*one, *other}) if one.get(name) != other.get(name)]
+        return ": " + ", ".join(f"{name} {one.get(name)} instead of {other.get(name)}" for name in names)
+    return f": {str(one)[:60]} instead of {str(other)[:60]}"
+
+
+def errors(problems: Iterable[Problem]) -> list[Problem]:
+    """Those with which training should not start."""
+    return [one for one in problems if one.severity == "error"]
+
+
+def verdict(problems: list[Problem], pods: list[Json], measured: Json) -> Json:
+    """The JSON verdict, with one sentence that names the bad pod."""
+    worst = (errors(problems) or problems)[:1]
+    sentence = f"{len(pods)} pods agree and reach each other" if len(pods) > 1 else "this pod is ready"
+    if worst:
+        sentence = f"{worst[0].pod}: {worst[0].text}"
+    return {
+        "schema": "podtune.preflight/1",
+        "ok": not errors(problems),
+        "sentence": sentence,
+        "problems": [asdict(one) for one in problems],
+        "measured": measured,
+        "pods": sorted(pods, key=lambda facts: facts["node_rank"]),
+    }
+
+
+def _config(file: Path | None) -> Json:
+    if file is None or not file.is_file():
+        return {}
+    import yaml
+
+    content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    return content if isinstance(content, dict) else {}
+
+
+def _size(folder: str) -> int | None:
+    try:
+        return shutil.disk_usage(folder).total
+    except OSError:
+        return None
+
+
+def _volume(folder: Path) -> Json:
+    """Whether a file can be written, read back and removed there, and what is free."""
+    found: Json = {"path": str(folder)}
+    probe = folder / f".preflight-{os.getpid()}-{socket.gethostname()}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe.write_bytes(b"podtune")
+        if probe.read_bytes() != b"podtune":
+            raise OSError("what was written was not read back")
+        probe.unlink()
+        found["free_bytes"] = shutil.disk_usage(folder).free
+    except OSError as error:
+        found["error"] = error.strerror or str(error)
+    return found
+
+
+def _data_fingerprint(name: object) -> str | None:
+    """Names, sizes and both ends of the data set's files; None for one that is not a local path."""
+    root = Path(str(name)) if name else None
+    if root is None or not root.exists():
+        return None
+    digest = hashlib.sha256()
+    for file in sorted(
+        path
+        for path in ([root] if root.is_file() else root.rglob("*"))
+        if path.is_file() and not path.name.startswith(".")
+    ):
+        size = file.stat().st_size
+        digest.update(f"{file.relative_to(root.parent)} {size}\n".encode())
+        with file.open("rb") as stream:
+            digest.update(stream.read(65536))
+            stream.seek(max(0, size - 65536))
+            digest.update(stream.read(65536))
+    return digest.hexdigest()
+
+
+def _checkpoint_bytes(config: Json) -> int | None:
+    """What the checkpoints that are kept, and one being written, still need at least; None for LoRA, or a
+    model that is no local path.
+    """
+    from podtune.run.checkpoint import checkpoint_bytes, missing_bytes
+
+    model = Path(str(config.get("model_name_or_path") or ""))
+    if (
+        config.get("use_peft")
+        or not config.get("model_name_or_path")
+        or not model.is_dir()
+        or config.get("save_strategy") == "no"
+    ):
+        return None
+    weights = sum(file.stat().st_size for file in model.glob("*.safetensors"))
+    each = checkpoint_bytes(
+        weights, str(config.get("optim", "adamw")), model_only=bool(config.get("save_only_model"))
+    )
+    output = Path(os.environ.get("OUTPUT_DIR") or str(config.get("output_dir") or "."))
+    return missing_bytes(output, each, config.get("save_total_limit") or DEFAULT_CHECKPOINTS) or None
+
+
+def _gpus() -> Json:
+    # some nodes bring the driver without its tools: then by the devices that the pod got
+    if shutil.which("nvidia-smi") is None:
+        return {"gpus": len(list(Path("/dev").glob("nvidia[0-9]*")))}
+    try:
+        query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+        done = subprocess.run(query, capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return {"gpus": 0, "gpu_error": f"nvidia-smi does not answer: {error}"}
+    rows = [line.split(", ") for line in done.stdout.splitlines() if ", " in line]
+    if done.returncode or not rows:
+        return {
+            "gpus": 0,
+            "gpu_error": " ".join((done.stdout or done.stderr).split())[:200] or "nvidia-smi found no GPU",
+        }
+    return {"gpus": len(rows), "gpu": rows[0][0], "driver": rows[0][1]}
+
+
+def _cuda_of_torch() -> str | None:
+    """The CUDA that torch was built for, read from its version file: importing torch takes seconds."""
+    try:
+        file = Path(str(importlib.metadata.distribution("torch").locate_file("torch/version.py")))
+        found = re.search(r"^cuda\b.*= '([\d.]+)'", file.read_text(encoding="utf-8"), re.MULTILINE)
+    except (importlib.metadata.PackageNotFoundError, OSError):
+        return None
+    return found[1] if found else None
+
+
+def _interface(master: str) -> str | None:
+    """The interface by which packets to ``master`` leave; the collectives choose the same unless told
+    otherwise.
+    """
+    import psutil
+
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((socket.gethostbyname(master) if master else "192.0.2.1", 9))  # sends nothing
+            local = probe.getsockname()[0]
+    except OSError:
+        return None
+    return next(
+        (name for name, found in psutil.net_if_addrs().items() if any(one.address == local for one in found)),
+        None,
+    )
+
+
+def _names_one(wanted: str, interfaces: list[str]) -> bool:
+    """NCCL's grammar: a list of prefixes, ``=`` for exact names, ``^`` for all but."""
+    exclude, exact = wanted.startswith("^"), wanted.lstrip("^").startswith("=")
+    names = [name for name in wanted.lstrip("^=").split(",") if name]
+    matched = [
+        one for one in interfaces if any(one == name if exact else one.startswith(name) for name in names)
+    ]
+    return len(matched) < len(interfaces) if exclude else bool(matched)
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.1f} GiB"

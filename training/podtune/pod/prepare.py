@@ -1,0 +1,291 @@
+"""What a job needs on its volumes before it trains, got once for all pods: model, data, tokens, and a marker.
+
+``podtune prepare`` runs it in the init container of every pod. One pod takes the lock and works; the others
+say whom and what they wait for. With the marker of the same configuration there nothing is done, in a tenth
+of a second, so that a restart costs nothing. Imports torch only to tokenise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from podtune.run.errors import CANNOT_CREATE, CONFIG, NO_INPUT, SOFTWARE, UNAVAILABLE, UserError, near
+from podtune.run.record import now, write_json
+from podtune.sft import hub
+from podtune.sft.config import settings as config
+from podtune.sft.data import cache, source
+
+BUILDS = ("micro", "tiny")
+MARKERS = ".podtune-prepared"
+SAY_EVERY_S = 30.0
+MOST_KILLS = 3
+# Pickled weights run code when they are loaded, and safetensors lie beside them nearly everywhere.
+UNWANTED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5", "*.msgpack", "*.onnx", "*.gguf", "original/*")
+# Keys of SFTConfig that decide the tokens; the others may need a GPU or a world that this step does not have.
+TOKEN_KEYS = (
+    *(
+        "max_length",
+        "truncation_mode",
+        "completion_only_loss",
+        "assistant_only_loss",
+        "dataset_text_field",
+        "dataset_num_proc",
+    ),
+    *(
+        "eos_token",
+        "pad_token",
+        "chat_template_path",
+        "trust_remote_code",
+        "packing",
+        "packing_strategy",
+        "eval_packing",
+    ),
+    *("shuffle_dataset", "seed", "eval_strategy", "eval_steps", "max_steps", "output_dir"),
+)
+TOKEN_CLASSES = ("ScriptArguments", "DatasetMixtureConfig", "RunArguments")
+NOT_HERE = ("strategy", "global_batch_size", "aim_repo", "run_name")
+MODEL_KEYS = ("model_name_or_path", "model_revision")
+
+
+def prepare(
+    config_file: Path, arguments: Sequence[str] = (), *, build: str = "", timeout_s: float = 3600.0
+) -> None:
+    """Fill the volumes for ``config_file``: build or download, tokenise, write the marker.
+
+    ``arguments``: more of the command line that training will get, which wins over the file.
+    ``build``: make a model of this size (and a question-answer set) where the configuration says they lie,
+    instead of downloading. ``timeout_s``: the longest wait for another pod.
+
+    Raises:
+        UserError: a configuration that cannot be prepared, a hub that cannot be reached, a volume that cannot
+            be written, or another pod that has not finished in time.
+    """
+    if build and build not in BUILDS:
+        raise UserError(
+            (f"is {build!r}{near(build, BUILDS)}"),
+            where="PREPARE_BUILD (prepare.build)",
+            fix="micro, tiny or empty",
+        )
+    settings = config.read(["--config", str(config_file), *arguments])
+    values = {key: value for key, value in settings.values.items() if decides_tokens(key)}
+    markers = _writable(cache.default_folder().parents[1] / MARKERS)
+    marker = markers / f"{key(values, build)}.json"
+    if marker.exists():
+        print(
+            (f"podtune prepare: nothing to do, prepared at {json.loads(marker.read_text())['at']}"),
+            flush=True,
+        )
+        return
+    lock = marker.with_suffix(".lock")
+    waiting = _Waiting(lock)
+    with cache.lock(lock, until=lambda: waiting.until(marker), wait_s=timeout_s) as held:
+        if held and not marker.exists():
+            started = time.monotonic()
+            steps = _steps(values, build)
+            with _attempt(marker.with_suffix(".killed")):
+                for what, step in steps:
+                    with waiting.doing(what):
+                        step()
+            done = [what for what, _ in steps]
+            write_json(
+                marker,
+                {"at": now(), "by": _me(), "seconds": round(time.monotonic() - started, 1), "steps": done},
+            )
+            print(f"podtune prepare: done in {time.monotonic() - started:.0f} s", flush=True)
+
+
+@contextlib.contextmanager
+def _attempt(counter: Path) -> Iterator[None]:
+    """Count the attempts that were killed before they could end, and give up after :data:`MOST_KILLS` in a
+    row.
+
+    The operator makes a pod whose init container was killed again without any limit.
+    """
+    killed = int(counter.read_text() or 0) if counter.exists() else 0
+    if killed >= MOST_KILLS:
+        counter.unlink()
+        raise UserError(
+            f"was killed {killed} times before it could end, most likely out of memory",
+            where="prepare",
+            fix="raise prepare.resources.limits.memory",
+            code=SOFTWARE,
+        )
+    counter.write_text(f"{killed + 1}\n")
+    try:
+        yield
+    finally:
+        counter.unlink()
+
+
+def decides_tokens(key: str) -> bool:
+    """True if ``key`` of the configuration has a say in what is fetched and tokenised."""
+    return key in (*TOKEN_KEYS, *MODEL_KEYS) or (
+        config.known_keys()[key]["class"] in TOKEN_CLASSES and key not in NOT_HERE
+    )
+
+
+def key(values: dict[str, Any], build: str) -> str:
+    """The name of the marker: a hash of what decides the content of the volumes."""
+    relevant = {
+        key: value for key, value in values.items() if key not in ("output_dir", "max_steps", "eval_steps")
+    }
+    return hashlib.sha256(json.dumps([relevant, build], sort_keys=True, default=str).encode()).hexdigest()[
+        :20
+    ]
+
+
+def _steps(values: dict[str, Any], build: str) -> list[tuple[str, Callable[[], None]]]:
+    """What has to be done, in order, each with the words in which others are told of it."""
+    model, revision = str(values["model_name_or_path"]), values.get("model_revision")
+    local = source.local_path(model)
+    steps: list[tuple[str, Callable[[], None]]] = []
+    if build:
+        data = source.local_path(str(values.get("dataset_name")))
+        if local is None or data is None:
+            raise UserError(
+                f"model_name_or_path ({model}) and dataset_name ({values.get('dataset_name')}) are not both "
+                "paths",
+                where=f"prepare.build {build}",
+                fix=(
+                    "name paths on the volumes, such as /models/podtune-tiny and /data/qa; or leave "
+                    "prepare.build empty"
+                ),
+                code=CONFIG,
+            )
+        if not data.exists():
+            steps.append(
+                (
+                    (f"making the question-answer set {data}"),
+                    lambda: _podtune("data", "build", "--output", data),
+                )
+            )
+        if not local.exists():
+            words = ("model", "build", "--size", build, "--data", data, "--output", local)
+            steps.append((f"making the {build} model {local}", lambda: _podtune(*words)))
+    elif local is None:
+        steps.append((f"downloading {model}", lambda: _download(model, revision)))
+    elif not local.exists():
+        raise UserError(
+            "does not exist",
+            where=f"model_name_or_path {model}",
+            fix=("put it on the models volume, or name a hub id"),
+            code=NO_INPUT,
+        )
+    steps.append((f"tokenising {values.get('dataset_name') or 'the mixture'}", lambda: _tokenise(values)))
+    return steps
+
+
+def _podtune(*words: object) -> None:
+    """Another podtune command, with its output and its exit code."""
+    done = subprocess.run([sys.executable, "-m", "podtune.cli", *map(str, words)])
+    if done.returncode:
+        raise UserError(
+            f"podtune {' '.join(map(str, words))} ended with {done.returncode}",
+            where="prepare",
+            fix="see its message above",
+            code=done.returncode,
+        )
+
+
+def _download(name: str, revision: str | None) -> None:
+    """The model into HF_HOME, its pickled weights left out."""
+    hub.check(name, "model")
+    if hub.offline():  # it is in the cache, says the check
+        return
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        snapshot_download(name, revision=revision, ignore_patterns=list(UNWANTED))
+    except (HfHubHTTPError, OSError) as error:
+        reason = str(error).splitlines()[0][:300]
+        raise UserError(
+            f"the download failed: {reason}",
+            where=name,
+            fix=("start again: what has arrived is kept"),
+            code=UNAVAILABLE,
+        ) from error
+
+
+def _tokenise(values: dict[str, Any]) -> None:
+    """Load the data and fill the cache of token rows, as training will."""
+    from podtune.run.distributed import World
+    from podtune.sft.config.resolve import resolve
+    from podtune.sft.data import inputs
+    from podtune.sft.model import loading
+
+    wanted = {key: value for key, value in values.items() if value is not None}
+    inputs.check_sources(wanted)
+    arguments = resolve(config.Settings(wanted | {"use_cpu": True, "bf16": False}), World())
+    rows = inputs.prepare(arguments, loading.load_tokenizer(arguments), loading.vocabulary_size(arguments))
+    for warning in rows.warnings:
+        print(f"podtune prepare: warning: {warning}", flush=True)
+    print(f"podtune prepare: {rows.facts['rows']} rows, {rows.facts['tokens']} tokens", flush=True)
+
+
+class _Waiting:
+    """Says what the lock's holder does: the holder writes it beside the lock, those who wait print it now and
+    then.
+    """
+
+    def __init__(self, lock: Path) -> None:
+        self.file = lock.with_suffix(".doing")
+        self.started = self.said = time.monotonic()
+
+    @contextlib.contextmanager
+    def doing(self, what: str) -> Iterator[None]:
+        print(f"podtune prepare: {what}", flush=True)
+        self.file.write_text(f"{_me()}, which is {what}", encoding="utf-8")
+        try:
+            yield
+        finally:
+            self.file.unlink(missing_ok=True)
+
+    def until(self, marker: Path) -> bool:
+        if marker.exists():
+            return True
+        if time.monotonic() - self.said > SAY_EVERY_S:
+            self.said = time.monotonic()
+            with contextlib.suppress(OSError):
+                waited = time.monotonic() - self.started
+                print(
+                    (
+                        f"podtune prepare: waiting for {self.file.read_text(encoding='utf-8')} ({waited:.0f} "
+                        "s "
+                        "so far)"
+                    ),
+                    flush=True,
+                )
+        return False
+
+
+def _me() -> str:
+    return os.environ.get("PODTUNE_POD_NAME") or socket.gethostname()
+
+
+def _writable(folder: Path) -> Path:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (probe := folder / f".{_me()}.probe").touch()
+        probe.unlink()
+    except OSError as error:
+        raise UserError(
+            f"cannot be written by UID {os.getuid()}: {error.strerror}",
+            where=str(folder),
+            fix=(
+                "let fsGroup or the volume's owner give it to this user, or choose "
+                "podSecurityContext.runAsUser to fit"
+            ),
+            code=CANNOT_CREATE,
+        ) from error
+    return folder

@@ -1,0 +1,412 @@
+"""Documented Python objects of this installation, found by parsing source (nothing is imported but C modules
+of the
+interpreter itself) and described by name, signature and documentation string."""
+
+from __future__ import annotations
+
+import ast
+import importlib.machinery
+import importlib.metadata
+import importlib.util
+import inspect
+import platform
+import re
+import sys
+import sysconfig
+import types
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from podtune.qa.prose import prose, whole_sentences
+
+# Packages of requirements.txt whose documentation strings are prose; parsed after the standard library, in
+# this order.
+PACKAGES = (
+    ("numpy", "numpy"),
+    ("jinja2", "jinja2"),
+    ("click", "click"),
+    ("typer", "typer"),
+    ("yaml", "PyYAML"),
+    ("packaging", "packaging"),
+    ("filelock", "filelock"),
+    ("fsspec", "fsspec"),
+    ("rich", "rich"),
+    ("psutil", "psutil"),
+    ("huggingface_hub", "huggingface-hub"),
+    ("accelerate", "accelerate"),
+)
+_SKIPPED = {  # tests, programs, tables and what later versions of Python no longer have
+    *(
+        "test",
+        "tests",
+        "testing",
+        "conftest",
+        "idlelib",
+        "turtledemo",
+        "site-packages",
+        "dist-packages",
+        "ensurepip",
+        "lib-dynload",
+    ),
+    *("encodings", "pydoc_data", "lib2to3", "distutils", "tix", "msilib"),
+}
+_LONGEST_NAME = 60
+
+
+@dataclass(frozen=True)
+class PythonObject:
+    """A public module, class or function with what its source says about it.
+
+    Attributes:
+        name: dotted, with the module: ``json.dumps``.
+        short: the last part, for a method with its class.
+        sort: module, class, function, method or property.
+        doc: the documentation string, unindented; may be empty.
+        signature: ``(a, b=1) -> int`` without self; None if unknown or a module.
+        parameters: names, with the stars of ``*args``.
+        required: those that must be given.
+        defaults: source of the default by parameter.
+        raises: names of exceptions in its raise statements, in order.
+        bases: of a class.
+        annotation: source of the return annotation.
+    """
+
+    name: str
+    short: str
+    sort: str
+    module: str
+    package: str
+    version: str
+    license: str
+    doc: str = ""
+    signature: str | None = None
+    parameters: tuple[str, ...] = ()
+    required: tuple[str, ...] = ()
+    defaults: dict[str, str] = field(default_factory=dict)
+    raises: tuple[str, ...] = ()
+    bases: tuple[str, ...] = ()
+    annotation: str | None = None
+
+    @property
+    def callable(self) -> bool:
+        """True for functions and methods."""
+        return self.sort in ("function", "method")
+
+    @cached_property
+    def _prose(self) -> list[str]:
+        return prose(self.doc)
+
+    def summary(self, longest: int) -> str:
+        """The first paragraph of prose, cut to whole sentences of at most ``longest`` characters; may be
+        empty.
+        """
+        return whole_sentences(self._prose[0], longest) if self._prose else ""
+
+    def details(self, longest: int) -> str:
+        """What follows the first paragraph, cut in the same way; may be empty."""
+        return whole_sentences(" ".join(self._prose[1:5]), longest)
+
+    def returned(self) -> str | None:
+        """A sentence that says what is returned, other than the first paragraph; else the annotation."""
+        for text in self._prose[1:]:
+            match = re.match(r"(?:Returns?|Yields?)\b[: ].*", text)
+            if match and 12 <= len(text) <= 240:
+                return text
+        return (
+            f"{self.annotation}."
+            if self.annotation and self.annotation != "None" and len(self.annotation) < 80
+            else None
+        )
+
+
+def documented_objects() -> Iterator[PythonObject]:
+    """All of them: the standard library first, then :data:`PACKAGES` as far as installed; in a fixed
+    order.
+    """
+    standard = ("python", platform.python_version(), "PSF-2.0")
+    root = Path(sysconfig.get_paths()["stdlib"])
+    for path in sorted(root.rglob("*.py")):
+        parts = path.relative_to(root).parts
+        if not _SKIPPED & {part.removesuffix(".py") for part in parts} and not any(
+            part.startswith(("_", "config-")) for part in parts[:-1]
+        ):
+            yield from _of_file(path, root, standard)
+    yield from _of_interpreter(standard)
+    for package, distribution in PACKAGES:
+        spec = importlib.util.find_spec(package)  # a top-level name: finds, does not import
+        if spec is None or not spec.submodule_search_locations:
+            continue
+        folder = Path(next(iter(spec.submodule_search_locations)))
+        provenance = (distribution, importlib.metadata.version(distribution), _license(distribution))
+        for path in sorted(folder.rglob("*.py")):
+            if not _SKIPPED & {part.removesuffix(".py") for part in path.relative_to(folder.parent).parts}:
+                yield from _of_file(path, folder.parent, provenance)
+
+
+def _license(distribution: str) -> str:
+    metadata = importlib.metadata.metadata(distribution)
+    stated = next((str(metadata[key]) for key in ("License-Expression", "License") if key in metadata), "")
+    if not stated or "\n" in stated or len(stated) > 40:
+        classifiers = [
+            line.split(" :: ")[-1]
+            for line in metadata.get_all("Classifier") or ()
+            if line.startswith("License ::")
+        ]
+        stated = classifiers[0] if classifiers else "see the package"
+    return stated
+
+
+# ---- from source ----
+def _of_file(path: Path, root: Path, provenance: tuple[str, str, str]) -> Iterator[PythonObject]:
+    words = list(path.relative_to(root).with_suffix("").parts)
+    if words[-1] == "__init__":
+        words.pop()
+    if not words or any(word.startswith("_") for word in words):
+        return
+    try:
+        with warnings.catch_warnings(action="ignore"):  # other people's escape sequences
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, SyntaxError):  # a file for another version of Python, or templates
+        return
+    module = ".".join(words)
+    if doc := ast.get_docstring(tree):
+        yield PythonObject(module, words[-1], "module", module, *provenance, doc=doc)
+    yield from _of_body(tree.body, module, "", provenance)
+
+
+def _of_body(
+    body: list[ast.stmt], module: str, owner: str, provenance: tuple[str, str, str]
+) -> Iterator[PythonObject]:
+    for node in body:
+        if isinstance(
+            node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+        ) and not node.name.startswith("_"):
+            short = f"{owner}.{node.name}" if owner else node.name
+            name = f"{module}.{short}"
+            if len(name) > _LONGEST_NAME:
+                continue
+            decorators = {
+                _source(item).split(".")[-1]
+                for item in node.decorator_list
+                if isinstance(item, ast.Name | ast.Attribute)
+            }
+            if isinstance(node, ast.ClassDef):
+                bases = tuple(_source(base) for base in node.bases)
+                plain = tuple(base for base in bases if base != "object" and len(base) < 60)
+                yield PythonObject(
+                    name, short, "class", module, *provenance, doc=ast.get_docstring(node) or "", bases=plain
+                )
+                yield from _of_body(node.body, module, short, provenance)
+            elif decorators & {"setter", "deleter", "overload"}:
+                continue
+            elif decorators & {"property", "cached_property"}:
+                yield PythonObject(
+                    name,
+                    short,
+                    "property",
+                    module,
+                    *provenance,
+                    doc=ast.get_docstring(node) or "",
+                    raises=_raised(node),
+                )
+            else:
+                yield _of_function(node, name, short, module, owner, provenance)
+        elif isinstance(node, ast.If | ast.Try) and not owner:
+            yield from _of_body(node.body, module, owner, provenance)
+
+
+def _of_function(
+    node: ast.FunctionDef | ast.AsyncFunctionDef,
+    name: str,
+    short: str,
+    module: str,
+    owner: str,
+    provenance: tuple[str, str, str],
+) -> PythonObject:
+    arguments = node.args
+    defaults = {argument.arg: _source(value) for argument, value in _with_defaults(arguments)}
+    positional = [*arguments.posonlyargs, *arguments.args]
+    static = any(isinstance(item, ast.Name) and item.id == "staticmethod" for item in node.decorator_list)
+    if owner and not static:
+        positional = positional[1:]  # self or cls
+    star = [f"*{arguments.vararg.arg}"] if arguments.vararg else []
+    stars = [f"**{arguments.kwarg.arg}"] if arguments.kwarg else []
+    named = [*(item.arg for item in positional), *(item.arg for item in arguments.kwonlyargs)]
+    annotation = _source(node.returns) if node.returns else None
+    return PythonObject(
+        name,
+        short,
+        "method" if owner else "function",
+        module,
+        *provenance,
+        doc=ast.get_docstring(node) or "",
+        signature=_signature(arguments, positional, defaults, annotation),
+        parameters=(
+            *(item.arg for item in positional),
+            *star,
+            *(item.arg for item in arguments.kwonlyargs),
+            *stars,
+        ),
+        required=tuple(item for item in named if item not in defaults),
+        defaults={key: value for key, value in defaults.items() if len(value) <= 40 and key in named},
+        raises=_raised(node),
+        annotation=annotation,
+    )
+
+
+def _signature(
+    arguments: ast.arguments, positional: list[ast.arg], defaults: dict[str, str], annotation: str | None
+) -> str:
+    """``(a, /, b: int = 1, *, c) -> str`` of the arguments that a caller gives."""
+
+    def shown(argument: ast.arg, stars: str = "") -> str:
+        kind = f": {_source(argument.annotation)}" if argument.annotation else ""
+        value = defaults.get(argument.arg) if not stars else None
+        equals = " = " if kind else "="
+        return stars + argument.arg + kind + (f"{equals}{value}" if value is not None else "")
+
+    parts = []
+    for argument in positional:
+        parts.append(shown(argument))
+        if arguments.posonlyargs and argument is arguments.posonlyargs[-1]:
+            parts.append("/")
+    if arguments.vararg:
+        parts.append(shown(arguments.vararg, "*"))
+    elif arguments.kwonlyargs:
+        parts.append("*")
+    parts += [shown(argument) for argument in arguments.kwonlyargs]
+    if arguments.kwarg:
+        parts.append(shown(arguments.kwarg, "**"))
+    return f"({', '.join(parts)})" + (f" -> {annotation}" if annotation else "")
+
+
+def _source(node: ast.expr) -> str:
+    """The expression as source; the common ones by hand, because ``ast.unparse`` is slow."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Constant) and isinstance(node.value, str | int | bool | type(None)):
+        return repr(node.value)
+    if isinstance(node, ast.Attribute):
+        return f"{_source(node.value)}.{node.attr}"
+    return ast.unparse(node)
+
+
+def _with_defaults(arguments: ast.arguments) -> Iterator[tuple[ast.arg, ast.expr]]:
+    positional = [*arguments.posonlyargs, *arguments.args]
+    if arguments.defaults:
+        yield from zip(positional[-len(arguments.defaults) :], arguments.defaults, strict=True)
+    for argument, value in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
+        if value is not None:
+            yield argument, value
+
+
+def _raised(node: ast.FunctionDef | ast.AsyncFunctionDef) -> tuple[str, ...]:
+    """Names that start in upper case in the function's own raise statements; a re-raise has none."""
+    found: dict[str, None] = {}
+    for statement in _statements(node.body):
+        if isinstance(statement, ast.Raise) and statement.exc is not None:
+            target = statement.exc.func if isinstance(statement.exc, ast.Call) else statement.exc
+            text = _source(target) if isinstance(target, ast.Name | ast.Attribute) else ""
+            if text.split(".")[-1][:1].isupper() and len(text) < 50:
+                found[text] = None
+    return tuple(found)[:4]
+
+
+def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """Every statement of a body, without those of functions and classes in it and without looking into
+    expressions.
+    """
+    for statement in body:
+        yield statement
+        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            continue
+        for part in ("body", "orelse", "finalbody"):
+            yield from _statements(getattr(statement, part, []))
+        for branch in (*getattr(statement, "handlers", ()), *getattr(statement, "cases", ())):
+            yield from _statements(branch.body)
+
+
+# ---- from the interpreter ----
+def _of_interpreter(provenance: tuple[str, str, str]) -> Iterator[PythonObject]:
+    """The C modules of the standard library, which have no source to parse but text signatures."""
+    for module_name in sorted(sys.stdlib_module_names):
+        if module_name.startswith("_"):
+            continue
+        spec = importlib.util.find_spec(module_name)
+        loader = getattr(spec, "loader", None)
+        compiled = loader is importlib.machinery.BuiltinImporter or isinstance(
+            loader, importlib.machinery.ExtensionFileLoader
+        )
+        if spec is None or not compiled:
+            continue
+        with warnings.catch_warnings(action="ignore"):  # some are deprecated
+            module = importlib.import_module(module_name)
+        if module.__doc__:
+            yield PythonObject(
+                module_name,
+                module_name,
+                "module",
+                module_name,
+                *provenance,
+                doc=inspect.cleandoc(module.__doc__),
+            )
+        for name, value in sorted(vars(module).items()):
+            # hooks are there to be replaced, by a test runner too
+            if not name.startswith("_") and not name.endswith("hook"):
+                yield from _of_value(value, name, module_name, "", provenance)
+
+
+def _of_value(
+    value: object, name: str, module: str, owner: str, provenance: tuple[str, str, str]
+) -> Iterator[PythonObject]:
+    short = f"{owner}.{name}" if owner else name
+    doc = (
+        inspect.cleandoc(getattr(value, "__doc__", None) or "")
+        if isinstance(getattr(value, "__doc__", None), str)
+        else ""
+    )
+    if inspect.isclass(value) and not owner:
+        if doc and (value.__module__ == module or module == "builtins"):
+            yield PythonObject(f"{module}.{short}", short, "class", module, *provenance, doc=doc)
+            for method, item in sorted(vars(value).items()):
+                if not method.startswith("_"):
+                    yield from _of_value(item, method, module, short, provenance)
+    elif doc and isinstance(
+        value, types.BuiltinFunctionType | types.MethodDescriptorType | types.ClassMethodDescriptorType
+    ):
+        yield PythonObject(
+            f"{module}.{short}",
+            short,
+            "method" if owner else "function",
+            module,
+            *provenance,
+            doc=doc,
+            **_text_signature(value),
+        )
+
+
+def _text_signature(value: object) -> dict[str, Any]:
+    try:
+        signature = inspect.signature(value)  # type: ignore[arg-type]
+    except (ValueError, TypeError):
+        return {}
+    kept = [item for item in signature.parameters.values() if item.name not in ("self", "type", "cls")]
+    named = [item for item in kept if item.kind not in (item.VAR_POSITIONAL, item.VAR_KEYWORD)]
+    try:
+        shown = str(signature.replace(parameters=kept))
+    except ValueError:
+        return {}
+    return {
+        "signature": shown,
+        "parameters": tuple(str(item).split("=")[0].split(":")[0] for item in kept),
+        "required": tuple(item.name for item in named if item.default is item.empty),
+        "defaults": {
+            item.name: repr(item.default)
+            for item in named
+            if item.default is not item.empty and len(repr(item.default)) <= 40
+        },
+    }

@@ -1,0 +1,262 @@
+"""Cells that may be compared, and what they say together. No torch.
+
+Only cells of one model, precision, global batch, commit, device and settings stand in one table or plot; what
+differs makes another group, and the report says in what the groups differ.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from podtune.report.bench.records import Source
+from podtune.run.record import Json
+
+# How simple a strategy is to run and to understand: among equals the first is advised.
+SIMPLEST_FIRST = (
+    "single",
+    "ddp",
+    "fsdp-grad-op",
+    "fsdp",
+    "zero2",
+    "zero3",
+    "hsdp",
+    "pipeline-1f1b",
+    "pipeline-gpipe",
+    "tensor",
+    "naive-mp",
+)
+SETTINGS = (
+    *(
+        "precision",
+        "global_batch_size",
+        "sequence_length",
+        "accumulation",
+        "activation_checkpointing",
+        "compile",
+        "optimizer",
+    ),
+    *("fused_optimizer", "norm", "pretrained", "threads", "data", "seed", "steps"),
+)
+
+
+@dataclass
+class Cell:
+    """One measured cell with its plan. Speeds are absent unless the losses equalled a single process's."""
+
+    record: Json
+    path: str
+    plan: Json | None
+    key: str = ""
+    efficiency: float | None = None
+    efficiency_of: str = ""
+
+    def measured(self, *keys: str) -> Any:
+        """A value of ``measurements``, or None."""
+        value: Any = self.record.get("measurements", {})
+        for key in keys:
+            value = value.get(key) if isinstance(value, dict) else None
+        return value
+
+    def planned(self, key: str) -> Any:
+        """A value of the plan, or None."""
+        return None if self.plan is None else self.plan.get(key)
+
+    @property
+    def strategy(self) -> str:
+        return str(self.record["strategy"])
+
+    @property
+    def world_size(self) -> int:
+        return int(self.record.get("world_size") or 0)
+
+    @property
+    def label(self) -> str:
+        """As tables and plots call it."""
+        return f"{self.strategy} ×{self.world_size}"
+
+    @property
+    def parity(self) -> str:
+        """ok, failed, skipped, undefined, or unknown."""
+        return str(self.measured("parity", "status") or "unknown")
+
+    @property
+    def fast(self) -> bool:
+        """True if its speed may be shown."""
+        return self.record["status"] == "ok" and self.parity != "failed"
+
+    @property
+    def unit(self) -> str:
+        return "tokens/s" if self.measured("tokens_per_s") is not None else "images/s"
+
+    @property
+    def throughput(self) -> float | None:
+        """Tokens or images a second over all processes."""
+        if not self.fast:
+            return None
+        value = self.measured("tokens_per_s")
+        found: float | None = self.measured("samples_per_s") if value is None else value
+        return found
+
+    def step(self, which: str) -> float | None:
+        """mean, std, p50 or p95 of the step time in seconds."""
+        found: float | None = self.measured("step_time_s", which) if self.fast else None
+        return found
+
+    @property
+    def noise(self) -> float:
+        """How far the mean step time may be off, in seconds: its standard error, or half the range of the
+        repeats' medians.
+        """
+        repeats: list[float] = self.measured("step_time_s", "p50_by_repeat") or [0.0]
+        count: int = self.measured("step_time_s", "n") or 1
+        return max((self.step("std") or 0.0) / math.sqrt(count), (max(repeats) - min(repeats)) / 2)
+
+    def as_fast_as(self, other: Cell) -> bool:
+        """True if the two mean step times differ by no more than twice their noise together."""
+        mine, theirs = self.step("mean"), other.step("mean")
+        if mine is None or theirs is None:
+            return False
+        return abs(mine - theirs) <= 2 * math.hypot(self.noise, other.noise)
+
+    @property
+    def formula_bytes(self) -> float | None:
+        """The plan's bytes of the same rank."""
+        found: float | None = self.planned("bytes_per_step") if self.world_size > 1 else None
+        return found
+
+    @property
+    def bubble(self) -> float | None:
+        """The formula's idle share of a step; None for strategies that do not cut the layers."""
+        found: float | None = self.planned("bubble_share")
+        return found or None
+
+    @property
+    def memory_gib(self) -> float | None:
+        """Peak of the fullest process."""
+        found: float | None = self.measured("peak_memory_gib", "max") if self.fast else None
+        return found
+
+    @property
+    def sent_bytes(self) -> float | None:
+        """Counted, of the rank that sends most; None for one process, which has nobody to send to."""
+        found: float | None = (
+            self.measured("communication", "bytes_per_step") if self.fast and self.world_size > 1 else None
+        )
+        return found
+
+
+@dataclass
+class Group:
+    """Cells that may be compared, by strategy and world size; ``identity`` is what they share."""
+
+    identity: dict[str, Any]
+    cells: list[Cell] = field(default_factory=list)
+    repeated: list[str] = field(default_factory=list)
+
+    @property
+    def title(self) -> str:
+        """Model, precision, batch, device and commit."""
+        one = self.identity
+        kind = "sequences" if one["sequence_length"] else "images"
+        return (
+            f"{one['model']}, {one['precision']}, {one['global_batch_size']} {kind} a step, "
+            f"{one['device']}, commit {one['commit'][:12]}"
+        )
+
+    @property
+    def measured(self) -> list[Cell]:
+        """Cells with a speed."""
+        return [cell for cell in self.cells if cell.throughput is not None]
+
+    @property
+    def world_sizes(self) -> list[int]:
+        return sorted({cell.world_size for cell in self.measured})
+
+    def at(self, strategy: str, world_size: int) -> Cell | None:
+        """The cell with a speed."""
+        return next(
+            (cell for cell in self.measured if (cell.strategy, cell.world_size) == (strategy, world_size)),
+            None,
+        )
+
+    @property
+    def on_cpu(self) -> bool:
+        return not self.identity["gpu"]
+
+
+def identity_of(record: Json) -> dict[str, Any]:
+    """What two records must share to be compared."""
+    config, provenance = record["config"], record.get("provenance") or {}
+    hardware = provenance.get("hardware") or {}
+    versions = provenance.get("versions") or {}
+    return {
+        "model": record["model"],
+        **{name: config.get(name) for name in SETTINGS},
+        "global_batch_size": record.get("global_batch_size") or config.get("global_batch_size"),
+        "device": str(hardware.get("gpu") or hardware.get("cpu") or "unknown device"),
+        "gpu": hardware.get("gpu"),
+        "torch": versions.get("torch"),
+        "commit": str(provenance.get("git_sha") or "unknown"),
+    }
+
+
+def group(sources: Sequence[Source], plans: Sequence[Json | None]) -> list[Group]:
+    """The groups, largest first. Of a cell that is there twice the newest counts, and the group says so."""
+    groups: dict[str, Group] = {}
+    for source, plan in sorted(
+        zip(sources, plans, strict=True), key=lambda pair: str(pair[0].record.get("started_at")), reverse=True
+    ):
+        identity = identity_of(source.record)
+        one = groups.setdefault(repr(identity), Group(identity))
+        cell = Cell(source.record, source.path, plan)
+        if any((cell.strategy, cell.world_size) == (other.strategy, other.world_size) for other in one.cells):
+            one.repeated.append(f"{cell.label} ({source.path})")
+        else:
+            one.cells.append(cell)
+    for number, one in enumerate(groups.values()):
+        one.cells.sort(key=lambda cell: (cell.world_size, _rank(cell.strategy), cell.strategy))
+        _efficiencies(one)
+        for cell in one.cells:
+            cell.key = f"{number}-{cell.strategy}-{cell.world_size}"
+    return sorted(groups.values(), key=lambda one: (-len(one.cells), one.title))
+
+
+def _rank(strategy: str) -> int:
+    return SIMPLEST_FIRST.index(strategy) if strategy in SIMPLEST_FIRST else len(SIMPLEST_FIRST)
+
+
+def _efficiencies(one: Group) -> None:
+    """Scaling efficiency: throughput over n times that of one process, of the same strategy or, failing that,
+    of ``single``.
+    """
+    for cell in one.measured:
+        base = one.at(cell.strategy, 1) or one.at("single", 1)
+        if cell.world_size > 1 and base is not None and cell.throughput and base.throughput:
+            cell.efficiency = cell.throughput / (cell.world_size * base.throughput)
+            cell.efficiency_of = base.label
+
+
+def differences(groups: Sequence[Group]) -> list[str]:
+    """For groups of one model: in what they differ, which is why they are not in one table."""
+    lines = []
+    models = sorted({one.identity["model"] for one in groups})
+    for model in models:
+        several = [one for one in groups if one.identity["model"] == model]
+        differing = [
+            key
+            for key in several[0].identity
+            if len({repr(one.identity[key]) for one in several}) > 1 and key != "gpu"
+        ]
+        if differing:
+            what = "; ".join(
+                (f"{key.replace('_', ' ')}: {', '.join(sorted({str(one.identity[key]) for one in several}))}")
+                for key in differing
+            )
+            lines.append(
+                f"{model} was measured in {len(several)} ways that are not compared with each "
+                f"other. They differ in {what}."
+            )
+    return lines

@@ -1,0 +1,169 @@
+"""The benchmark's records below a folder, each checked before a figure of it is believed. No torch.
+
+``run.json`` files and, where a folder has none, records in logs (``*.log``, ``*.txt``). A record that is cut
+off, is no record, or contradicts itself is named as damaged and gives no figure.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from podtune.run.errors import NO_INPUT, UserError
+from podtune.run.record import MARKER, RUN_FILE, SCHEMA, Json
+
+Collect = Callable[[Iterable[str]], tuple[list[Json], list[str]]]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A record, and the file (relative to the report) where it stands."""
+
+    record: Json
+    path: str
+
+
+@dataclass
+class Found:
+    """What a folder holds. ``damaged`` are sentences."""
+
+    sources: list[Source] = field(default_factory=list)
+    damaged: list[str] = field(default_factory=list)
+    impossible: dict[str, str] = field(default_factory=dict)
+
+
+def read_folder(folder: Path, collect: Collect) -> Found:
+    """All benchmark records below ``folder``; ``collect`` finds records in the lines of a log.
+
+    Raises:
+        UserError: no such folder, or nothing of a benchmark in it: says what to run.
+    """
+    if not folder.is_dir():
+        raise UserError(
+            "no such folder",
+            where=str(folder),
+            fix=(f"podtune bench run --preset smoke --output {folder}"),
+            code=NO_INPUT,
+        )
+    found = Found(impossible=_impossible(folder))
+    files = sorted(folder.rglob(RUN_FILE))
+    for path in files:
+        _take(found, _read(path), path.relative_to(folder).as_posix())
+    with_record = {path.parent for path in files}
+    for log in sorted([*folder.rglob("*.log"), *folder.rglob("*.txt")]):
+        if log.parent not in with_record:
+            _read_log(found, log, log.relative_to(folder).as_posix(), collect)
+    if not found.sources and not found.damaged:
+        raise UserError(
+            "holds no benchmark records",
+            where=str(folder),
+            fix=(f"podtune bench run --preset smoke --output {folder}"),
+            code=NO_INPUT,
+        )
+    return found
+
+
+def _impossible(folder: Path) -> dict[str, str]:
+    try:
+        listed = json.loads((folder / "sweep.json").read_text(encoding="utf-8"))["impossible"]
+        return {str(name): str(why) for name, why in listed.items()}
+    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+        return {}
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        return f"cannot be read ({' '.join(str(error).split())[:120]})"
+
+
+def _read_log(found: Found, log: Path, name: str, collect: Collect) -> None:
+    with log.open(encoding="utf-8", errors="replace") as file:
+        lines = list(_with_marker(file))
+    if not lines:
+        return
+    records, damaged = collect(lines)
+    known = [source.record for source in found.sources]
+    for record in records:
+        if record not in known:
+            _take(found, record, name)
+    found.damaged += [f"{name}: {reason}" for reason in damaged]
+
+
+def _with_marker(lines: Iterable[str]) -> Iterator[str]:
+    """The lines from the first marker on; none of a log without one."""
+    seen = False
+    for line in lines:
+        seen = seen or MARKER in line
+        if seen:
+            yield line
+
+
+def _take(found: Found, record: Any, name: str) -> None:
+    """Add a benchmark record or say why not; records of other modes are not the benchmark's business."""
+    if isinstance(record, str):
+        found.damaged.append(f"{name}: damaged, it {record}")
+    elif not isinstance(record, dict) or record.get("schema") != SCHEMA:
+        found.damaged.append(f"{name}: damaged, it is not a {SCHEMA} record")
+    elif record.get("mode") == "benchmark":
+        if fault := fault_of(record):
+            found.damaged.append(f"{name}: damaged, {fault}")
+        else:
+            found.sources.append(Source(record, name))
+
+
+def fault_of(record: Json) -> str | None:
+    """What makes a benchmark record unbelievable, or None. Checks kinds, signs, and that its figures agree
+    with each other.
+    """
+    for key, kind in (
+        ("strategy", str),
+        ("model", str),
+        ("status", str),
+        ("config", dict),
+        ("measurements", dict),
+    ):
+        if not isinstance(record.get(key), kind):
+            return f"'{key}' is {record.get(key)!r}"
+    for key in ("global_batch_size", "world_size"):
+        value = record.get(key)
+        if (value is not None or record["status"] == "ok") and not (isinstance(value, int) and value > 0):
+            return f"'{key}' is {value!r}"
+    if record["status"] != "ok":
+        return None
+    found = record["measurements"]
+    step = found.get("step_time_s")
+    if not isinstance(step, dict) or not all(_positive(step.get(key)) for key in ("mean", "p50", "p95", "n")):
+        return "its status is ok and it has no step time"
+    if not _not_negative(step.get("std")):
+        return f"its step time's std is {step.get('std')!r}"
+    rows = record["global_batch_size"]
+    for name, per_row in (
+        ("samples_per_s", 1),
+        ("tokens_per_s", record["config"].get("sequence_length") or 0),
+    ):
+        speed = found.get(name)
+        if speed is None:
+            continue
+        if not _positive(speed):
+            return f"{name} is {speed!r}"
+        if not math.isclose(speed * step["mean"], rows * per_row, rel_tol=0.01):
+            return f"{name} {speed:.4g} contradicts its step time {step['mean']:.4g} s and batch of {rows}"
+    if "samples_per_s" not in found and "tokens_per_s" not in found:
+        return "its status is ok and it has no speed"
+    return None
+
+
+def _positive(value: Any) -> bool:
+    return _not_negative(value) and value > 0
+
+
+def _not_negative(value: Any) -> bool:
+    return (
+        isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
+    )

@@ -1,0 +1,282 @@
+"""The benchmark's report: CSV, Markdown with PNG plots, and one self-contained HTML page. No torch."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from podtune.report.bench.charts import charts
+from podtune.report.bench.groups import Cell, Group, differences, group
+from podtune.report.bench.records import Collect, Found, read_folder
+from podtune.report.bench.verdict import advice, cautions, failures
+from podtune.report.draw.page import Section, bullets, page, paragraph
+from podtune.report.draw.tables import Cell as TableCell
+from podtune.report.draw.tables import Column, Table
+from podtune.run.errors import CANNOT_CREATE, UserError
+from podtune.run.record import Json, finite
+
+PAGE, MARKDOWN, CSV, PLOTS = "report.html", "report.md", "report.csv", "plots"
+Planner = Callable[[Iterable[Json]], Sequence[Json | None]]
+_LINK = re.compile("\x01([^\x02]*)\x02([^\x03]*)\x03")
+
+
+def report(folder: Path, planner: Planner, collect: Collect, *, pictures: bool = True) -> Json:
+    """Read the records below ``folder``, write the report into it, and return what it says.
+
+    Args:
+        planner: gives a plan for each record (the formulas live with the benchmark).
+        collect: gives the records in the lines of a log, and what is damaged there.
+        pictures: draw the Markdown's PNG plots, which takes seconds; the page's charts need none.
+
+    Raises:
+        UserError: nothing to report on, or the folder cannot be written.
+    """
+    found = read_folder(folder, collect)
+    groups = group(found.sources, planner([source.record for source in found.sources]))
+    try:
+        drawn = [_pictures(folder, number, one) if pictures else [] for number, one in enumerate(groups)]
+        (folder / CSV).write_text(_csv(groups), encoding="utf-8")
+        (folder / MARKDOWN).write_text(_markdown(found, groups, drawn), encoding="utf-8")
+        (folder / PAGE).write_text(_page(folder, found, groups), encoding="utf-8")
+    except OSError as error:
+        raise UserError(
+            (f"cannot be written: {error.strerror}"), where=str(error.filename or folder), code=CANNOT_CREATE
+        ) from None
+    return {
+        "comparisons": [
+            {
+                "title": one.title,
+                "shared": one.identity,
+                "advice": advice(one),
+                "cautions": cautions(one),
+                "cells": [_row(cell) for cell in one.cells],
+            }
+            for one in groups
+        ],
+        "not_compared": differences(groups),
+        "failed": {
+            cell.label + f" ({cell.path})": why for one in groups for cell, why in failures(one.cells)
+        },
+        "impossible": found.impossible,
+        "damaged": found.damaged,
+        "files": [str(folder / name) for name in (PAGE, MARKDOWN, CSV)],
+    }
+
+
+def _row(cell: Cell) -> dict[str, Any]:
+    """A cell's figures by name: the CSV's columns and the JSON's keys."""
+    sent, formula = cell.sent_bytes, cell.formula_bytes
+    return {
+        "model": cell.record["model"],
+        "strategy": cell.strategy,
+        "world_size": cell.world_size,
+        "status": cell.record["status"],
+        "parity": cell.parity,
+        "throughput": cell.throughput,
+        "unit": cell.unit if cell.throughput is not None else None,
+        "step_time_mean_s": cell.step("mean"),
+        "step_time_std_s": cell.step("std"),
+        "step_time_p50_s": cell.step("p50"),
+        "step_time_p95_s": cell.step("p95"),
+        "step_time_plan_s": cell.planned("step_time_s"),
+        "mfu": cell.measured("mfu") if cell.fast else None,
+        "efficiency": cell.efficiency,
+        "peak_memory_gib": cell.memory_gib,
+        "peak_memory_plan_gib": cell.planned("total_gib"),
+        "bytes_per_step": sent,
+        "bytes_per_step_formula": formula,
+        "bubble_formula": cell.bubble,
+        "loss_last": cell.measured("loss", "last") if cell.fast else None,
+        "precision": cell.record["config"].get("precision"),
+        "global_batch_size": cell.record.get("global_batch_size"),
+        "commit": (cell.record.get("provenance") or {}).get("git_sha"),
+        "record": cell.path,
+    }
+
+
+def _csv(groups: Sequence[Group]) -> str:
+    rows = [_row(cell) for one in groups for cell in one.cells]
+    return (
+        Table([Column(name) for name in rows[0]], [list(row.values()) for row in rows]).csv() if rows else ""
+    )
+
+
+def _speed_table(one: Group, name: Callable[[Cell], str]) -> Table:
+    columns = [
+        Column("cell"),
+        Column(one.measured[0].unit, "right"),
+        Column("step mean (ms)", "right"),
+        Column("std", "right", 3),
+        Column("p50", "right"),
+        Column("p95", "right"),
+        Column("plan (ms)", "right"),
+        Column("efficiency (%)", "right", 3),
+        Column("MFU (%)", "right", 3),
+        Column("losses equal"),
+    ]
+    rows: list[list[TableCell]] = []
+    for cell in one.measured:
+        times = [_times(cell.step(which), 1000) for which in ("mean", "std", "p50", "p95")]
+        shares = [_times(cell.efficiency, 100), _times(cell.measured("mfu"), 100)]
+        rows.append(
+            [
+                name(cell),
+                cell.throughput,
+                *times,
+                _times(cell.planned("step_time_s"), 1000),
+                *shares,
+                cell.parity,
+            ]
+        )
+    best = {
+        (index, 1)
+        for index, cell in enumerate(one.measured)
+        if cell.throughput
+        == max(other.throughput or 0 for other in one.measured if other.world_size == cell.world_size)
+    }
+    return Table(
+        columns,
+        rows,
+        caption="Speed",
+        best=frozenset(best),
+        notes=[("Best of each world size stands out; plan: formulas, see docs.")],
+    )
+
+
+def _cost_table(one: Group, name: Callable[[Cell], str]) -> Table:
+    columns = [
+        *(
+            Column("cell"),
+            Column("peak memory (GiB)", "right", 3),
+            Column("plan (GiB)", "right", 3),
+            Column("sent a step (MB)", "right"),
+        ),
+        *(
+            Column("formula (MB)", "right"),
+            Column("counted / formula", "right"),
+            Column("bubble by formula (%)", "right", 3),
+        ),
+    ]
+    rows: list[list[TableCell]] = []
+    for cell in one.measured:
+        sent, formula = cell.sent_bytes, cell.formula_bytes
+        ratio = sent / formula if sent is not None and formula else None
+        memory = [cell.memory_gib, cell.planned("total_gib")]
+        rows.append(
+            [name(cell), *memory, _times(sent, 1e-6), _times(formula, 1e-6), ratio, _times(cell.bubble, 100)]
+        )
+    return Table(columns, rows, caption="Memory and communication, measured and planned")
+
+
+def _times(value: float | None, factor: float) -> float | None:
+    return None if value is None else value * factor
+
+
+def _pictures(folder: Path, number: int, one: Group) -> list[tuple[str, str]]:
+    """Draw the group's plots; (title, path relative to the report)."""
+    (folder / PLOTS).mkdir(exist_ok=True)
+    drawn = []
+    model = re.sub(r"[^A-Za-z0-9.-]+", "-", str(one.identity["model"]))
+    for chart in charts(one):
+        path = f"{PLOTS}/{number + 1}-{model}-{chart.name}.png"
+        chart.png(folder / path)
+        drawn.append((chart.title, path))
+    return drawn
+
+
+def _summary(found: Found, groups: Sequence[Group]) -> str:
+    cells = [cell for one in groups for cell in one.cells]
+    measured = sum(cell.throughput is not None for cell in cells)
+    failed = len(cells) - measured
+    text = (
+        f"{measured} cells measured in {len(groups)} comparison{'s' if len(groups) != 1 else ''}, "
+        f"{failed} failed"
+    )
+    return (
+        text
+        + f", {len(found.damaged)} records damaged" * bool(found.damaged)
+        + f", {len(found.impossible)} not possible" * bool(found.impossible)
+    )
+
+
+def _markdown(found: Found, groups: Sequence[Group], pictures: Sequence[Sequence[tuple[str, str]]]) -> str:
+    def name(cell: Cell) -> str:
+        return f"[{cell.label}]({cell.path})"
+
+    lines = ["# Benchmark report", "", f"{_summary(found, groups)}. Each cell links to its record.", ""]
+    lines += [f"- {text}" for text in differences(groups)]
+    for one, drawn in zip(groups, pictures, strict=True):
+        lines += ["", f"## {one.title}", "", *(f"{text}\n" for text in advice(one))]
+        lines += [f"- {text}" for text in cautions(one)]
+        if one.measured:
+            lines += ["", _speed_table(one, name).markdown(), "", _cost_table(one, name).markdown(), ""]
+        lines += [f"![{title}]({path})" for title, path in drawn]
+        if failed := failures(one.cells):
+            lines += ["", "Failed:", "", *(f"- [{cell.label}]({cell.path}): {why}" for cell, why in failed)]
+    lines += _markdown_rest(found)
+    return "\n".join(lines) + "\n"
+
+
+def _markdown_rest(found: Found) -> list[str]:
+    lines = []
+    if found.damaged:
+        lines += ["", "## Damaged records, not used", "", *(f"- {text}" for text in found.damaged)]
+    if found.impossible:
+        lines += ["", "## Not possible", "", *(f"- {name}: {why}" for name, why in found.impossible.items())]
+    return lines
+
+
+def _page(folder: Path, found: Found, groups: Sequence[Group]) -> str:
+    def name(cell: Cell) -> str:
+        # becomes a link once the table has escaped its cells
+        return f"\x01record-{cell.key}\x02{cell.label}\x03"
+
+    sections = []
+    apart = differences(groups)
+    if apart or found.damaged:
+        parts = [bullets(apart, kind="warning"), bullets(found.damaged, kind="warning")]
+        sections.append(Section("apart", "What is not compared", parts))
+    for number, one in enumerate(groups):
+        texts = advice(one)
+        parts = [
+            paragraph(texts[0], kind="verdict"),
+            *(paragraph(text) for text in texts[1:]),
+            bullets(cautions(one), kind="warning"),
+        ]
+        if one.measured:
+            parts += [_linked(_speed_table(one, name).html()), _linked(_cost_table(one, name).html())]
+            parts.append(f'<div class="charts">{"".join(chart.html() for chart in charts(one))}</div>')
+        failed = [f"\x01record-{cell.key}\x02{cell.label}\x03: {why}" for cell, why in failures(one.cells)]
+        if failed:
+            parts += [paragraph("Failed cells:"), _linked(bullets(failed, kind="warning"))]
+        sections.append(Section(f"comparison-{number + 1}", one.title, parts))
+    if found.impossible:
+        listed = [f"{cell}: {why}" for cell, why in found.impossible.items()]
+        sections.append(Section("impossible", "Not possible, by the strategy's nature", [bullets(listed)]))
+    sections.append(Section("records", "Records", [_record(cell) for one in groups for cell in one.cells]))
+    data = {"cells": [_row(cell) for one in groups for cell in one.cells]}
+    return page(
+        "Benchmark report",
+        sections=sections,
+        subtitle=f"{_summary(found, groups)}.",
+        data=data,
+        footer=f"podtune bench report {folder}",
+    )
+
+
+def _linked(fragment: str) -> str:
+    return _LINK.sub(lambda match: f'<a href="#{match[1]}">{match[2]}</a>', fragment)
+
+
+def _record(cell: Cell) -> str:
+    """The whole record, folded, where every figure's link leads; and the file that it came from."""
+    text = html.escape(json.dumps(finite(cell.record), indent=1, ensure_ascii=False))
+    path, title = html.escape(cell.path, quote=True), html.escape(f"{cell.record['model']} {cell.label}")
+    return (
+        f'<details id="record-{html.escape(cell.key, quote=True)}"><summary>{title}</summary>'
+        f'<p class="note"><a href="{path}">{path}</a></p><pre class="scroll">{text}</pre></details>'
+    )

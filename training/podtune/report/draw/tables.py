@@ -1,0 +1,200 @@
+"""One table, shown in a terminal, as Markdown, as HTML or as CSV. No torch; used by runs, compare and the
+benchmark's report.
+
+    table = Table([Column("strategy"), Column("tokens/s", "right")], [["ddp", 5120.4], ["fsdp", None]],
+    caption="Speed") print(table.text()); table.markdown(); table.html(); table.csv()
+
+A cell is a string, a number or None (not measured, shown as a dash and empty in CSV). Numbers are formatted
+here, once, so that every view shows the same figure.
+"""
+
+from __future__ import annotations
+
+import csv
+import html
+import io
+import math
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+Cell = str | int | float | None
+ABSENT = "–"
+
+
+@dataclass(frozen=True)
+class Column:
+    """``title`` (with the unit in it), how cells are ``align``-ed, and in how many significant ``digits``
+    numbers show.
+    """
+
+    title: str
+    align: Literal["left", "right"] = "left"
+    digits: int = 4
+
+
+@dataclass
+class Table:
+    """Rows of cells under columns. ``notes`` are lines below; ``best`` marks cells (row, column) that stand
+    out.
+    """
+
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[Cell]]
+    caption: str = ""
+    notes: Sequence[str] = ()
+    best: frozenset[tuple[int, int]] = field(default_factory=frozenset)
+
+    def cells(self) -> list[list[str]]:
+        """The rows as they are shown."""
+        return [
+            [shown(cell, column.digits) for cell, column in zip(row, self.columns, strict=True)]
+            for row in self.rows
+        ]
+
+    def text(self, *, width: int | None = None) -> str:
+        """Aligned plain text. ``width``: cut the widest left-aligned columns so that lines fit into so many
+        characters.
+        """
+        body = self.cells()
+        titles = [column.title for column in self.columns]
+        marked = [
+            [cell + ("*" if (y, x) in self.best else "") for x, cell in enumerate(row)]
+            for y, row in enumerate(body)
+        ]
+        widths = [max([_width(title), *(_width(row[x]) for row in marked)]) for x, title in enumerate(titles)]
+        if width is not None:
+            _narrow(widths, [column.align == "left" for column in self.columns], width)
+        lines = [self.caption] if self.caption else []
+        lines.append(
+            "  ".join(
+                _pad(title, w, column.align)
+                for title, w, column in zip(titles, widths, self.columns, strict=True)
+            ).rstrip()
+        )
+        lines.append("  ".join("─" * w for w in widths))
+        for row in marked:
+            lines.append(
+                "  ".join(
+                    _pad(cell, w, column.align)
+                    for cell, w, column in zip(row, widths, self.columns, strict=True)
+                ).rstrip()
+            )
+        return "\n".join([*lines, *(f"  {note}" for note in self.notes)])
+
+    def markdown(self) -> str:
+        """A pipe table; cells that stand out are bold."""
+        lines = [f"**{self.caption}**", ""] if self.caption else []
+        lines.append("| " + " | ".join(_escape_pipe(column.title) for column in self.columns) + " |")
+        lines.append(
+            "|" + "|".join("---:" if column.align == "right" else "---" for column in self.columns) + "|"
+        )
+        for y, row in enumerate(self.cells()):
+            shown_row = [
+                f"**{_escape_pipe(cell)}**" if (y, x) in self.best else _escape_pipe(cell)
+                for x, cell in enumerate(row)
+            ]
+            lines.append("| " + " | ".join(shown_row) + " |")
+        return "\n".join([*lines, *([""] if self.notes else []), *(f"- {note}" for note in self.notes)])
+
+    def html(self) -> str:
+        """A ``<table>`` that scrolls sideways in its own box; the first column is the row's header."""
+        head = "".join(
+            (f'<th scope="col" class="{column.align}">{html.escape(column.title)}</th>')
+            for column in self.columns
+        )
+        rows = []
+        for y, row in enumerate(self.cells()):
+            cells = []
+            for x, (cell, column) in enumerate(zip(row, self.columns, strict=True)):
+                tag, scope = ("th", ' scope="row"') if x == 0 else ("td", "")
+                best = " best" if (y, x) in self.best else ""
+                cells.append(f'<{tag}{scope} class="{column.align}{best}">{html.escape(cell)}</{tag}>')
+            rows.append(f"<tr>{''.join(cells)}</tr>")
+        caption = f"<caption>{html.escape(self.caption)}</caption>" if self.caption else ""
+        notes = "".join(f'<p class="note">{html.escape(note)}</p>' for note in self.notes)
+        label = html.escape(self.caption or "table", quote=True)
+        return (
+            '<div class="scroll" tabindex="0" role="region" '
+            f'aria-label="{label}"><table>{caption}<thead><tr>{head}</tr></thead>'
+            f"<tbody>{''.join(rows)}</tbody></table></div>{notes}"
+        )
+
+    def csv(self) -> str:
+        """Comma-separated, numbers in full precision, absent cells empty."""
+        buffer = io.StringIO()
+        writer = csv.writer(buffer, lineterminator="\n")
+        writer.writerow([column.title for column in self.columns])
+        writer.writerows([["" if cell is None else cell for cell in row] for row in self.rows])
+        return buffer.getvalue()
+
+
+def shown(value: Cell, digits: int = 4) -> str:
+    """A cell as people read it: thousands apart, ``digits`` significant digits, a dash for what was not
+    measured.
+    """
+    if value is None:
+        return ABSENT
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if not math.isfinite(value):
+        return str(value)
+    if abs(value) >= 10 ** (digits - 1):
+        return f"{value:,.0f}"
+    if value != 0 and abs(value) < 1e-3:
+        return f"{value:.{digits - 1}g}"
+    decimals = digits - 1 - (math.floor(math.log10(abs(value))) if value else 0)
+    return f"{value:.{max(0, min(decimals, digits))}f}"
+
+
+def duration(seconds: float | None) -> str:
+    """``"42 s"``, ``"3 min 05 s"``, ``"2 h 10 min"``, ``"3 d 4 h"``."""
+    if seconds is None or not math.isfinite(seconds):
+        return ABSENT
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    if whole < 86400:
+        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    return f"{whole // 86400} d {whole % 86400 // 3600} h"
+
+
+def _escape_pipe(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def _width(text: str) -> int:
+    return (
+        len(text)
+        if text.isascii()
+        else sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in text)
+    )
+
+
+def _pad(text: str, width: int, align: str) -> str:
+    if _width(text) > width:
+        text = text[: max(0, width - 1)] + "…"
+    blank = " " * (width - _width(text))
+    return blank + text if align == "right" else text + blank
+
+
+def _narrow(widths: list[int], may_shrink: list[bool], limit: int) -> None:
+    """Shorten the widest shrinkable columns, one character at a time, down to 8 each, until a line fits
+    ``limit``.
+    """
+    while sum(widths) + 2 * (len(widths) - 1) > limit:
+        widest = max(
+            (x for x, may in enumerate(may_shrink) if may and widths[x] > 8),
+            key=lambda x: widths[x],
+            default=None,
+        )
+        if widest is None:
+            return
+        widths[widest] -= 1

@@ -1,0 +1,300 @@
+"""The list of runs: one row a run, filtered by a small expression and sorted by any field. No torch."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from podtune.report.runs.runs import Run, load_run, number, progress, unique_names
+from podtune.report.draw.tables import Column, Table, duration
+from podtune.run.errors import USAGE, UserError, near
+from podtune.run.record import Json
+
+FIELDS = (
+    "name", "mode", "model", "strategy", "world", "status", "steps", "tokens", "tokens_per_s",
+    "loss", "best_loss", "seconds", "device_hours", "age_s", "path",
+)  # fmt: skip
+
+
+@dataclass
+class Row:
+    """One run in the list: ``values`` by the names in FIELDS, the record for --where, and what is wrong with its files."""
+
+    values: dict[str, Any]
+    record: Json
+    problems: list[str]
+
+
+def list_runs(folders: Sequence[Path]) -> tuple[list[Row], list[str]]:
+    """A row for every run in ``folders``, and a line for each that could not be read."""
+    runs, unreadable = [], []
+    for folder in folders:
+        try:
+            runs.append(load_run(folder, curves=False))
+        except UserError as error:
+            unreadable.append(f"{error.where}: {error.what}")
+    return rows_of(runs), unreadable
+
+
+def rows_of(runs: Sequence[Run]) -> list[Row]:
+    """A row for each run."""
+    return [_row(run, name) for run, name in zip(runs, unique_names(runs), strict=True)]
+
+
+def _row(run: Run, name: str) -> Row:
+    record, seconds = run.record, run.seconds()
+    status = run.status
+    world = record.get("world_size")
+    steps, tokens = run.measured("steps"), run.measured("tokens")
+    values: dict[str, Any] = {
+        "name": name,
+        "mode": record.get("mode"),
+        "model": record.get("model"),
+        "strategy": record.get("strategy"),
+        "world": world,
+        "status": status,
+        "steps": steps if steps is not None else _whole(run.last("train", "step")),
+        "tokens": tokens if tokens is not None else _whole(run.last("train", "tokens")),
+        "tokens_per_s": run.measured("tokens_per_s") or run.last("train", "tokens_per_s"),
+        "loss": _first(run.measured("loss", "eval"), run.last("eval", "loss"), run.measured("loss", "last"), run.last("train", "loss")),
+        "best_loss": min(filter(None, (run.best("eval", "loss"), number(run.measured("loss", "eval")))), default=None),
+        "seconds": seconds,
+        "device_hours": seconds / 3600 * world if seconds is not None and isinstance(world, int) else None,
+        "age_s": time.time() - run.started_at,
+        "path": str(run.path),
+    }
+    if status == "running":
+        going = progress(run)
+        values |= {
+            "steps": going.step,
+            "total_steps": going.total_steps,
+            "progress": going.share,
+            "eta_s": going.eta_s,
+            "stalled": going.stalled,
+        }
+    return Row(values, record, run.problems)
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else int(value)
+
+
+def _first(*values: object) -> float | None:
+    return next((found for value in values if (found := number(value)) is not None), None)
+
+
+def sort_rows(rows: list[Row], key: str) -> list[Row]:
+    """``rows`` by a field, or a path into the record; ``-field`` turns it round. Runs without the value come last.
+
+    Raises:
+        UserError: no run has such a field.
+    """
+    name = key.lstrip("-")
+    _known(name, rows)
+    with_value = [row for row in rows if value_of(row, name) is not None]
+    without = [row for row in rows if value_of(row, name) is None]
+    ordered = sorted(with_value, key=lambda row: _sortable(value_of(row, name)), reverse=key.startswith("-"))
+    return ordered + without
+
+
+def _sortable(value: Any) -> tuple[int, float, str]:
+    as_number = _comparable(value)
+    return (0, as_number, "") if isinstance(as_number, float) else (1, 0.0, str(value))
+
+
+def table(rows: Sequence[Row]) -> Table:
+    """The rows as people read them. The time's cost is the wall clock, and devices times hours."""
+    columns = [
+        Column("name"), Column("mode"), Column("strategy"), Column("world", "right"), Column("status"), Column("steps", "right"),
+        Column("tokens", "right"), Column("tokens/s", "right"), Column("loss", "right"), Column("best", "right"),
+        Column("time", "right"), Column("device h", "right", 3), Column("age", "right"),
+    ]  # fmt: skip
+    body = []
+    for row in rows:
+        found = row.values
+        body.append(
+            [
+                found["name"],
+                found["mode"],
+                found["strategy"],
+                found["world"],
+                _status(found),
+                found["steps"],
+                found["tokens"],
+                found["tokens_per_s"],
+                found["loss"],
+                found["best_loss"],
+                duration(found["seconds"]),
+                found["device_hours"],
+                duration(found["age_s"]),
+            ]
+        )
+    return Table(columns, body)
+
+
+def csv_text(rows: Sequence[Row]) -> str:
+    """The rows as CSV, every field in full precision."""
+    columns = [Column(name) for name in FIELDS]
+    return Table(columns, [[row.values.get(name) for name in FIELDS] for row in rows]).csv()
+
+
+def _status(found: dict[str, Any]) -> str:
+    if found["status"] != "running":
+        return str(found["status"])
+    share = f" {found['progress']:.0%}" if found.get("progress") is not None else ""
+    left = f", {duration(found['eta_s'])} left" if found.get("eta_s") is not None else ""
+    return f"{'stalled' if found.get('stalled') else 'running'}{share}{left}"
+
+
+# ---------------------------------------------------------------- --where
+
+
+Test = Callable[[Row], bool]
+TOKEN = re.compile(
+    r"""\s*(?:(?P<op><=|>=|!=|==|=|<|>|~)|(?P<paren>[()])|"(?P<double>[^"]*)"|'(?P<single>[^']*)'|(?P<word>[^\s()<>=!~"']+))"""
+)
+
+
+def where(expression: str, rows: Sequence[Row]) -> Test:
+    """A test for ``learning_rate>1e-5 and status=ok``.
+
+    Comparisons ``= == != < <= > >=`` and ``~`` (contains) of a field with a number, a word or a quoted text; ``and``,
+    ``or``, ``not`` and parentheses. A field is one of FIELDS, or a path into the record (``data.fingerprint``), its config
+    or its measurements. A run without the field never matches. Nothing is evaluated as code.
+
+    Raises:
+        UserError: the expression cannot be read, with the place, or no run has a field of that name.
+    """
+    return _Parser(expression, rows).parse()
+
+
+class _Parser:
+    def __init__(self, expression: str, rows: Sequence[Row]) -> None:
+        self.expression, self.rows, self.place = expression, rows, 0
+        self.tokens: list[tuple[str, str, int]] = []
+        text = expression.rstrip()
+        place = 0
+        while place < len(text):
+            match = TOKEN.match(text, place)
+            if match is None:
+                self._fail(f"cannot read {text[place:].strip()!r}", place)
+            kind = str(match.lastgroup)
+            self.tokens.append((kind, match.group(kind), match.start(kind)))
+            place = match.end()
+
+    def parse(self) -> Test:
+        test = self._or()
+        if self.place < len(self.tokens):
+            self._fail(f"unexpected {self.tokens[self.place][1]!r}", self.tokens[self.place][2])
+        return test
+
+    def _peek(self) -> tuple[str, str, int]:
+        return self.tokens[self.place] if self.place < len(self.tokens) else ("end", "", len(self.expression))
+
+    def _take(self, word: str) -> bool:
+        kind, text, _ = self._peek()
+        if kind in ("word", "paren") and text.lower() == word:
+            self.place += 1
+            return True
+        return False
+
+    def _or(self) -> Test:
+        tests = [self._and()]
+        while self._take("or"):
+            tests.append(self._and())
+        return lambda row: any(test(row) for test in tests)
+
+    def _and(self) -> Test:
+        tests = [self._not()]
+        while self._take("and"):
+            tests.append(self._not())
+        return lambda row: all(test(row) for test in tests)
+
+    def _not(self) -> Test:
+        if self._take("not"):
+            inner = self._not()
+            return lambda row: not inner(row)
+        if self._take("("):
+            inner = self._or()
+            if not self._take(")"):
+                self._fail("a ')' is missing", self._peek()[2])
+            return inner
+        return self._comparison()
+
+    def _comparison(self) -> Test:
+        kind, name, place = self._peek()
+        if kind != "word":
+            self._fail("expected a field", place)
+        self.place += 1
+        kind, operator, place = self._peek()
+        if kind != "op":
+            self._fail(f"expected = != < <= > >= or ~ after {name!r}", place)
+        self.place += 1
+        kind, wanted, place = self._peek()
+        if kind not in ("word", "double", "single"):
+            self._fail(f"expected a value after {name}{operator}", place)
+        self.place += 1
+        _known(name, self.rows)
+        return lambda row: _compare(value_of(row, name), operator, wanted)
+
+    def _fail(self, what: str, place: int) -> NoReturn:
+        raise UserError(
+            what,
+            where=f"--where {self.expression!r} at character {place + 1}",
+            fix='write it like --where "learning_rate>1e-5 and status=ok"',
+            code=USAGE,
+        )
+
+
+def _compare(value: Any, operator: str, wanted: str) -> bool:
+    if value is None:
+        return False
+    if operator == "~":
+        return wanted.lower() in str(value).lower()
+    left, right = _comparable(value), _comparable(wanted)
+    if not (isinstance(left, float) and isinstance(right, float)):
+        left, right = str(value).lower(), wanted.lower()
+    if operator in ("=", "=="):
+        return bool(left == right)
+    if operator == "!=":
+        return bool(left != right)
+    less, more = left < right, left > right  # type: ignore[operator]
+    return bool({"<": less, "<=": less or left == right, ">": more, ">=": more or left == right}[operator])
+
+
+def _comparable(value: Any) -> float | str:
+    try:
+        return str(value) if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        return str(value)
+
+
+def value_of(row: Row, name: str) -> Any:
+    """A field of the list, else a path into the record, its config, its measurements or its data; None where absent."""
+    if name in row.values:
+        return row.values[name]
+    parts = name.split(".")
+    record = row.record
+    for start in (record, record.get("config"), record.get("measurements"), record.get("data")):
+        found: Any = start
+        for part in parts:
+            found = found.get(part) if isinstance(found, dict) else None
+        if found is not None and not isinstance(found, dict):
+            return found
+    return None
+
+
+def _known(name: str, rows: Sequence[Row]) -> None:
+    if not rows or name in FIELDS or any(value_of(row, name) is not None for row in rows):
+        return
+    names = set(FIELDS)
+    for row in rows:
+        for part in (row.record, row.record.get("config"), row.record.get("measurements"), row.record.get("data")):
+            names |= set(part) if isinstance(part, dict) else set()
+    raise UserError(
+        f"no run has a field {name!r}{near(name, names)}", where="--where or --sort", fix=f"fields: {', '.join(FIELDS)}", code=USAGE
+    )

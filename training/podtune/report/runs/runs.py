@@ -1,0 +1,284 @@
+"""Runs as their folders tell them: the record, the curves, and what is wrong with the files. No torch.
+
+Nothing is repaired and nothing is guessed: a torn line, a NaN, a contradiction is used as far as it goes and said, with
+the file and the line, in :attr:`Run.problems`.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from podtune.run.collection import without_collection
+from podtune.run.errors import DATA, NO_INPUT, UserError
+from podtune.run.follow import state
+from podtune.run.heartbeat import STALE_S, read_beat
+from podtune.run.record import METRICS_FILE, RUN_FILE, SCHEMA, Json
+
+AXES = {"step": "step", "tokens": "tokens", "time": "time since start (s)"}
+Curve = tuple[list[float], list[float]]
+
+
+@dataclass
+class Run:
+    """One run's folder. ``entries`` are the lines of metrics.jsonl in order, by split, one for a step."""
+
+    path: Path
+    record: Json
+    name: str
+    entries: dict[str, list[Json]] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    _curves: dict[tuple[str, str, str], tuple[list[Json], int, Curve]] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def status(self) -> str:
+        """ok, oom, preempted, error, running, or died: running by its record, and its process is gone."""
+        status, reason = state(self.path, self.record)
+        return "died" if reason == "died" else status
+
+    def last_step(self) -> tuple[int, float] | None:
+        """The step that its process has reached, and when (seconds since the epoch); None where nothing tells."""
+        beat = read_beat(self.path)
+        return (beat.step, beat.step_at) if beat else None
+
+    def patience_s(self) -> float:
+        """How long after its last step a run is not called silent yet: five steps' time."""
+        return 5 * (self.last("train", "step_time_s") or 0.0)
+
+    @property
+    def started_at(self) -> float:
+        """Seconds since the epoch."""
+        return timestamp(self.record.get("started_at"))
+
+    def measured(self, *keys: str) -> Any:
+        """A value of ``measurements`` by its path, or None."""
+        found: Any = self.record.get("measurements") or {}
+        for key in keys:
+            found = found.get(key) if isinstance(found, dict) else None
+        return found
+
+    def last(self, split: str, metric: str) -> float | None:
+        """The last recorded value, NaN included, or None."""
+        for entry in reversed(self.entries.get(split, [])):
+            if (value := number(entry.get(metric))) is not None:
+                return value
+        return None
+
+    def best(self, split: str, metric: str) -> float | None:
+        """The lowest finite value, or None."""
+        found = [
+            value for entry in self.entries.get(split, []) if (value := number(entry.get(metric))) is not None and math.isfinite(value)
+        ]
+        return min(found, default=None)
+
+    def curve(self, split: str, metric: str, axis: str = "step") -> Curve:
+        """The finite points of a metric over ``step``, ``tokens`` (real ones, all ranks) or ``time`` (seconds since the start)."""
+        entries = self.entries.get(split, [])
+        known = self._curves.get((split, metric, axis))
+        if known is None or known[0] is not entries or known[1] != len(entries):  # a watched run grows
+            known = self._curves[split, metric, axis] = (entries, len(entries), self._points(entries, metric, axis))
+        return known[2]
+
+    def _points(self, entries: list[Json], metric: str, axis: str) -> Curve:
+        places, values = [], []
+        start = self.started_at
+        for entry in entries:
+            value, place = entry.get(metric), entry.get("time" if axis == "time" else axis)
+            if type(value) is not float:  # nearly all are: this is what comparing long runs spends its time on
+                value = number(value)
+            place = timestamp(place) - start if axis == "time" else number(place)
+            if value is not None and place is not None and math.isfinite(value) and math.isfinite(place):
+                places.append(place)
+                values.append(value)
+        return places, values
+
+    def seconds(self) -> float | None:
+        """Wall-clock time from the start to the end, or to the last sign of life."""
+        ended = self.record.get("ended_at")
+        if ended and self.status != "running":
+            return timestamp(ended) - self.started_at
+        if self.status == "running":
+            return time.time() - self.started_at
+        signs = [timestamp(entries[-1].get("time")) for entries in self.entries.values() if entries]
+        return max(signs) - self.started_at if signs else None
+
+    def one_line(self) -> str:
+        """What ran where: ``sft · micro · ddp · 2 ranks · ok``."""
+        size = self.record.get("world_size")
+        ranks = f"{size} rank{'s' if size != 1 else ''}" if size else None
+        model = Path(str(self.record["model"])).name if self.record.get("model") else None
+        return " · ".join(str(part) for part in (self.record.get("mode"), model, self.record.get("strategy"), ranks, self.status) if part)
+
+
+def load_run(path: Path, *, curves: bool = True) -> Run:
+    """Read a run's folder (or its run.json).
+
+    ``curves=False`` reads, of metrics.jsonl, only evaluations and the last training line: enough for a list.
+
+    Raises:
+        UserError: no folder, no run in it, a run.json that cannot be read or is of another schema.
+    """
+    path = Path(path)
+    folder = path.parent if path.name == RUN_FILE else path
+    record = _read_record(folder)
+    run = Run(folder, record, str(record.get("name") or folder.name))
+    metrics = folder / METRICS_FILE
+    if metrics.exists():
+        lines = metrics.read_bytes().split(b"\n") if curves else _overview(metrics.read_bytes())
+        with without_collection():
+            _read_lines(run, lines, numbered=curves)
+        if curves:
+            _check(run)
+    elif record.get("mode") == "sft" and run.status != "running":
+        run.problems.append(f"{metrics}: missing; there are no curves, only what {RUN_FILE} says")
+    return run
+
+
+def _read_record(folder: Path) -> Json:
+    file = folder / RUN_FILE
+    if not file.exists():
+        what = f"is no run: it has no {RUN_FILE}" if folder.is_dir() else "no such folder"
+        raise UserError(
+            what, where=str(folder), fix="give the --output_dir of a run; podtune runs DIR lists those below DIR", code=NO_INPUT
+        )
+    try:
+        record = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"cannot be read: {error}", where=str(file), fix="restore it, or podtune collect it from the log", code=DATA
+        ) from None
+    schema = record.get("schema") if isinstance(record, dict) else None
+    if schema != SCHEMA:
+        raise UserError(
+            f"has schema {schema!r}; this podtune reads {SCHEMA!r}",
+            where=str(file),
+            fix="read it with the podtune that wrote it",
+            code=DATA,
+        )
+    return dict(record)
+
+
+def _overview(content: bytes) -> list[bytes]:
+    """The evaluation lines and the last training line of a metrics file, found without parsing the rest."""
+    lines, place = [], 0
+    while (place := content.find(b'"split": "eval"', place)) >= 0:
+        start, end = content.rfind(b"\n", 0, place) + 1, content.find(b"\n", place)
+        if end < 0:
+            break
+        lines.append(content[start:end])
+        place = end
+    complete = content.rfind(b"\n") + 1
+    if (place := content.rfind(b'"split": "train"', 0, complete)) >= 0:
+        lines.append(content[content.rfind(b"\n", 0, place) + 1 : content.find(b"\n", place)])
+    return lines
+
+
+def _read_lines(run: Run, lines: list[bytes], *, numbered: bool) -> None:
+    """Parse ``lines`` into ``run.entries``: up to the first torn one; the first of two with one step and split."""
+    where = run.path / METRICS_FILE
+    seen: dict[tuple[str, int], Json] = {}
+    bad_numbers: dict[tuple[str, str], list[int]] = {}
+    for index, line in enumerate(lines, 1):
+        if not line:
+            continue
+        try:
+            entry = json.loads(line)
+            split, step = str(entry["split"]), int(entry["step"])
+        except (ValueError, KeyError, TypeError):
+            at = f" line {index}" if numbered else ""
+            run.problems.append(f"{where}{at}: torn or no metrics line; used up to there")
+            break
+        if (split, step) in seen:
+            if {**entry, "time": ""} != {**seen[split, step], "time": ""}:
+                run.problems.append(f"{where} line {index}: contradicts an earlier {split} line of step {step}; the first is used")
+            continue
+        seen[split, step] = entry
+        run.entries.setdefault(split, []).append(entry)
+        if not (b"nan" in line or b"inf" in line or b"NaN" in line or b"Infinity" in line):
+            continue
+        for key, value in entry.items():
+            if value in ("nan", "inf", "-inf") or (isinstance(value, float) and not math.isfinite(value)):
+                bad_numbers.setdefault((split, key), []).append(step)
+    for (split, key), steps in bad_numbers.items():
+        times = f"{len(steps)} times, first" if len(steps) > 1 else "once,"
+        run.problems.append(f"{where}: {split} {key} is not finite {times} at step {steps[0]}; left out of curves")
+
+
+def _check(run: Run) -> None:
+    """Compare the two files of a run that ended: its record and its metrics must tell the same story."""
+    if run.status in ("running", "died"):
+        return
+    where = run.path / RUN_FILE
+    recorded, steps = run.measured("steps"), [int(entry["step"]) for entry in run.entries.get("train", [])]
+    if isinstance(recorded, int) and steps and steps[-1] > recorded:
+        run.problems.append(f"{where}: contradicts {METRICS_FILE}: {recorded} steps, but there is a line of step {steps[-1]}")
+    for split, key in (("train", "last"), ("eval", "eval")):
+        said, found = number(run.measured("loss", key)), run.last(split, "loss")
+        if said is not None and found is not None and not math.isclose(said, found, rel_tol=1e-6, abs_tol=1e-9) and said == said:
+            run.problems.append(f"{where}: contradicts {METRICS_FILE}: {split} loss {said:.6g}, but its last line says {found:.6g}")
+
+
+def unique_names(runs: Sequence[Run]) -> list[str]:
+    """Names to show: a name that occurs twice gets the folder beside it."""
+    names = [run.name for run in runs]
+    return [name if names.count(name) == 1 else f"{name} ({run.path})" for name, run in zip(names, runs, strict=True)]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a running run is. ``total_steps`` and ``eta_s`` are None where nothing was logged yet."""
+
+    step: int
+    total_steps: int | None
+    eta_s: float | None
+    silent_s: float | None  # since its last step, where a heartbeat tells
+
+    @property
+    def share(self) -> float | None:
+        """Done, from 0 to 1."""
+        return min(1.0, self.step / self.total_steps) if self.total_steps else None
+
+    @property
+    def stalled(self) -> bool:
+        """True if its process beats and no step was finished for a minute and five steps' time."""
+        return self.silent_s is not None and self.silent_s > STALE_S
+
+
+def progress(run: Run) -> Progress:
+    """Where a running run stands, by its last sign of life and its last training line."""
+    reached = run.last_step()
+    last = (run.entries.get("train") or [{}])[-1]
+    logged, eta, step_time = int(last.get("step", 0)), number(last.get("eta_s")), number(last.get("step_time_s"))
+    step = max(logged, reached[0] if reached else 0)
+    planned = number((run.record.get("config") or {}).get("max_steps"))
+    total = int(planned) if planned and planned > 0 else None
+    if total is None and eta is not None and step_time:
+        total = logged + round(eta / step_time)
+    if eta is not None and step_time:
+        eta = max(0.0, eta - (step - logged) * step_time)
+    silent = None
+    if reached and run.status == "running" and step > 0 and step != total:  # after its last step a run saves, and may answer
+        silent = max(0.0, time.time() - reached[1] - run.patience_s())
+    return Progress(step, total, eta, silent)
+
+
+def timestamp(value: object) -> float:
+    """RFC 3339 to seconds since the epoch; NaN for what is no time."""
+    try:
+        return datetime.datetime.fromisoformat(str(value)).timestamp()
+    except ValueError:
+        return math.nan
+
+
+def number(value: object) -> float | None:
+    """``value`` as a float, its "nan" and "inf" strings included; None for anything else."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    return float(value) if isinstance(value, str) and value in ("nan", "inf", "-inf") else None

@@ -1,0 +1,129 @@
+"""What ``podtune aim-sync`` does: find runs, keep a Follower for each, say what was written. Needs no
+torch.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+from podtune.run.aim.follower import Busy, Follower, silent
+from podtune.run.errors import CANNOT_CREATE, NO_INPUT, OK, UNAVAILABLE, UserError
+from podtune.run.follow import find_runs, read_record
+from podtune.run.record import RUN_FILE
+
+FOLLOW_POLL_S = 2.0
+
+
+def sync(root: Path, repo: str, *, follow: bool, forever: bool, rebuild: bool, as_json: bool) -> int:
+    """Write the runs at or below ``root`` to the Aim repo ``repo``; with ``follow`` go on. Returns the exit
+    code.
+
+    Raises:
+        UserError: no such folder, no run in it, Aim is not installed, or the repo cannot be written.
+    """
+    root, repo = Path(root), repo if "://" in repo else str(Path(repo).resolve())
+    if not root.is_dir():
+        raise UserError(
+            "no such folder",
+            where=str(root),
+            fix=("give the --output_dir of a run, or a folder above it"),
+            code=NO_INPUT,
+        )
+    if importlib.util.find_spec("aim") is None:
+        raise UserError("Aim is not installed", fix="pip install 'podtune[aim]'", code=UNAVAILABLE)
+    os.environ.setdefault("AIM_UI_TELEMETRY_ENABLED", "0")
+    stop = threading.Event()
+    if follow:
+        for name in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(name, lambda *_: stop.set())
+    followers: dict[Path, Follower] = {}
+    while True:
+        found = find_runs(root)
+        if not found and not follow:
+            raise UserError(
+                (f"no run here: no {RUN_FILE} in it or below it"),
+                where=str(root),
+                fix="give the --output_dir of a run",
+                code=NO_INPUT,
+            )
+        ended = [
+            _update(run_dir, repo, followers, rebuild=rebuild, patient=follow, as_json=as_json)
+            for run_dir in found
+        ]
+        if not follow or stop.is_set() or (found == [root] and all(ended) and not forever):
+            break
+        stop.wait(FOLLOW_POLL_S)
+    for follower in followers.values():
+        follower.leave()
+    return OK
+
+
+def _update(
+    run_dir: Path, repo: str, followers: dict[Path, Follower], *, rebuild: bool, patient: bool, as_json: bool
+) -> bool:
+    """Bring one run up to date; True if it has ended. ``patient``: a failure is a warning and is tried
+    again.
+    """
+    try:
+        if run_dir not in followers:
+            if read_record(run_dir) is None:
+                raise UserError(
+                    ("run.json cannot be read, or is of another schema"),
+                    where=str(run_dir / RUN_FILE),
+                    code=NO_INPUT,
+                )
+            followers[run_dir] = Follower(run_dir, repo, rebuild=rebuild)
+        follower = followers[run_dir]
+        before = follower.lines
+        with silent():
+            status = follower.update()
+        if follower.lines > before or not patient:
+            _say(follower, status, as_json)
+        return status is not None
+    except Exception as error:
+        code = (
+            error.code
+            if isinstance(error, UserError)
+            else UNAVAILABLE
+            if isinstance(error, Busy)
+            else CANNOT_CREATE
+        )
+        what = (
+            error.what if isinstance(error, UserError) else f"{type(error).__name__}: {error}".splitlines()[0]
+        )
+        if not patient:
+            fix = (
+                "wait for it, or stop it"
+                if isinstance(error, Busy)
+                else "see that the repo can be written and has space; nothing of the run is lost"
+            )
+            raise UserError(what, where=f"{run_dir} -> {repo}", fix=fix, code=code) from error
+        print(f"podtune: warning: {run_dir}: {what}; trying again", file=sys.stderr, flush=True)
+        return False
+
+
+def _say(follower: Follower, status: str | None, as_json: bool) -> None:
+    facts = {
+        "run": str(follower.run_dir),
+        "hash": follower.hash,
+        "lines": follower.lines,
+        "points": follower.points,
+        "status": status or "running",
+    }
+    if as_json:
+        print(json.dumps(facts), flush=True)
+    else:
+        print(
+            (
+                f"{facts['run']}: {facts['lines']} lines, {facts['points']} points -> Aim run "
+                f"{facts['hash']} "
+                f"({facts['status']})"
+            ),
+            flush=True,
+        )

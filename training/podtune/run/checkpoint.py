@@ -1,0 +1,251 @@
+"""Checkpoints that are complete or invisible. Needs no torch.
+
+A checkpoint is written into ``.saving/checkpoint-N``, listed in a manifest with sizes and hashes, flushed,
+and only then renamed to ``checkpoint-N``. Resuming takes the newest one whose files all agree with its
+manifest; a damaged one is set aside under another name, never deleted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from podtune.run.errors import CANNOT_CREATE, CONFIG, DATA, UserError
+
+MANIFEST = "podtune-manifest.json"
+SCHEMA = "podtune.checkpoint/1"
+SAVING = ".saving"
+_NAME = re.compile(r"checkpoint-(\d+)")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A complete checkpoint. ``facts`` is what the run was when it was saved: world, batch, schedule,
+    data, tokens.
+    """
+
+    path: Path
+    step: int
+    facts: dict[str, Any]
+
+
+def seal(aside: Path, target: Path, step: int, facts: dict[str, Any]) -> None:
+    """Make the finished folder ``aside`` visible as ``target``: manifest, flush to the volume, rename.
+    Rank 0, last.
+    """
+    files = {str(path.relative_to(aside)): path for path in sorted(aside.rglob("*")) if path.is_file()}
+    with ThreadPoolExecutor(4) as pool:
+        listed = dict(zip(files, pool.map(_flushed_entry, files.values()), strict=True))
+    manifest = {"schema": SCHEMA, "step": step, "facts": facts, "files": listed}
+    part = aside / f"{MANIFEST}.part"
+    with part.open("w", encoding="utf-8") as file:
+        json.dump(manifest, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(aside / MANIFEST)
+    if target.exists():  # the same step again, after a damaged one was resumed over
+        set_aside(target)
+    aside.rename(target)
+    _flush_folder(target.parent)
+
+
+def _flushed_entry(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+    return {"bytes": path.stat().st_size, "xxh3_128": _digest(path)}
+
+
+def _digest(path: Path) -> str:
+    import xxhash
+
+    state = xxhash.xxh3_128()
+    with path.open("rb") as file:
+        while block := file.read(1 << 22):
+            state.update(block)
+    return state.hexdigest()
+
+
+def _flush_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def damage(path: Path) -> str:
+    """What is wrong with the checkpoint at ``path``, or an empty string."""
+    try:
+        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        listed = manifest["files"].items()
+    except FileNotFoundError:
+        return "it has no manifest: the save was interrupted, or another program wrote it"
+    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+        return "its manifest cannot be read"
+    for name, entry in listed:
+        file = path / name
+        if not file.is_file():
+            return f"{name} is missing"
+        if file.stat().st_size != entry["bytes"]:
+            return f"{name} has {file.stat().st_size} bytes instead of {entry['bytes']}"
+        if _digest(file) != entry["xxh3_128"]:
+            return f"{name} has changed since it was written"
+    return ""
+
+
+def checkpoints(output_dir: Path) -> list[Path]:
+    """The checkpoint folders below ``output_dir``, oldest step first, complete or not."""
+    if not output_dir.is_dir():
+        return []
+    found = [
+        (int(match[1]), path)
+        for path in output_dir.iterdir()
+        if (match := _NAME.fullmatch(path.name)) and path.is_dir()
+    ]
+    return [path for _, path in sorted(found)]
+
+
+def newest_complete(output_dir: Path) -> tuple[Checkpoint | None, list[str]]:
+    """The newest checkpoint whose every file is as it was written, and a warning for each damaged one set
+    aside.
+
+    ``None`` when there is none at all: a first start. Rank 0 only: it renames.
+
+    Raises:
+        UserError: there are checkpoints and every one is damaged; starting afresh must be the user's own
+        decision.
+    """
+    shutil.rmtree(output_dir / SAVING, ignore_errors=True)  # an interrupted save
+    broken: list[tuple[Path, str]] = []
+    for path in reversed(checkpoints(output_dir)):
+        reason = damage(path)
+        if not reason:
+            manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+            warnings = [
+                f"{bad.name} is damaged ({why}); kept as {set_aside(bad).name}, using {path.name}"
+                for bad, why in broken
+            ]
+            return Checkpoint(path, int(manifest["step"]), manifest["facts"]), warnings
+        broken.append((path, reason))
+    if broken:
+        raise UserError(
+            "every checkpoint is damaged: " + "; ".join(f"{path.name}: {reason}" for path, reason in broken),
+            where=str(output_dir),
+            fix="restore one from a backup, or move them away (or use another output_dir) to start from the "
+            "beginning",
+            code=DATA,
+        )
+    return None, []
+
+
+def set_aside(path: Path) -> Path:
+    """Rename a damaged checkpoint so that nothing picks it up; returns the new path."""
+    number = 0
+    while (target := path.with_name(f"damaged-{path.name}" + (f".{number}" if number else ""))).exists():
+        number += 1
+    return path.rename(target)
+
+
+def rotate(output_dir: Path, limit: int | None, keep: Path | None = None) -> None:
+    """Delete the oldest checkpoints beyond ``limit``, never ``keep`` (the best one) and never the newest."""
+    if not limit:
+        return
+    candidates = [
+        path for path in checkpoints(output_dir) if keep is None or path.resolve() != keep.resolve()
+    ]
+    allowed = limit - (1 if keep is not None and keep.exists() else 0)
+    for path in candidates[: -max(1, allowed)]:
+        shutil.rmtree(path)
+
+
+def check_resume(checkpoint: Checkpoint, facts: dict[str, Any], *, allowed: bool) -> list[str]:
+    """What differs between the checkpoint's run and this one.
+
+    Raises:
+        UserError: something differs that changes what the steps mean, and ``allowed`` (--allow_resume_change)
+        is not set.
+    """
+    differs = [
+        f"{key} was {checkpoint.facts[key]!r} and is {facts[key]!r}"
+        for key in facts
+        if key in checkpoint.facts and checkpoint.facts[key] != facts[key]
+    ]
+    if differs and not allowed:
+        raise UserError(
+            f"{checkpoint.path.name} belongs to another run: " + "; ".join(differs),
+            where=str(checkpoint.path),
+            fix="undo the change, use another output_dir, or say --allow_resume_change",
+            code=CONFIG,
+        )
+    return differs
+
+
+def check_writable(output_dir: Path) -> None:
+    """Write and remove a file in ``output_dir``, or in the folder where it will be made, before anything
+    expensive.
+
+    Nothing is created or removed beside that file: the other pods may be looking at the same volume.
+
+    Raises:
+        UserError: says which folder and why.
+    """
+    existing = next(
+        folder for folder in (output_dir.absolute(), *output_dir.absolute().parents) if folder.exists()
+    )
+    probe = existing / f".write-test-{socket.gethostname()}-{os.getpid()}"
+    try:
+        probe.write_bytes(b"podtune")
+        probe.unlink()
+    except OSError as error:
+        raise UserError(
+            f"cannot be written: {error.strerror or error}",
+            where=str(output_dir),
+            fix="mount the volume read-write, or set output_dir to a folder that this user may write",
+            code=CANNOT_CREATE,
+        ) from None
+
+
+def checkpoint_bytes(weights: int, optim: str, *, model_only: bool) -> int:
+    """About what a checkpoint takes for ``weights`` bytes of trained parameters: Adam keeps two moments,
+    each as large as they are.
+    """
+    adam = optim.startswith("adamw") and "bit" not in optim and not model_only
+    return weights * (3 if adam else 1)
+
+
+def check_space(output_dir: Path, checkpoint_bytes: int, limit: int | None) -> None:
+    """Compare what the checkpoints will take with what is free, before any step is paid for.
+
+    ``checkpoint_bytes`` is of one; ``limit`` of them are kept (None: counted as one, the least that a run
+    needs) while another is written.
+
+    Raises:
+        UserError: the volume will be full before the run ends.
+    """
+    needed, free = missing_bytes(output_dir, checkpoint_bytes, limit), shutil.disk_usage(output_dir).free
+    if needed > free:
+        each, more = checkpoint_bytes / 2**30, needed / 2**30
+        raise UserError(
+            f"{free / 2**30:.1f} GiB are free and checkpoints of {each:.1f} GiB need about {more:.1f} GiB "
+            "more",
+            where=str(output_dir),
+            fix="free space or enlarge the volume (persistence.output.size), lower save_total_limit, or set "
+            "save_only_model "
+            "(which cannot be resumed)",
+            code=CANNOT_CREATE,
+        )
+
+
+def missing_bytes(output_dir: Path, checkpoint_bytes: int, limit: int | None) -> int:
+    """What ``limit`` checkpoints and the one being written need beside those that are there."""
+    held = sum(
+        file.stat().st_size for path in checkpoints(output_dir) for file in path.rglob("*") if file.is_file()
+    )
+    return max(0, checkpoint_bytes * ((limit or 1) + 1) - held)

@@ -1,0 +1,141 @@
+"""Errors for people: what is wrong, where, and how to fix it, with the exit code that says who has to act.
+
+Codes 64-78 are those of sysexits.h and mean that the user has to change something: a retry would fail again.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import NoReturn
+
+OK = 0
+USAGE = 64  # the command line, or flags that contradict each other
+DATA = 65  # the content of an input: data set, record, checkpoint
+NO_INPUT = 66  # an input that is missing or cannot be read
+UNAVAILABLE = 69  # a service or program that is needed: hub, cluster, GPU, helm
+SOFTWARE = 70  # a fault of podtune itself
+OUT_OF_MEMORY = 71  # the GPU or the pod is too small for this batch, length and model
+CANNOT_CREATE = 73  # an output that cannot be written
+IO = 74  # reading or writing failed half-way: a full disk
+NO_PERMISSION = 77
+CONFIG = 78  # a value of the configuration or the environment
+PREEMPTED = 143  # ended by SIGTERM after saving; start again and it resumes
+PEER_LOST = 170  # another rank, or a collective, failed; start again and it resumes
+
+TERMINATION_LOG = Path("/dev/termination-log")
+
+
+class UserError(Exception):
+    """Something that the user can mend.
+
+    Args:
+        what: one sentence, without a full stop at the end, that says what is wrong and names the values
+        found.
+        where: the file, key, row, pod or rank.
+        fix: what to do; an imperative.
+        code: the exit code, 64 to 78 (or 2 for wrong usage of a command).
+    """
+
+    def __init__(self, what: str, *, where: str = "", fix: str = "", code: int = CONFIG) -> None:
+        super().__init__(what)
+        self.what, self.where, self.fix, self.code = what, where, fix, code
+
+    def __str__(self) -> str:
+        place = f"{self.where}: " if self.where else ""
+        remedy = f"\n  fix: {self.fix}" if self.fix else ""
+        return f"{place}{self.what}{remedy}"
+
+
+class PeerLost(RuntimeError):
+    """Another rank died, hung or became unreachable. Nothing is wrong with the input: a restart resumes."""
+
+
+def report(error: BaseException, *, rank: int | None = None) -> int:
+    """Say what went wrong, for people and for the launcher; return the exit code.
+
+    A :class:`UserError` met by every rank is printed once, by rank 0. One line goes to the pod's termination
+    log, and the message to the file in which torchrun looks for the root cause.
+    """
+    code = exit_code(error)
+    who = "" if rank is None else f"rank {rank}: "
+    known = isinstance(error, UserError | PeerLost)
+    text = str(error) if known else f"{type(error).__name__}: {error}"
+    if out_of_memory(error):
+        text += (
+            "\n  fix: a smaller per_device_train_batch_size or max_length, activation_checkpointing, LoRA, "
+            "or --strategy fsdp on more GPUs"
+        )
+    if out_of_space(error):
+        text += (
+            "\n  fix: free space or enlarge the volume (persistence.output.size), or lower save_total_limit; "
+            "complete checkpoints are kept "
+            "and the same command resumes from the newest"
+        )
+    if not known and not isinstance(error, SystemExit):
+        traceback.print_exception(error)
+    if not rank or not isinstance(error, UserError):
+        print(f"podtune: {'' if rank == 0 else who}error: {text}", file=sys.stderr, flush=True)
+    terminate_log(f"{who}{text}", code)
+    if error_file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+        message = {"message": text, "errorCode": code, "extraInfo": {"timestamp": str(int(time.time()))}}
+        Path(error_file).parent.mkdir(parents=True, exist_ok=True)
+        Path(error_file).write_text(json.dumps({"message": message}), encoding="utf-8")
+    return code
+
+
+def exit_code(error: BaseException) -> int:
+    """The documented exit code for ``error``."""
+    if isinstance(error, UserError):
+        return error.code
+    if isinstance(error, PeerLost):
+        return PEER_LOST
+    if out_of_memory(error):
+        return OUT_OF_MEMORY
+    if out_of_space(error):
+        return IO
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else 1
+    return 1
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """True for torch's OutOfMemoryError (by name, so that torch need not be loaded) and Python's
+    MemoryError.
+    """
+    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+
+
+def out_of_space(error: BaseException) -> bool:
+    """True for a full disk or quota, also as the text of a library's own error (safetensors, torch)."""
+    if isinstance(error, UserError | PeerLost):
+        return False
+    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return full or os.strerror(errno.ENOSPC) in str(error) or os.strerror(errno.EDQUOT) in str(error)
+
+
+def terminate_log(message: str, code: int) -> None:
+    """Leave one line for ``kubectl describe pod``. Outside a pod the file does not exist and nothing is
+    written.
+    """
+    if TERMINATION_LOG.exists() and os.access(TERMINATION_LOG, os.W_OK):
+        line = " ".join(message.split())[:1000]
+        TERMINATION_LOG.write_text(f"exit {code}: {line}\n")
+
+
+def fail(what: str, *, where: str = "", fix: str = "", code: int = CONFIG) -> NoReturn:
+    """Raise a :class:`UserError`; for use inside expressions."""
+    raise UserError(what, where=where, fix=fix, code=code)
+
+
+def near(name: str, known: list[str] | tuple[str, ...] | set[str] | dict[str, object]) -> str:
+    """``"; did you mean 'x'?"`` for the closest known name, or an empty string."""
+    import difflib
+
+    found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f"; did you mean '{found[0]}'?" if found else ""

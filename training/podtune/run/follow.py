@@ -1,0 +1,126 @@
+"""Reading a run's files while they grow: new metrics lines since a position, and whether the run still goes
+on. No torch.
+
+The position survives a restart of the reader, and a metrics file that was cut back by a resume is noticed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from podtune.run.heartbeat import life
+from podtune.run.record import METRICS_FILE, RUN_FILE, SCHEMA, Json
+
+_FINGERPRINT_BYTES = 4096
+MAX_DEPTH = 4
+
+
+@dataclass(frozen=True)
+class Position:
+    """How far a metrics file was read: ``offset`` in bytes, and the SHA-256 of the bytes just before it."""
+
+    offset: int = 0
+    digest: str = ""
+
+
+class MetricsTail:
+    """New complete lines of a metrics file, from a position on."""
+
+    def __init__(self, run_dir: Path, position: Position | None = None) -> None:
+        self.path = Path(run_dir) / METRICS_FILE
+        self.position = position or Position()
+        # inode and size at the last look: nothing is opened if both stand
+        self._seen: tuple[int, int] | None = None
+
+    def read(self) -> tuple[list[Json], bool]:
+        """The new entries, and True if the file is no longer the one read before, in which case they start at
+        its top.
+
+        A torn last line stays unread until it is complete; a complete line that is no metrics line is
+        skipped.
+        """
+        try:
+            status = self.path.stat()
+        except FileNotFoundError:
+            return [], False
+        if self._seen == (status.st_ino, status.st_size):
+            return [], False
+        with self.path.open("rb") as file:
+            rewritten = (
+                self.position.offset > 0
+                and _digest(file.fileno(), self.position.offset) != self.position.digest
+            )
+            start = 0 if rewritten else self.position.offset
+            file.seek(start)
+            block = file.read()
+            end = start + block.rfind(b"\n") + 1
+            self.position = Position(end, _digest(file.fileno(), end))
+        self._seen = (status.st_ino, status.st_size)
+        return [entry for line in block[: end - start].splitlines() if (entry := _entry(line))], rewritten
+
+
+def _digest(file: int, offset: int) -> str:
+    start = max(0, offset - _FINGERPRINT_BYTES)
+    found = os.pread(file, offset - start, start)
+    return hashlib.sha256(found).hexdigest()[:16] if len(found) == offset - start else "short"
+
+
+def _entry(line: bytes) -> Json | None:
+    try:
+        entry = json.loads(line)
+    except ValueError:
+        return None
+    return entry if isinstance(entry, dict) and "step" in entry and "split" in entry else None
+
+
+def read_record(run_dir: Path) -> Json | None:
+    """run.json of ``run_dir``, or None while there is none (or it is of a schema that this version does not
+    know).
+    """
+    try:
+        record: Any = json.loads((Path(run_dir) / RUN_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return record if isinstance(record, dict) and record.get("schema") == SCHEMA else None
+
+
+def state(run_dir: Path, record: Json) -> tuple[str, str]:
+    """Status and reason of a run as they are, not as the file was left: a dead process cannot write its own
+    end.
+    """
+    status, reason = str(record.get("status", "running")), str(record.get("reason") or "")
+    if status == "running" and life(run_dir) == "dead":
+        return "error", "died"
+    return status, reason
+
+
+def find_runs(root: Path) -> list[Path]:
+    """Folders with a run.json at or below ``root``, not deeper than four levels and not inside another
+    run.
+    """
+    if (root / RUN_FILE).exists():
+        return [root]
+    found: list[Path] = []
+    level = [root]
+    for _ in range(MAX_DEPTH):
+        below = [Path(entry.path) for folder in level for entry in _folders(folder)]
+        found += [folder for folder in below if (folder / RUN_FILE).exists()]
+        level = [folder for folder in below if not (folder / RUN_FILE).exists()]
+    return sorted(found)
+
+
+def _folders(folder: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return [
+                entry
+                for entry in entries
+                if entry.is_dir(follow_symlinks=False) and not entry.name.startswith((".", "checkpoint-"))
+            ]
+    except OSError:
+        return []

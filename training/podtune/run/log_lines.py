@@ -1,0 +1,213 @@
+"""What a run prints while it goes on, and how those lines are read again from a log. Needs no torch.
+
+The printer and the parser of each line stand together, because ``podtune watch JOB`` knows of a run in a
+cluster only what its pods' logs say. :func:`parse` gives back entries in the shape of metrics.jsonl, as exact
+as the line is.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+from typing import Any
+
+Json = dict[str, Any]
+
+# a rank that takes so many times as long as the others before it first waits for them is called slow
+SLOW_RATIO = 1.5
+DATA_WAIT_SHARE = 0.1  # of a step that waits for data, from which on that is worth saying
+DATA_WAIT_SHARE_GPU = 0.5  # a GPU meanwhile works on the step before
+
+_NUMBER = r"(-?[\d,]*\.?\d+(?:e[-+]?\d+)?|nan|-?inf)"
+_DURATION = r"(?:(\d+)h(\d\d)m|(\d+)m(\d\d)s|(\d+)s)"
+_HEAD = re.compile(
+    r"(?P<name>.+?): (?P<strategy>[a-z0-9-]+) on (?P<world_size>\d+) x (?P<device>\w+) "
+    r"\((?P<nnodes>\d+) nodes?\), "
+)
+_START = re.compile(r"training: steps (\d+) to (\d+)")
+_TRAIN = re.compile(
+    rf"step +(\d+)/(\d+)  loss {_NUMBER}(?:  grad {_NUMBER})?  lr {_NUMBER}(?:  {_NUMBER} tokens/s  eta "
+    rf"{_DURATION})?(?P<system>  .*)?"
+)
+_EVAL = re.compile(rf"eval at step (\d+)  loss {_NUMBER}  perplexity {_NUMBER}")
+_POD = re.compile(r"(?:(\d+)%)?(?: ?([\d.]+) GiB)?")
+_SLOW = re.compile(r"slow rank (\d+) \(([\d.]+)x\)")
+_WAIT = re.compile(r"data wait (\d+)%")
+
+
+def head_line(
+    name: str,
+    strategy: str,
+    world_size: int,
+    device_type: str,
+    nnodes: int,
+    parameters: int,
+    rows: int,
+    tokens: int,
+) -> str:
+    """What runs where: the first line of a training."""
+    where = f"{world_size} x {device_type} ({nnodes} node{'s' if nnodes > 1 else ''})"
+    return (
+        f"{name}: {strategy} on {where}, {parameters:,} trained parameters, {rows:,} rows, {tokens:,} tokens"
+    )
+
+
+def start_line(done: int, max_steps: int) -> str:
+    """Where the steps begin: at 0, or at the checkpoint that the run resumes from."""
+    return f"training: steps {done} to {max_steps}"
+
+
+def train_line(
+    step: int, max_steps: int, train: Json, system: Json | None = None, nproc_per_node: int = 1
+) -> str:
+    """One tidy line: step, loss, gradient norm, learning rate, real tokens a second, time left, and each
+    pod's use of its machine.
+    """
+    line = f"step {step:>{len(str(max_steps))}}/{max_steps}  loss {train['loss']:.4f}"
+    if "grad_norm" in train:
+        line += f"  grad {train['grad_norm']:.3f}"
+    line += f"  lr {train['learning_rate']:.2e}"
+    if "tokens_per_s" in train:
+        line += f"  {train['tokens_per_s']:,.0f} tokens/s  eta {duration(train['eta_s'])}"
+    return line + (_system_part(system, nproc_per_node) if system else "")
+
+
+def _system_part(system: Json, nproc_per_node: int) -> str:
+    pods = per_pod(system, nproc_per_node)
+    on_gpu = any("gpu_memory_gib" in pod for pod in pods)
+    use = [_use(pod) for pod in pods]
+    part = f"  {'gpu' if on_gpu else 'memory'} {', '.join(use)}" if all(use) else ""
+    if is_slow(system):
+        part += f"  slow rank {system['slowest_rank']} ({system['slowest_ratio']:.1f}x)"
+    if waits_for_data(system):
+        part += f"  data wait {system['data_wait_share']:.0%}"
+    return part
+
+
+def _use(pod: Json) -> str:
+    memory = pod.get("gpu_memory_gib", pod.get("rss_gib"))
+    words = [f"{pod['gpu_utilisation_percent']:.0f}%"] if "gpu_utilisation_percent" in pod else []
+    return " ".join(words + ([f"{memory:.1f} GiB"] if memory is not None else []))
+
+
+def eval_line(step: int, metrics: Json) -> str:
+    """One line for an evaluation."""
+    return f"eval at step {step}  loss {metrics['loss']:.4f}  perplexity {metrics['perplexity']:.2f}"
+
+
+def per_pod(system: Json, nproc_per_node: int) -> list[Json]:
+    """Each pod's use, of a system line: memory of its largest rank, mean utilisation of its GPUs; pods in the
+    order of their ranks.
+    """
+    if "per_pod" in system:
+        return list(system["per_pod"])
+    names = ("gpu_utilisation_percent", "gpu_memory_gib", "rss_gib")
+    per_rank = system.get("per_rank") or {name: [system[name]] for name in names if name in system}
+    count = max((len(column) for column in per_rank.values()), default=0)
+    pods = []
+    for first in range(0, count, max(1, nproc_per_node)):
+        pod: Json = {}
+        for name in names:
+            values = [
+                value for value in per_rank.get(name, [])[first : first + nproc_per_node] if value is not None
+            ]
+            if values:
+                pod[name] = statistics.fmean(values) if name.endswith("_percent") else max(values)
+        pods.append(pod)
+    return pods
+
+
+def is_slow(system: Json) -> bool:
+    """Whether a rank holds up the others."""
+    return float(system.get("slowest_ratio") or 0.0) > SLOW_RATIO
+
+
+def waits_for_data(system: Json) -> bool:
+    """Whether steps wait for data so long that it matters."""
+    return float(system.get("data_wait_share") or 0.0) > (
+        DATA_WAIT_SHARE_GPU if "gpu_memory_gib" in system else DATA_WAIT_SHARE
+    )
+
+
+def duration(seconds: float) -> str:
+    """``75`` as ``1m15s``."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    return (
+        f"{whole // 60}m{whole % 60:02d}s" if whole < 3600 else f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+    )
+
+
+def parse(line: str) -> list[Json]:
+    """The entries that a line of a log holds, none for a line of anything else.
+
+    Their ``split`` is train, eval or system, as in metrics.jsonl; or ``head`` (name, strategy, world_size,
+    device, nnodes) or ``start`` (step, max_steps).
+    """
+    if match := _TRAIN.fullmatch(line):
+        return _train_entries(match)
+    if match := _EVAL.fullmatch(line):
+        return [
+            {"split": "eval", "step": int(match[1]), "loss": float(match[2]), "perplexity": float(match[3])}
+        ]
+    if match := _START.fullmatch(line):
+        return [{"split": "start", "step": int(match[1]), "max_steps": int(match[2])}]
+    if match := _HEAD.match(line):
+        sizes = {key: int(match[key]) for key in ("world_size", "nnodes")}
+        return [
+            {
+                "split": "head",
+                "name": match["name"],
+                "strategy": match["strategy"],
+                "device": match["device"],
+                **sizes,
+            }
+        ]
+    return []
+
+
+def _train_entries(match: re.Match[str]) -> list[Json]:
+    step = int(match[1])
+    train: Json = {
+        "split": "train",
+        "step": step,
+        "max_steps": int(match[2]),
+        "loss": float(match[3]),
+        "learning_rate": float(match[5]),
+    }
+    if match[4]:
+        train["grad_norm"] = float(match[4])
+    if match[6]:
+        train["tokens_per_s"] = float(match[6].replace(",", ""))
+        hours, minutes_of_hour, minutes, seconds_of_minute, seconds = (
+            int(match[index] or 0) for index in range(7, 12)
+        )
+        train["eta_s"] = float(hours * 3600 + (minutes_of_hour + minutes) * 60 + seconds_of_minute + seconds)
+    system = _parse_system(match["system"] or "")
+    return [train] + ([{"split": "system", "step": step, **system}] if system else [])
+
+
+def _parse_system(part: str) -> Json:
+    found: Json = {}
+    for word in part.strip().split("  "):
+        kind, _, rest = word.partition(" ")
+        if kind in ("gpu", "memory"):
+            pods = [_POD.fullmatch(one) for one in rest.split(", ")]
+            memory = "gpu_memory_gib" if kind == "gpu" else "rss_gib"
+            found["per_pod"] = [
+                {
+                    name: float(value)
+                    for name, value in (("gpu_utilisation_percent", pod[1]), (memory, pod[2]))
+                    if value
+                }
+                for pod in pods
+                if pod
+            ]
+            sizes = [pod[memory] for pod in found["per_pod"] if memory in pod]
+            found |= {memory: max(sizes)} if sizes else {}
+        elif match := _SLOW.fullmatch(word):
+            found |= {"slowest_rank": int(match[1]), "slowest_ratio": float(match[2])}
+        elif match := _WAIT.fullmatch(word):
+            found["data_wait_share"] = int(match[1]) / 100
+    return found

@@ -1,0 +1,119 @@
+"""Answers of a model, in batches: left padding, the stop tokens of model and tokenizer, greedy or sampled."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from podtune.run.errors import USAGE, UserError
+from podtune.sft.model.template import Messages, prompt_ids, stop_token_ids
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+# where neither the caller nor the model's generation config says how long an answer may be
+FALLBACK_NEW_TOKENS = 256
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How to choose tokens. None leaves it to the model's generation config; temperature 0 is greedy."""
+
+    max_new_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    seed: int = 0
+
+    def arguments(self, model: PreTrainedModel) -> dict[str, Any]:
+        """Keyword arguments of ``model.generate``."""
+        configured = model.generation_config
+        sample = bool(configured.do_sample) if self.temperature is None else self.temperature > 0
+        sample = sample or (self.temperature is None and self.top_p is not None)
+        chosen: dict[str, Any] = {"do_sample": sample, "max_new_tokens": self.longest(model)}
+        if sample:
+            chosen |= {
+                key: value for key in ("temperature", "top_p") if (value := getattr(self, key)) is not None
+            }
+        else:  # the sampling values of a model's own config would only draw warnings
+            chosen |= {"temperature": None, "top_p": None, "top_k": None}
+        return chosen
+
+    def longest(self, model: PreTrainedModel) -> int:
+        """The longest answer in tokens."""
+        return self.max_new_tokens or model.generation_config.max_new_tokens or FALLBACK_NEW_TOKENS
+
+
+GREEDY = Sampling(temperature=0.0)
+
+
+def answer(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[str | Messages],
+    sampling: Sampling = GREEDY,
+    *,
+    streamer: Any = None,
+) -> list[str]:
+    """One batch of answers, without the stop token. The same prompts, sampling and seed give the same
+    answers.
+
+    A prompt longer than the context less the answer keeps its end (see :func:`room`).
+    """
+    import torch
+
+    space = room(model, sampling)
+    rows = [prompt_ids(tokenizer, prompt) for prompt in prompts]
+    if cut := sum(len(row) > space for row in rows):
+        print(
+            (f"podtune: warning: {cut} prompts are longer than {space} tokens; only their ends are read"),
+            file=sys.stderr,
+            flush=True,
+        )
+        rows = [row[-space:] for row in rows]
+    stops = stop_token_ids(tokenizer, model.generation_config)
+    padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else stops[0]
+    longest = max(1, *map(len, rows))
+    ids = torch.tensor([[padding] * (longest - len(row)) + row for row in rows], device=model.device)
+    mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows], device=model.device)
+    torch.manual_seed(sampling.seed)
+    training = model.training
+    model.eval()
+    with torch.inference_mode():
+        generated = model.generate(
+            input_ids=ids,
+            attention_mask=mask,
+            eos_token_id=stops,
+            pad_token_id=padding,
+            streamer=streamer,
+            **sampling.arguments(model),
+        )
+    model.train(training)
+    return [
+        tokenizer.decode(until(row, stops), skip_special_tokens=True).strip()
+        for row in generated[:, longest:].tolist()
+    ]
+
+
+def room(model: PreTrainedModel, sampling: Sampling) -> int:
+    """Tokens that a prompt may have so that the longest answer still fits into the context.
+
+    Raises:
+        UserError: the answer alone would fill it.
+    """
+    context = getattr(model.config.get_text_config(), "max_position_embeddings", None) or sys.maxsize
+    longest = sampling.longest(model)
+    if longest >= context:
+        raise UserError(
+            f"{longest} new tokens leave no room for a prompt: the model's context is {context} tokens",
+            where="max_new_tokens",
+            fix=f"ask for at most {context // 2}",
+            code=USAGE,
+        )
+    return context - longest
+
+
+def until(row: list[int], stops: Sequence[int]) -> list[int]:
+    """``row`` up to its first stop token."""
+    return row[: next((position for position, token in enumerate(row) if token in stops), len(row))]

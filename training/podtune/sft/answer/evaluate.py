@@ -1,0 +1,214 @@
+"""Is the tuned model better than its base? Answers side by side, exact match and perplexity on held-out
+rows.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import os
+import re
+import string
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from podtune.sft.answer.answers import Sampling, answer
+from podtune.sft.model.load import load_model
+from podtune.sft.model.template import Messages, prompt_and_answer, scored_ids
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+TOKENS_PER_BATCH = 4096  # with a vocabulary of 128k that is 2 GiB of fp32 logits
+SAMPLES = 3
+
+Row = dict[str, Any]
+
+
+def compare_with_base(
+    base: str | os.PathLike[str],
+    tuned: str | os.PathLike[str],
+    tokenizer: PreTrainedTokenizerBase,
+    eval_rows: Sequence[Row],
+    *,
+    max_new_tokens: int = 64,
+    batch_size: int = 32,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+) -> dict[str, Any]:
+    """Score both models on the same rows, one after the other so that only one is in memory.
+
+    Returns:
+        ``rows``, ``base`` and ``tuned`` (see :func:`score`), and ``samples``: a few rows with prompt,
+        reference and both answers.
+    """
+    found: dict[str, Any] = {"rows": len(eval_rows)}
+    answers: dict[str, list[str]] = {}
+    for which, name in (("base", base), ("tuned", tuned)):
+        model = load_model(
+            name, revision=revision if which == "base" else None, trust_remote_code=trust_remote_code
+        )
+        model = on_device(model)
+        answers[which] = answers_to(
+            model, tokenizer, eval_rows, batch_size=batch_size, max_new_tokens=max_new_tokens
+        )
+        found[which] = exact_match(answers[which], eval_rows) | loss_of(
+            model, tokenizer, eval_rows, batch_size=batch_size
+        )
+        del model
+        gc.collect()
+    found["samples"] = [
+        {
+            "prompt": as_text(prompt),
+            "reference": reference,
+            "base": answers["base"][index],
+            "tuned": answers["tuned"][index],
+        }
+        for index, (prompt, reference) in enumerate(map(prompt_and_answer, eval_rows[:SAMPLES]))
+        if prompt
+    ]
+    return found
+
+
+def score(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    rows: Sequence[Row],
+    *,
+    batch_size: int = 32,
+    max_new_tokens: int = 64,
+) -> dict[str, float]:
+    """``exact_match`` (share of rows), ``loss`` (mean over scored tokens, nats), ``perplexity`` and ``rows``.
+
+    Rows without a prompt (plain text) have a loss only.
+    """
+    answers = answers_to(model, tokenizer, rows, batch_size=batch_size, max_new_tokens=max_new_tokens)
+    return exact_match(answers, rows) | loss_of(model, tokenizer, rows, batch_size=batch_size)
+
+
+def sample_answers(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    conversations: Sequence[str | Messages],
+    max_new_tokens: int = 64,
+) -> list[str]:
+    """Greedy answers to ``conversations`` as one batch, in their order."""
+    return answer(model, tokenizer, conversations, Sampling(max_new_tokens=max_new_tokens, temperature=0.0))
+
+
+def answers_to(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    rows: Sequence[Row],
+    *,
+    batch_size: int,
+    max_new_tokens: int,
+) -> list[str]:
+    """A greedy answer for each row, empty for rows without a prompt. Prompts of like length share a batch."""
+    prompts = {index: prompt for index, row in enumerate(rows) if (prompt := prompt_and_answer(row)[0])}
+    order = sorted(prompts, key=lambda index: len(as_text(prompts[index])))
+    answers = [""] * len(rows)
+    for start in range(0, len(order), batch_size):
+        batch = order[start : start + batch_size]
+        for index, text in zip(
+            batch, sample_answers(model, tokenizer, [prompts[i] for i in batch], max_new_tokens), strict=True
+        ):
+            answers[index] = text
+    return answers
+
+
+def exact_match(answers: Sequence[str], rows: Sequence[Row]) -> dict[str, float]:
+    """The share of answers equal to the reference after :func:`normalised`; absent if no row has prompt and
+    reference.
+    """
+    pairs = [
+        (text, reference)
+        for text, (prompt, reference) in zip(answers, map(prompt_and_answer, rows), strict=True)
+        if prompt and reference
+    ]
+    if not pairs:
+        return {}
+    return {
+        "exact_match": sum(normalised(text) == normalised(reference) for text, reference in pairs)
+        / len(pairs)
+    }
+
+
+def normalised(text: str) -> str:
+    """Lower case without punctuation, articles and repeated space, as SQuAD scores answers (Rajpurkar et al.
+    2016, 6.1).
+    """
+    bare = text.lower().translate(str.maketrans("", "", string.punctuation))
+    return " ".join(re.sub(r"\b(a|an|the)\b", " ", bare).split())
+
+
+def loss_of(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], *, batch_size: int = 32
+) -> dict[str, float]:
+    """Mean cross-entropy over the tokens of the answers (of the whole text where there is no prompt), and its
+    exponential.
+    """
+    import torch
+
+    context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    encoded = []
+    for row in rows:
+        prompt, reference = prompt_and_answer(row)
+        if reference:
+            row_ids, scored = scored_ids(tokenizer, prompt, reference)
+            encoded.append((row_ids[:context], scored[:context]))
+    total, tokens = 0.0, 0
+    training = model.training
+    model.eval()
+    with torch.inference_mode():
+        for batch in batches(encoded, batch_size):
+            longest = max(len(row) for row, _ in batch)
+            ids = torch.tensor([row + [0] * (longest - len(row)) for row, _ in batch], device=model.device)
+            mask = torch.tensor(
+                [[1] * len(row) + [0] * (longest - len(row)) for row, _ in batch], device=model.device
+            )
+            answers = torch.tensor(
+                [mark + [False] * (longest - len(mark)) for _, mark in batch], device=model.device
+            )[:, 1:]
+            logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits[:, :-1]
+            total += float(
+                torch.nn.functional.cross_entropy(
+                    logits[answers].float(), ids[:, 1:][answers], reduction="sum"
+                )
+            )
+            tokens += int(answers.sum())
+    model.train(training)
+    if not tokens:
+        return {"rows": len(rows)}
+    loss = total / tokens
+    return {"loss": loss, "perplexity": math.exp(min(loss, 700.0)), "tokens": tokens, "rows": len(rows)}
+
+
+def batches(
+    encoded: list[tuple[list[int], list[bool]]], batch_size: int
+) -> Iterator[list[tuple[list[int], list[bool]]]]:
+    """Rows of like length together, at most ``batch_size`` and, padding counted, about TOKENS_PER_BATCH
+    tokens.
+    """
+    batch: list[tuple[list[int], list[bool]]] = []
+    for row in sorted(encoded, key=lambda item: len(item[0])):
+        if batch and (len(batch) == batch_size or (len(batch) + 1) * len(row[0]) > TOKENS_PER_BATCH):
+            yield batch
+            batch = []
+        batch.append(row)
+    if batch:
+        yield batch
+
+
+def as_text(prompt: str | Messages) -> str:
+    """A prompt for people: the last message's content, or the text."""
+    return prompt if isinstance(prompt, str) else str(prompt[-1]["content"])
+
+
+def on_device(model: PreTrainedModel) -> PreTrainedModel:
+    """``model`` on the GPU if there is one and it is not there (or quantized) yet."""
+    import torch
+
+    if torch.cuda.is_available() and model.device.type == "cpu":
+        return model.to("cuda")
+    return model

@@ -1,0 +1,235 @@
+"""From checked settings to TRL's dataclasses, for this world and this device."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from trl import DatasetMixtureConfig, ModelConfig, ScriptArguments, SFTConfig, TrlParser
+
+from podtune.run.distributed import World
+from podtune.run.errors import CONFIG, UserError
+from podtune.sft.config.arguments import STRATEGIES, RunArguments
+from podtune.sft.config.settings import Settings
+from podtune.sft.config.strategy import resolve_strategy, strategy_settings
+from podtune.sft.model.load import check_quantization
+
+DATACLASSES = (ScriptArguments, SFTConfig, ModelConfig, DatasetMixtureConfig, RunArguments)
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Everything a fine-tune is told, resolved. ``training`` is what SFTTrainer gets."""
+
+    script: ScriptArguments
+    training: SFTConfig
+    model: ModelConfig
+    mixture: DatasetMixtureConfig
+    run: RunArguments
+    strategy: str
+    notes: tuple[str, ...]  # what was chosen for this hardware, for the start line
+
+    @property
+    def name(self) -> str:
+        """The run's name."""
+        return str(self.training.run_name)
+
+    def resolved(self) -> dict[str, Any]:
+        """The whole configuration as JSON-ready values, without secrets, for the record."""
+        merged: dict[str, Any] = {}
+        for part in (self.script, self.training, self.model, self.mixture, self.run):
+            for item in dataclasses.fields(part):
+                if item.name == "hub_token":
+                    continue
+                value = getattr(part, item.name)
+                if dataclasses.is_dataclass(value) and not isinstance(value, type):
+                    value = dataclasses.asdict(value)
+                merged[item.name] = (
+                    value if isinstance(value, str | int | float | bool | list | dict | None) else str(value)
+                )
+        training = self.training
+        merged["global_batch_size"] = (
+            training.per_device_train_batch_size * training.world_size * training.gradient_accumulation_steps
+        )
+        return merged | {
+            "strategy": self.strategy,
+            "datasets": [vars(part) for part in self.mixture.datasets],
+        }
+
+
+def resolve(settings: Settings, world: World) -> Arguments:
+    """Decide batch, strategy and hardware choices for ``world`` and let TRL's parser make its dataclasses.
+
+    Raises:
+        UserError: a batch that does not divide, a strategy that the world cannot hold, QLoRA without a GPU,
+        or a value that TRL refuses.
+    """
+    values = dict(settings.values)
+    check_quantization(bool(values.get("load_in_4bit") or values.get("load_in_8bit")))
+    values |= solve_batch(settings, world)
+    strategy = resolve_strategy(values.pop("strategy", "auto"), world)
+    values |= strategy_settings(strategy, world)
+    chosen, notes = hardware_choices(settings, world)
+    values |= chosen
+    # Ours to decide: the bounds, the screen, and never hiding a NaN behind a zero.
+    values.setdefault("run_name", str(values["output_dir"]).rstrip("/").rsplit("/", 1)[-1])
+    values |= {
+        "ddp_timeout": int(values.get("timeout_s", RunArguments.timeout_s)),
+        "logging_nan_inf_filter": False,
+        "disable_tqdm": True,
+    }
+    values.setdefault("ddp_find_unused_parameters", False)
+    # a language model's buffers are constants, and each forward would wait for rank 0
+    values.setdefault("ddp_broadcast_buffers", False)
+    if values.get("use_peft"):
+        values.setdefault("lora_target_modules", ["all-linear"])  # PEFT has no default for every architecture
+    if world.device_type == "cpu":
+        values |= {"use_cpu": True, "dataloader_pin_memory": False}
+    parser = TrlParser(DATACLASSES)
+    leftover = parser.set_defaults_with_config(**values)
+    assert not leftover, f"config_keys.json knows keys that TRL does not: {leftover}"
+    try:
+        script, training, model, mixture, run = parser.parse_args_into_dataclasses(
+            args=[], look_for_args_file=False
+        )
+    except SystemExit:
+        raise UserError("TRL refuses the configuration, see above", code=CONFIG) from None
+    except (ValueError, TypeError, ImportError) as error:
+        raise UserError(f"TRL refuses the configuration: {error}", code=CONFIG) from None
+    check_installed(training)
+    if not model.use_peft and (unused := [key for key in values if key.startswith("lora_")]):
+        notes.append(f"all parameters trained ({', '.join(unused)} without use_peft has no effect)")
+    return Arguments(script, training, model, mixture, run, strategy, tuple(notes))
+
+
+def check_installed(training: SFTConfig) -> None:
+    """Packages that arguments ask for and the image does not bring. Raises :class:`UserError`."""
+    from transformers.integrations import get_available_reporting_integrations
+    from transformers.utils import is_liger_kernel_available
+
+    available = get_available_reporting_integrations()
+    for tracker in training.report_to:
+        if tracker not in available:
+            found = ", ".join(available) or "none"
+            raise UserError(
+                f"{tracker!r} is not installed, or no tracker that transformers knows (installed: {found})",
+                where="report_to",
+                fix="install its package, remove it, or track with --aim_repo FOLDER",
+            )
+    if training.use_liger_kernel and not is_liger_kernel_available():
+        raise UserError(
+            ("the package liger-kernel is not installed"),
+            where="use_liger_kernel",
+            fix="install it, or leave it off",
+        )
+
+
+def solve_batch(settings: Settings, world: World) -> dict[str, int]:
+    """Accumulation (and, if not given, the per-device batch) so that one step is ``global_batch_size`` rows.
+
+    Raises:
+        UserError: the rows cannot be split evenly; names sizes that can.
+    """
+    wanted = settings.values.get("global_batch_size")
+    if wanted is None:
+        return {}
+    if wanted % world.world_size:
+        lower = wanted // world.world_size * world.world_size
+        raise UserError(
+            f"global_batch_size {wanted} cannot be split evenly over {world.world_size} processes",
+            where=settings.source["global_batch_size"],
+            fix="use " + " or ".join(str(size) for size in (lower, lower + world.world_size) if size),
+        )
+    per_rank = wanted // world.world_size
+    divisors = [size for size in range(1, per_rank + 1) if per_rank % size == 0]
+    batch = settings.values.get("per_device_train_batch_size")
+    accumulation = settings.values.get("gradient_accumulation_steps")
+    if batch is None:
+        batch = per_rank // accumulation if accumulation else max(size for size in divisors if size <= 8)
+    if batch not in divisors or (accumulation and batch * accumulation != per_rank):
+        raise UserError(
+            f"global_batch_size {wanted} is {per_rank} rows for each of {world.world_size} processes, "
+            f"which {f'{accumulation} batches' if accumulation else f'batches of {batch}'} do not fill",
+            where=settings.source["global_batch_size"],
+            fix="per_device_train_batch_size one of " + ", ".join(map(str, divisors)),
+        )
+    return {"per_device_train_batch_size": batch, "gradient_accumulation_steps": per_rank // batch}
+
+
+def hardware_choices(settings: Settings, world: World) -> tuple[dict[str, Any], list[str]]:
+    """Precision, activation checkpointing, attention and padding for this device, where the user chose
+    nothing.
+    """
+    import torch
+
+    from podtune.sft.model.attention import PER_ROW, choose_attention
+
+    values = settings.values
+    chosen: dict[str, Any] = {}
+    on_cpu = world.device_type == "cpu"
+    if not settings.given("bf16") and not settings.given("fp16"):
+        # bf16 where the hardware computes in it; without it the CPU stays in fp32 and a GPU takes fp16
+        fast = torch.cpu._is_avx512_bf16_supported() if on_cpu else torch.cuda.is_bf16_supported()
+        chosen |= {"bf16": fast, "fp16": not fast and not on_cpu}
+    bf16, fp16 = (chosen.get(key, values.get(key)) for key in ("bf16", "fp16"))
+    precision = "bf16 autocast" if bf16 else "fp16 autocast" if fp16 else "fp32"
+    if not any(settings.given(key) for key in ("activation_checkpointing", "gradient_checkpointing")):
+        # On the CPU memory is not what is short, and recomputing costs a fifth of the speed; on a GPU TRL's
+        # default stands.
+        chosen["activation_checkpointing"] = not on_cpu
+    checkpointing = any(
+        (values | chosen).get(key) for key in ("activation_checkpointing", "gradient_checkpointing")
+    )
+    attention, reason = choose_attention(world.device_type, half_precision=bool(bf16 or fp16))
+    if settings.given("attn_implementation"):
+        attention, reason = values["attn_implementation"], "as asked"
+    chosen["attn_implementation"] = attention
+    if not settings.given("padding_free") and not values.get("packing"):
+        # rows end to end need an attention that keeps them apart without a mask
+        chosen["padding_free"] = attention in (PER_ROW, "flash_attention_2", "flash_attention_3")
+    padding = (
+        "packed rows"
+        if values.get("packing")
+        else "no padding"
+        if (values | chosen).get("padding_free")
+        else "padded rows"
+    )
+    notes = [
+        precision,
+        f"activation checkpointing {'on' if checkpointing else 'off'}",
+        f"{attention} attention ({reason})",
+        padding,
+        "compiled" if values.get("torch_compile") else "not compiled",
+    ]
+    return chosen, notes
+
+
+def config_keys() -> str:
+    """The content of config_keys.json: for each key its dataclass, type, default and choices."""
+    owner = {item.name: part.__name__ for part in DATACLASSES for item in dataclasses.fields(part)}
+    ours = {item.name: item.metadata.get("help", "") for item in dataclasses.fields(RunArguments)}
+    special = {"report_to": "list", "debug": "list", "datasets": "list"}
+    choices: dict[str, tuple[str, ...]] = {"strategy": ("auto", *STRATEGIES), "loss": ("lean", "trl")}
+    keys: dict[str, dict[str, Any]] = {}
+    for action in TrlParser(DATACLASSES)._actions:
+        name = action.dest
+        if name not in owner or action.option_strings[0].startswith("--no_"):
+            continue
+        kind = getattr(action.type, "__name__", "str")
+        kind = "bool" if kind == "string_to_bool" else kind if kind in ("int", "float") else "str"
+        kind = special.get(name, "list" if action.nargs in ("+", "*") else kind)
+        if name == "include_num_input_tokens_seen":
+            kind = "str"
+        default = (
+            action.default
+            if isinstance(action.default, str | int | float | bool | list | None)
+            else str(action.default)
+        )
+        keys[name] = {"class": owner[name], "type": kind, "default": default}
+        if allowed := choices.get(name) or action.choices:
+            keys[name]["choices"] = [str(choice) for choice in allowed]
+        if name in ours:
+            keys[name]["help"] = ours[name]
+    return json.dumps(keys, indent=1) + "\n"

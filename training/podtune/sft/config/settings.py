@@ -1,0 +1,412 @@
+"""The configuration of a fine-tune: defaults < environment < YAML < command line, checked before anything is
+imported.
+
+Two steps. :func:`read` needs no torch: it merges the layers and checks every key and value against
+``config_keys.json`` (the names, types and choices of TRL's dataclasses and ours, written by
+``scripts/config_keys.py``; a test holds it equal), so a typing error is answered in a tenth of a second.
+:func:`build` hands the result to TRL's own parser.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from podtune.run.errors import CONFIG, NO_INPUT, USAGE, UserError, near
+
+ENVIRONMENT = {  # the reference pipeline's names
+    "EPOCHS": "num_train_epochs",
+    "BATCH_SIZE": "per_device_train_batch_size",
+    "LEARNING_RATE": "learning_rate",
+    "OUTPUT_DIR": "output_dir",
+    "MODEL_NAME": "model_name_or_path",
+    "DATASET_PATH": "dataset_name",
+    "MAX_LENGTH": "max_length",
+    "AIM_REPO": "aim_repo",
+    "RUN_NAME": "run_name",
+}
+RENAMED = {  # keys of older TRL and transformers that people still paste
+    "max_seq_length": "max_length",
+    "evaluation_strategy": "eval_strategy",
+    "torch_dtype": "dtype",
+    "warmup_ratio": "warmup_steps (a value below 1 is a share of all steps)",
+    "group_by_length": "train_sampling_strategy: group_by_length",
+    "overwrite_output_dir": "output_dir (a new one) or auto_resume: false",
+    "no_cuda": "use_cpu",
+    "tokenizer_name": "model_name_or_path",
+    "logging_dir": "output_dir (metrics.jsonl lies there)",
+    "save_safetensors": "nothing: checkpoints are always safetensors",
+}
+AT_LEAST = {  # smallest value that makes sense
+    "per_device_train_batch_size": 1,
+    "per_device_eval_batch_size": 1,
+    "gradient_accumulation_steps": 1,
+    "global_batch_size": 1,
+    "max_length": 2,
+    "logging_steps": 0,
+    "lora_r": 1,
+    "lora_alpha": 1,
+    "save_total_limit": 1,
+    "warmup_steps": 0,
+    "weight_decay": 0,
+    "max_grad_norm": 0,
+    "max_eval_rows": 1,
+    "answer_rows": 0,
+    "answer_max_new_tokens": 1,
+    "eval_steps": 0,
+    "save_steps": 0,
+}
+_VALUE_OR_FLAG = ("fsdp", "include_num_input_tokens_seen", "resume_from_checkpoint")  # text, or true
+ABOVE_ZERO = ("learning_rate", "num_train_epochs", "timeout_s", "eval_split_size", "adam_epsilon")
+Value = Any
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The merged configuration: ``values`` by key, and for each key the layer it came from (for error
+    messages).
+    """
+
+    values: dict[str, Value] = field(default_factory=dict)
+    source: dict[str, str] = field(default_factory=dict)
+
+    def given(self, key: str) -> bool:
+        """True if the user set ``key`` in any layer, so that no default of ours may replace it."""
+        return key in self.values
+
+
+@functools.cache
+def known_keys() -> dict[str, dict[str, Any]]:
+    """Every key with its type, default, choices and the dataclass it belongs to."""
+    keys: dict[str, dict[str, Any]] = json.loads(
+        Path(__file__).with_name("config_keys.json").read_text(encoding="utf-8")
+    )
+    return keys
+
+
+def read(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> Settings:
+    """Merge environment, YAML (``--config``) and command line; check keys, types, ranges and contradictions.
+
+    Raises:
+        UserError: says which layer, which key, what was found and what would be right.
+    """
+    command_line, config_file = _command_line(argv)
+    layers: list[tuple[str, dict[str, Value]]] = []
+    # first: its env: may set the variables read next
+    content = read_yaml(Path(config_file)) if config_file else {}
+    layers += [
+        (f"environment variable {name}", {key: env[name]})
+        for name, key in ENVIRONMENT.items()
+        if env.get(name)
+    ]
+    if config_file:
+        layers.append((config_file, content))
+    layers.append(("command line", command_line))
+    values: dict[str, Value] = {}
+    source: dict[str, str] = {}
+    for where, layer in layers:
+        for key, value in layer.items():
+            values[key] = convert(key, value, where)
+            source[key] = where
+    settings = Settings(values, source)
+    check(settings)
+    return settings
+
+
+def read_yaml(path: Path) -> dict[str, Value]:
+    """The keys of a training YAML. An ``env:`` mapping is put into this process's environment, as TRL
+    does.
+    """
+    import yaml
+
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(
+            "no such file", where=str(path), fix=("give --config an existing YAML file"), code=NO_INPUT
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot be read: {error}", where=str(path), code=NO_INPUT) from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
+        raise UserError(f"not YAML: {getattr(error, 'problem', error)}", where=place, code=CONFIG) from None
+    if not isinstance(content, dict):
+        raise UserError(
+            ("holds no mapping of keys to values"),
+            where=str(path),
+            fix="write one 'key: value' a line",
+            code=CONFIG,
+        )
+    variables = content.pop("env", None) or {}
+    if not isinstance(variables, dict):
+        raise UserError("env is not a mapping of names to values", where=str(path), code=CONFIG)
+    os.environ.update({str(name): str(value) for name, value in variables.items()})
+    return content
+
+
+def _command_line(argv: Sequence[str]) -> tuple[dict[str, Value], str | None]:
+    """``--key value``, ``--key=value``, ``--key`` (a flag), ``--no_key``, ``--key a b`` (a list); hyphens as
+    underscores.
+    """
+    found: dict[str, Value] = {}
+    config_file: str | None = None
+    key: str | None = None
+    for token in argv:
+        if token.startswith("--") and len(token) > 2:
+            name, has_value, value = token[2:].partition("=")
+            key = name.replace("-", "_")
+            found[key] = [value] if has_value else []
+        elif key is None:
+            raise UserError(
+                (f"unexpected argument {token!r}"), where="command line", fix="write --key value", code=USAGE
+            )
+        else:
+            found[key].append(token)
+    values: dict[str, Value] = {}
+    for name, words in found.items():
+        if name == "config":
+            config_file = words[0] if words else None
+            if config_file is None:
+                raise UserError("--config needs a file", where="command line", code=USAGE)
+        elif name not in known_keys() and name.startswith("no_") and name[3:] in known_keys() and not words:
+            values[name[3:]] = False
+        elif not words:
+            spec = known_keys().get(name)
+            if spec and spec["type"] != "bool" and name not in _VALUE_OR_FLAG:
+                raise UserError(f"--{name} needs a value", where="command line", code=USAGE)
+            values[name] = True
+        else:
+            values[name] = words[0] if len(words) == 1 else words
+    return values, config_file
+
+
+def convert(key: str, value: Value, where: str) -> Value:
+    """``value`` in the type of ``key``.
+
+    Raises:
+        UserError: no such key (with the nearest name), or a value of another type or outside the choices.
+    """
+    spec = known_keys().get(key)
+    if spec is None:
+        if key in RENAMED:
+            raise UserError(f"unknown key '{key}'", where=where, fix=f"use {RENAMED[key]}", code=CONFIG)
+        raise UserError(
+            f"unknown key '{key}'{near(key, list(known_keys()))}",
+            where=where,
+            fix="correct the name; python -m podtune.training --help lists the keys",
+            code=CONFIG,
+        )
+    if value is None:
+        return None
+    kind, choices = spec["type"], spec.get("choices")
+    if isinstance(value, list) and kind != "list":
+        raise UserError(
+            (f"{key} takes one value and has {len(value)}: {', '.join(map(str, value))}"),
+            where=where,
+            code=CONFIG,
+        )
+    if value is False and choices and "no" in choices:
+        value = "no"  # YAML reads `eval_strategy: no` as false
+    try:
+        converted = _converters[kind](value)
+    except (ValueError, TypeError, SyntaxError):
+        raise UserError(f"{key} is {value!r}, not {_names[kind]}", where=where, code=CONFIG) from None
+    if choices and str(converted) not in choices:
+        raise UserError(
+            (f"{key} is {value!r}{near(str(converted), choices)}"),
+            where=where,
+            fix="one of " + ", ".join(choices),
+            code=CONFIG,
+        )
+    return converted
+
+
+def _boolean(value: Value) -> bool:
+    if isinstance(value, bool):
+        return value
+    word = str(value).lower()
+    if word in ("yes", "true", "t", "y", "1"):
+        return True
+    if word in ("no", "false", "f", "n", "0"):
+        return False
+    raise ValueError(value)
+
+
+def _whole(value: Value) -> int:
+    if isinstance(value, bool) or (isinstance(value, float) and not value.is_integer()):
+        raise ValueError(value)
+    return int(value)
+
+
+def _number(value: Value) -> float:
+    if isinstance(value, bool):
+        raise ValueError(value)
+    return float(value)
+
+
+def _text(value: Value) -> Value:
+    """Text stays text. TRL's fields for mappings are text too (JSON, or a path), so mappings pass."""
+    if isinstance(value, dict | bool | int | float):
+        return value
+    text = str(value)
+    return (
+        ast.literal_eval(text)
+        if text.startswith("{") and "'" in text
+        else json.loads(text)
+        if text.startswith("{")
+        else text
+    )
+
+
+def _items(value: Value) -> list[Value]:
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+_converters = {"bool": _boolean, "int": _whole, "float": _number, "str": _text, "list": _items}
+_names = {
+    "bool": "true or false",
+    "int": "a whole number",
+    "float": "a number",
+    "str": "text or a JSON mapping",
+    "list": "a list",
+}
+
+
+def check(settings: Settings) -> None:
+    """Ranges and contradictions that need neither torch nor the data. Raises :class:`UserError`."""
+    values = settings.values
+
+    def wrong(key: str, what: str, fix: str = "") -> UserError:
+        return UserError(
+            (f"{key} is {values[key]!r}: {what}"), where=settings.source[key], fix=fix, code=CONFIG
+        )
+
+    for key, value in values.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise wrong(key, "must be a finite number")
+    for key, least in AT_LEAST.items():
+        if values.get(key) is not None and values[key] < least:
+            raise wrong(key, f"must be at least {least}")
+    for key in ABOVE_ZERO:
+        if values.get(key) is not None and not values[key] > 0:
+            raise wrong(key, "must be above 0")
+    if not values.get("model_name_or_path"):
+        raise UserError(
+            "no model is named",
+            where="model_name_or_path",
+            fix=("--model_name_or_path FOLDER|HUB_ID"),
+            code=CONFIG,
+        )
+    if not values.get("dataset_name") and not values.get("datasets"):
+        raise UserError(
+            "no data set is named",
+            where="dataset_name",
+            fix=("--dataset_name FILE|FOLDER|HUB_NAME"),
+            code=CONFIG,
+        )
+    if not values.get("output_dir"):
+        raise UserError(
+            "no output folder is named", where="output_dir", fix="--output_dir FOLDER", code=CONFIG
+        )
+    if values.get("max_steps") is not None and values["max_steps"] != -1 and values["max_steps"] < 1:
+        raise wrong("max_steps", "must be at least 1, or -1 to train num_train_epochs")
+    if (values.get("eval_split_size") or 0) > 1 and values["eval_split_size"] % 1:
+        raise wrong("eval_split_size", "must be a share below 1 or a whole number of rows")
+    saves, evaluates = values.get("save_strategy", "steps"), values.get("eval_strategy", "no")
+    if values.get("load_best_model_at_end") and saves != "best" and saves != evaluates:
+        raise wrong(
+            "load_best_model_at_end",
+            f"the best is chosen where both are done, but save_strategy is {saves} and eval_strategy is "
+            f"{evaluates}",
+            f"eval_strategy: {saves if saves != 'no' else 'steps'}",
+        )
+    if values.get("logging_steps") == 0 and values.get("logging_strategy", "steps") == "steps":
+        raise wrong("logging_steps", "must be above 0", "logging_strategy: no leaves the lines out")
+    for one, other in (("bf16", "fp16"), ("load_in_4bit", "load_in_8bit")):
+        if values.get(one) and values.get(other):
+            raise wrong(one, f"{other} is set too, and only one can hold", f"remove {one} or {other}")
+    if (
+        values.get("global_batch_size")
+        and values.get("gradient_accumulation_steps")
+        and values.get("per_device_train_batch_size")
+    ):
+        raise wrong(
+            "global_batch_size",
+            ("it is solved from the batch and the world, but gradient_accumulation_steps is given too"),
+            "give one",
+        )
+    if values.get("strategy", "auto") != "auto" and (values.get("fsdp") or values.get("deepspeed")):
+        raise wrong(
+            "strategy", ("fsdp or deepspeed is configured by hand too"), "remove strategy, or fsdp/deepspeed"
+        )
+    if values.get("packing") and values.get("max_length", 1) is None:
+        raise wrong("packing", "packing needs max_length")
+    if (values.get("load_in_4bit") or values.get("load_in_8bit")) and not values.get("use_peft"):
+        raise wrong(
+            "load_in_4bit" if values.get("load_in_4bit") else "load_in_8bit",
+            ("quantised weights cannot be trained in full"),
+            "--use_peft",
+        )
+    if "aim" in _items(values.get("report_to", "none")):
+        raise wrong("report_to", "Aim is not a tracker of transformers", "--aim_repo FOLDER")
+    if values.get("ignore_data_skip"):
+        raise wrong("ignore_data_skip", "a resumed run would train on rows that it has seen", "remove it")
+    if values.get("enable_jit_checkpoint"):
+        raise wrong(
+            "enable_jit_checkpoint",
+            ("podtune saves on SIGTERM by itself, with all ranks at one step"),
+            "remove it",
+        )
+
+
+def help_text(*, everything: bool = False) -> str:
+    """The ``--help`` of the program: our keys and the common ones of TRL, or all."""
+    ours = [(key, spec) for key, spec in known_keys().items() if spec["class"] == "RunArguments"]
+    lines = [
+        "usage: torchrun --nproc-per-node N -m podtune.training [--config FILE.yaml] [--key value ...]",
+        "       python -m podtune.training ...                     (one process)",
+        "",
+        "Supervised fine-tuning of a causal language model through TRL's SFTTrainer. Defaults < environment "
+        "< YAML < command line.",
+        "",
+        "needed:",
+        "  --model_name_or_path NAME   a folder or hub id, for example HuggingFaceTB/SmolLM3-3B",
+        "  --dataset_name NAME         Parquet, JSONL or CSV file, a folder of them, a saved data set, or a "
+        "hub name",
+        "  --output_dir DIR            checkpoints, metrics.jsonl, run.json and final/ go there; an "
+        "interrupted run resumes",
+        "",
+        "podtune's own:",
+        *(f"  --{key:<26}{spec['help']} [{spec['default']}]" for key, spec in ours),
+        "",
+        "environment: " + ", ".join(f"{name} ({key})" for name, key in ENVIRONMENT.items()),
+        "",
+        "examples:",
+        "  python -m podtune.training --model_name_or_path demo/model --dataset_name demo/data/train.parquet "
+        "--output_dir out",
+        "  torchrun --nproc-per-node 2 -m podtune.training --config sft.yaml --global_batch_size 32 "
+        "--strategy fsdp",
+        "",
+    ]
+    theirs = [(key, spec) for key, spec in known_keys().items() if spec["class"] != "RunArguments"]
+    if everything:
+        lines.append("TRL's keys (type, default):")
+        for key, spec in theirs:
+            lines.append(
+                (f"  --{key:<42}{spec['type']:<6} {spec['default']}")
+                + (f"  {{{','.join(spec['choices'])}}}" if spec.get("choices") else "")
+            )
+    else:
+        lines.append(
+            f"TRL's {len(theirs)} keys are all taken (learning_rate, max_length, packing, use_peft, "
+            "...): --help_all lists them."
+        )
+    return "\n".join(lines)

@@ -1,0 +1,90 @@
+"""The same rows in every step, dealt out so that no rank waits for one with longer rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torch.utils.data import BatchSampler
+
+
+class BalancedBatches(BatchSampler):
+    """Batches for ``world_size`` ranks, of which accelerate gives the k-th of every ``world_size`` to rank k.
+
+    Within such a group the rows are dealt out anew: longest first, each to the rank that has the fewest
+    tokens and still has room. A group holds the rows that it held before, so a step's loss and gradient stay
+    what they were to rounding, and every rank works out the same groups without asking the others. The first
+    group stays as it is, because accelerate fills up the last step of an epoch from its rows in their order;
+    so does a last one that is not full.
+
+    Args:
+        batches: the sampler in rank order; its own ``sampler`` stays reachable, where accelerate sets the
+        epoch.
+        lengths: tokens of every row of the data set.
+        world_size: ranks.
+    """
+
+    def __init__(self, batches: BatchSampler, lengths: Sequence[int], world_size: int) -> None:
+        self.batches, self.lengths, self.world_size = batches, lengths, world_size
+        self.batch_size, self.drop_last = batches.batch_size, batches.drop_last
+
+    @property
+    def sampler(self) -> Any:
+        """The sampler of rows."""
+        return self.batches.sampler
+
+    @sampler.setter
+    def sampler(self, sampler: Any) -> None:
+        self.batches.sampler = sampler
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        group: list[list[int]] = []
+        first = True
+        for batch in self.batches:
+            group.append(batch)
+            if len(group) == self.world_size:
+                whole = all(len(batch) == self.batch_size for batch in group)
+                yield from self.deal(group) if whole and not first else group
+                group, first = [], False
+        yield from group
+
+    def deal(self, group: list[list[int]]) -> list[list[int]]:
+        """``group``'s rows in as many batches of the same size, with nearly the same tokens in each."""
+        dealt: list[list[int]] = [[] for _ in group]
+        tokens = [0] * len(group)
+        for row in sorted(
+            (row for batch in group for row in batch), key=lambda row: (-self.lengths[row], row)
+        ):
+            rank = min(
+                (rank for rank in range(len(group)) if len(dealt[rank]) < self.batch_size),
+                key=lambda rank: tokens[rank],
+            )
+            dealt[rank].append(row)
+            tokens[rank] += self.lengths[row]
+        return dealt
+
+
+def balance(loader: Any, lengths: Sequence[int]) -> None:
+    """Deal out the rows of a data loader that ``accelerator.prepare`` returned, in place.
+
+    It has to come after: accelerate takes its seeded sampler for a plain ``RandomSampler`` only, and any
+    wrapper given to it before would train on other rows. A loader that is not sharded batch by batch (one
+    rank, streaming) stays as it is.
+    """
+    from accelerate.data_loader import BatchSamplerShard
+
+    shard = getattr(loader, "batch_sampler", None)
+    if isinstance(shard, BatchSamplerShard) and not shard.split_batches and shard.num_processes > 1:
+        shard.batch_sampler = BalancedBatches(shard.batch_sampler, lengths, shard.num_processes)
+
+
+def row_lengths(dataset: Any) -> list[int]:
+    """Tokens of every row of a tokenised ``datasets.Dataset``, without making Python lists of the tokens."""
+    import pyarrow.compute as pc
+
+    tokens = dataset.select_columns("input_ids").with_format("arrow")[:]["input_ids"]
+    counted: list[int] = pc.list_value_length(tokens).to_pylist()
+    return counted

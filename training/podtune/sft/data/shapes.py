@@ -1,0 +1,173 @@
+"""The shapes of training rows: which columns make which task, and what is wrong with a cell. Needs no torch,
+no pyarrow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from podtune.run.errors import DATA, UserError
+
+Name = Literal["tokenized", "prompt-completion", "messages", "text", "question-answer"]
+Cell = Literal["text", "messages", "ids"]
+
+UNDERSTOOD = """messages (or conversations): a list of {role, content}
+      prompt, completion: both text, or both lists of {role, content}
+      question, answer: text
+      text: text (another name with --dataset_text_field)
+      input_ids, and labels if not every token is trained: whole numbers"""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What the rows of a data set are.
+
+    Attributes:
+        name: the task.
+        columns: the columns it needs, in order.
+        cell: what a cell of those columns holds.
+    """
+
+    name: Name
+    columns: tuple[str, ...]
+    cell: Cell
+
+    @property
+    def conversational(self) -> bool:
+        """True if the rows are lists of messages, which need a chat template."""
+        return self.cell == "messages"
+
+
+def detect(first: Mapping[str, Any], where: str, text_field: str = "text") -> Shape:
+    """The shape of rows that look like ``first`` (column to value).
+
+    Raises:
+        UserError: no known set of columns; says which were found and which are understood.
+    """
+    columns = set(first)
+    if {"image", "images"} & columns:
+        raise UserError(
+            ("the rows hold images; podtune trains text"),
+            where=where,
+            fix="give a set without image columns",
+            code=DATA,
+        )
+    if "input_ids" in columns:
+        return Shape("tokenized", ("input_ids", "labels") if "labels" in columns else ("input_ids",), "ids")
+    if {"prompt", "completion"} <= columns:
+        return Shape("prompt-completion", ("prompt", "completion"), _kind(first["prompt"]))
+    for name in ("messages", "conversations"):
+        if name in columns:
+            return Shape("messages", (name,), "messages")
+    if text_field in columns:
+        return Shape("text", (text_field,), "text")
+    if {"question", "answer"} <= columns:
+        return Shape("question-answer", ("question", "answer"), "text")
+    found = ", ".join(map(str, first)) or "none"
+    hint = "rename the columns to one of these"
+    if {"chosen", "rejected"} & columns:
+        hint = (
+            "this is a preference set; supervised fine-tuning needs one answer a row. Rename the columns "
+            "to one of these"
+        )
+    raise UserError(
+        f"the columns make no shape that can be trained: found {found}",
+        where=where,
+        fix=f"{hint}:\n      {UNDERSTOOD}",
+        code=DATA,
+    )
+
+
+def _kind(value: Any) -> Cell:
+    return "messages" if isinstance(value, list) else "text"
+
+
+def cell_problem(value: Any, cell: Cell) -> str | None:
+    """What is wrong with ``value`` as a ``cell``, as the rest of a sentence ("is null"), or None."""
+    if value is None:
+        return "is null"
+    if cell == "text":
+        return None if isinstance(value, str) else f"holds {_type(value)} instead of text: {_short(value)}"
+    if not isinstance(value, list):
+        return f"holds {_type(value)} instead of a list: {_short(value)}"
+    if not value:
+        return "is an empty list"
+    if cell == "ids":
+        wrong = next((item for item in value if not isinstance(item, int) or isinstance(item, bool)), None)
+        return (
+            None
+            if wrong is None and None not in value
+            else f"holds {_type(wrong)} instead of whole numbers: {_short(wrong)}"
+        )
+    for index, message in enumerate(value):
+        problem = _message_problem(message)
+        if problem:
+            return f"has a message {index + 1} that {problem}"
+    return None
+
+
+def _message_problem(message: Any) -> str | None:
+    if not isinstance(message, dict):
+        return f"is {_type(message)} instead of {{role, content}}: {_short(message)}"
+    role = message.get("role", message.get("from"))
+    content = message.get("content", message.get("value"))
+    if not isinstance(role, str):
+        return (
+            f"has no role; its keys are {', '.join(map(str, message)) or 'none'}"
+            if role is None
+            else f"has {_type(role)} as its role"
+        )
+    if content is None:
+        calls = message.get("tool_calls") or message.get("reasoning_content") or message.get("thinking")
+        return None if calls else f"has no content (role {role})"
+    return (
+        None if isinstance(content, str | list) else f"has {_type(content)} as its content: {_short(content)}"
+    )
+
+
+def _type(value: Any) -> str:
+    names = {
+        str: "text",
+        int: "a number",
+        float: "a number",
+        bool: "true/false",
+        dict: "a mapping",
+        list: "a list",
+        bytes: "bytes",
+    }
+    return "null" if value is None else names.get(type(value), type(value).__name__)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else text[:37] + "..."
+
+
+def check_rows(
+    rows: Iterable[tuple[int, Mapping[str, Any]]], shape: Shape, where: str, unit: str = "row"
+) -> None:
+    """Check the cells of numbered rows.
+
+    Raises:
+        UserError: the first null or wrong-typed cell, by row (counted from 1) and column.
+    """
+    for number, row in rows:
+        for column in shape.columns:
+            if column not in row:
+                found = ", ".join(map(str, row)) or "none"
+                raise bad_cell(where, f"{unit} {number}", column, f"is missing (the row has: {found})")
+            problem = cell_problem(row[column], shape.cell)
+            if problem:
+                raise bad_cell(where, f"{unit} {number}", column, problem)
+
+
+def bad_cell(where: str, place: str, column: str, problem: str) -> UserError:
+    """The error for one cell; ``place`` is "row 3" or "line 3"."""
+    return UserError(
+        f"column '{column}' {problem}",
+        where=f"{where}, {place}",
+        fix="correct the row or remove it",
+        code=DATA,
+    )

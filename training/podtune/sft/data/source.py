@@ -1,0 +1,395 @@
+"""Where training rows come from: a file, a folder, a hub name, a mixture. Checked without torch, then loaded.
+
+The names are those of TRL's ScriptArguments and DatasetMixtureConfig.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from podtune.run.errors import DATA, USAGE, UserError
+from podtune.sft import hub
+from podtune.sft.data import files
+from podtune.sft.data.shapes import Shape, bad_cell, cell_problem, check_rows, detect
+
+if TYPE_CHECKING:
+    from datasets import Dataset, IterableDataset
+
+# a check of a huge set stops here; what it did not reach is checked while it is tokenised
+CHECK_SECONDS = 8.0
+IN_MEMORY_BYTES = 512 * 2**20  # larger files go through the datasets library's memory-mapped cache
+_EVAL_SPLITS = ("test", "eval", "validation")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A split of a data set.
+
+    Attributes:
+        name: a file, a folder or a hub name; None if ``mixture`` is given.
+        config: the configuration of a hub data set.
+        split: its split; a slice such as ``train[:1000]`` or ``train[10%:]`` is understood.
+        streaming: do not download a hub data set; it is read while it trains (``max_steps`` is needed then).
+        mixture: entries of TRL's DatasetMixtureConfig; they take the place of ``name``.
+        mixture_test_size: the mixture's test_split_size.
+        seed: of the mixture's train and test split.
+    """
+
+    name: str | None = None
+    config: str | None = None
+    split: str = "train"
+    streaming: bool = False
+    mixture: tuple[dict[str, Any], ...] = ()
+    mixture_test_size: float | None = None
+    seed: int = 42
+
+    @property
+    def path(self) -> Path | None:
+        """The local file or folder, or None for a hub name and for mixtures."""
+        return local_path(self.name) if self.name and not self.mixture else None
+
+    def __str__(self) -> str:
+        return (
+            "mixture"
+            if self.mixture
+            else f"{self.name}" + ("" if self.split == "train" else f" ({self.split})")
+        )
+
+
+def sources(values: Mapping[str, Any]) -> list[Source]:
+    """The training source, and the evaluation source if there is one, from a configuration's values (TRL's
+    keys and ``eval_dataset_name``).
+
+    Raises:
+        UserError: neither ``dataset_name`` nor ``datasets`` is given.
+    """
+    mixture = tuple(
+        dict(entry) if isinstance(entry, Mapping) else dict(vars(entry))
+        for entry in values.get("datasets") or ()
+    )
+    name = values.get("dataset_name")
+    if not mixture and not name:
+        raise UserError(
+            "no data set is given",
+            where="dataset_name",
+            fix="give --dataset_name FILE, FOLDER or HUB/NAME; podtune data build makes a set",
+            code=USAGE,
+        )
+    train = Source(
+        name=None if mixture else str(name),
+        config=values.get("dataset_config"),
+        split="train" if mixture else values.get("dataset_train_split") or "train",
+        streaming=bool(values.get("dataset_streaming") or values.get("streaming")),
+        mixture=mixture,
+        mixture_test_size=values.get("test_split_size"),
+        seed=int(values.get("seed") or 42),
+    )
+    given = values.get("eval_dataset_name")
+    held_out = Source(name=str(given)) if given else train
+    found = find_eval_split(held_out, values.get("dataset_test_split") or "test")
+    if given and found is None:
+        found = held_out
+    return [train] if found is None else [train, found]
+
+
+def local_path(name: str) -> Path | None:
+    """``name`` as a path, if it exists or can be nothing else; None if it can be a hub name (``user/set`` or
+    ``set``).
+    """
+    path = Path(name).expanduser()
+    looks_local = (
+        name.startswith(("/", "./", "../", "~"))
+        or name in (".", "..")
+        or name.count("/") > 1
+        or files.file_format(path) is not None
+    )
+    return path if looks_local or path.exists() else None
+
+
+def find_eval_split(source: Source, preferred: str = "test") -> Source | None:
+    """The split of the same data set to evaluate on: ``preferred``, else test, eval or validation; None if it
+    has none.
+
+    A single file has none, whatever lies beside it. For a hub name without a known list of splits it is None,
+    too.
+    """
+    if source.mixture:
+        return dataclasses.replace(source, split="test") if source.mixture_test_size else None
+    path = source.path
+    if path is not None:
+        names = files.find(path).splits
+    else:
+        names = dict.fromkeys(hub.split_names(source.name or "", source.config), ())
+    train = source.split.split("[")[0]
+    choice = next((name for name in (preferred, *_EVAL_SPLITS) if name in names and name != train), None)
+    return dataclasses.replace(source, split=choice) if choice else None
+
+
+def check_source(source: Source, *, text_field: str = "text") -> None:
+    """Answer bad data before anything heavy is imported or a GPU is used: about a second for 100,000 rows.
+
+    Raises:
+        UserError: code 66 for what is missing or unreadable, 65 for what is in it (file, row, column), 69 for
+            a hub that cannot be reached.
+    """
+    if source.mixture:
+        for entry in source.mixture:
+            _check_mixture_entry(entry, text_field)
+        return
+    path = source.path
+    if path is None:
+        hub.check(source.name or "")
+        return
+    folder = files.find(path)
+    check_files(folder.files(source.split), folder.format, text_field)
+
+
+def _check_mixture_entry(entry: dict[str, Any], text_field: str) -> None:
+    known = ("path", "name", "data_dir", "data_files", "split", "columns", "fraction")
+    unknown = [key for key in entry if key not in known]
+    if unknown or not entry.get("path"):
+        what = f"unknown key '{unknown[0]}'" if unknown else "an entry has no path"
+        raise UserError(what, where="datasets", fix=f"an entry has the keys {', '.join(known)}", code=USAGE)
+    if entry.get("data_files") or entry.get("data_dir"):
+        return  # patterns and builders are the datasets library's to resolve
+    check_source(
+        Source(name=str(entry["path"]), config=entry.get("name"), split=entry.get("split") or "train"),
+        text_field=text_field,
+    )
+
+
+def check_files(paths: Iterable[Path], known: files.Format, text_field: str = "text") -> Shape:
+    """Check every row of local files, as far as :data:`CHECK_SECONDS` go, and return their shape.
+
+    Raises:
+        UserError: see :func:`check_source`.
+    """
+    end = time.monotonic() + CHECK_SECONDS
+    shape: Shape | None = None
+    filled = False
+    where = ""
+    for path in paths:
+        where = str(path)
+        found, has_rows = (_check_rows if known in ("json", "csv") else _check_batches)(
+            path, known, text_field, shape, end
+        )
+        shape, filled = found or shape, filled or has_rows
+    if not filled or shape is None:
+        raise UserError(
+            "the data set holds no rows", where=where, fix="give a file with rows in it", code=DATA
+        )
+    return shape
+
+
+def _check_rows(
+    path: Path, known: files.Format, text_field: str, shape: Shape | None, end: float
+) -> tuple[Shape | None, bool]:
+    unit = "line" if known == "csv" or ".json" not in path.suffixes else "row"
+    filled = False
+    for number, row in files.rows(path, known):
+        if shape is None:
+            shape = detect(row, f"{path}, {unit} {number}" if known == "json" else str(path), text_field)
+        check_rows([(number, row)], shape, str(path), unit)
+        filled = True
+        if number % 1000 == 0 and time.monotonic() > end:
+            break
+    return shape, filled
+
+
+def _check_batches(
+    path: Path, known: files.Format, text_field: str, shape: Shape | None, end: float
+) -> tuple[Shape | None, bool]:
+    names = files.columns_of(path, known)
+    expected = detect(dict.fromkeys(names), str(path), text_field)
+    first_row = 1
+    for batch in files.batches(path, known, list(expected.columns)):
+        if not batch.num_rows:
+            continue
+        if shape is None:
+            shape = detect(
+                dict.fromkeys(names) | batch.slice(0, 1).to_pylist()[0]
+                if _decodes(batch)
+                else dict.fromkeys(names),
+                str(path),
+                text_field,
+            )
+        for column in shape.columns:
+            if column not in names:
+                raise UserError(
+                    (f"there is no column '{column}'; found {', '.join(names)}"), where=str(path), code=DATA
+                )
+            _check_column(batch.column(batch.schema.get_field_index(column)), shape, column, path, first_row)
+        first_row += batch.num_rows
+        if time.monotonic() > end:
+            break
+    return shape, first_row > 1
+
+
+def _decodes(batch: Any) -> bool:
+    try:
+        batch.slice(0, 1).to_pylist()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _check_column(array: Any, shape: Shape, column: str, path: Path, first_row: int) -> None:
+    """Text without nulls is checked by Arrow, the rest cell by cell."""
+    import pyarrow as pa
+
+    if (
+        shape.cell == "text"
+        and not array.null_count
+        and (pa.types.is_string(array.type) or pa.types.is_large_string(array.type))
+    ):
+        try:
+            array.validate(full=True)
+            return
+        except pa.ArrowInvalid:
+            pass  # the loop below finds the row
+    for offset in range(len(array)):
+        try:
+            problem = cell_problem(array[offset].as_py(), shape.cell)
+        except UnicodeDecodeError as error:
+            problem = f"is not UTF-8 (byte 0x{error.object[error.start]:02x} at position {error.start + 1})"
+        if problem:
+            raise bad_cell(str(path), f"row {first_row + offset}", column, problem)
+
+
+def load_split(source: Source) -> Dataset | IterableDataset:
+    """The rows of ``source``; an IterableDataset only for a hub name with ``streaming``.
+
+    Local files are read as they are, without the datasets library's guesses (no dates from text, no missing
+    values from the word "None"). Call :func:`check_source` first: the errors here are the library's for what
+    that did not reach.
+
+    Raises:
+        UserError: as :func:`check_source`.
+    """
+    if source.mixture:
+        return _load_mixture(source)
+    path = source.path
+    if path is None:
+        return hub.load(source.name or "", source.config, source.split, streaming=source.streaming)
+    folder = files.find(path)
+    selected = folder.files(source.split)
+    dataset = _load_saved(folder, source) if folder.saved else _load_files(selected, folder.format)
+    dataset = _slice(dataset, source.split)
+    if not len(dataset):
+        raise UserError(
+            "the data set holds no rows", where=str(source), fix="give a file with rows in it", code=DATA
+        )
+    return dataset
+
+
+def _load_saved(folder: files.Folder, source: Source) -> Dataset:
+    import datasets
+
+    loaded = datasets.load_from_disk(str(folder.root))
+    if isinstance(loaded, datasets.DatasetDict):
+        chosen = folder.files(source.split)
+        return loaded[next(name for name, paths in folder.splits.items() if paths == chosen)]
+    return loaded
+
+
+def _load_files(paths: tuple[Path, ...], known: files.Format) -> Dataset:
+    import datasets
+    import pyarrow as pa
+
+    if known in ("parquet", "json") and sum(path.stat().st_size for path in paths) > IN_MEMORY_BYTES:
+        return datasets.load_dataset(known, data_files=[str(path) for path in paths], split="train")
+    tables = [_table(path, known) for path in paths]
+    try:
+        table = pa.concat_tables(
+            [table for table in tables if table.num_rows] or tables[:1], promote_options="default"
+        )
+    except pa.ArrowException as error:
+        names = f"{paths[0]} ... {paths[-1]}"
+        raise UserError(
+            (f"the files do not have the same columns: {error}"),
+            where=names,
+            fix="make the columns equal",
+            code=DATA,
+        ) from None
+    return datasets.Dataset(table.replace_schema_metadata(None))
+
+
+def _table(path: Path, known: files.Format) -> Any:
+    import pyarrow as pa
+
+    if known in ("parquet", "arrow"):
+        read = list(files.batches(path, known))
+        return pa.Table.from_batches(read).replace_schema_metadata(None) if read else pa.table({})
+    content = [row for _, row in files.rows(path, known)]
+    names = list(dict.fromkeys(name for row in content for name in row))
+    columns = {}
+    for name in names:
+        try:
+            columns[name] = pa.array([row.get(name) for row in content])
+        except (pa.ArrowException, OverflowError) as error:
+            if name in detect(dict.fromkeys(names), str(path)).columns:
+                raise UserError(
+                    (f"column '{name}' mixes types: {str(error)[:160]}"),
+                    where=str(path),
+                    fix="give every row the same type",
+                    code=DATA,
+                ) from None
+            # Columns that are not trained may hold anything.
+    return pa.table(columns)
+
+
+def _slice(dataset: Dataset, split: str) -> Dataset:
+    """``train[:100]``, ``train[10%:20%]``, as in the datasets library."""
+    if "[" not in split:
+        return dataset
+    from datasets import ReadInstruction
+
+    name = split.split("[")[0]
+    try:
+        parts = ReadInstruction.from_spec(split).to_absolute({name: len(dataset)})
+    except (ValueError, AssertionError) as error:
+        raise UserError(
+            f"not a slice of a split: {error}",
+            where=split,
+            fix=("write for example train[:1000] or train[10%:]"),
+            code=USAGE,
+        ) from None
+    rows = [row for part in parts for row in range(part.from_, part.to)]
+    return dataset.select(rows)
+
+
+def _load_mixture(source: Source) -> Dataset:
+    from trl import DatasetMixtureConfig, get_dataset
+
+    entries = [_as_builder(entry) for entry in source.mixture]
+    try:
+        config = DatasetMixtureConfig(datasets=entries, streaming=source.streaming)
+        mixed = get_dataset(config)["train"]
+    except (ValueError, TypeError) as error:
+        raise UserError(
+            (f"the mixture cannot be made: {error}"),
+            where="datasets",
+            fix="see TRL's DatasetMixtureConfig",
+            code=DATA,
+        ) from None
+    if not source.mixture_test_size:
+        return mixed
+    # TRL splits without a seed, so that two ranks, or a run and its resume, would hold out different rows.
+    return mixed.train_test_split(test_size=source.mixture_test_size, seed=source.seed)[source.split]
+
+
+def _as_builder(entry: dict[str, Any]) -> dict[str, Any]:
+    """TRL hands ``path`` to ``load_dataset``, which takes a folder or a hub name but no file."""
+    path = local_path(str(entry["path"]))
+    if path is None or entry.get("data_files") or entry.get("data_dir"):
+        return entry
+    folder = files.find(path)
+    split = entry.get("split") or "train"
+    chosen = [str(file) for file in folder.files(split)]
+    name = split.split("[")[0]
+    return entry | {"path": folder.format, "data_files": {name: chosen}, "split": split}

@@ -1,0 +1,296 @@
+"""Which attention a run uses, and ours: rows laid end to end, each attending only to itself.
+
+Padding-free batches come as one long row with the boundaries beside it (``cu_seq_lens``). transformers' SDPA
+would build a T x T mask for it, most of it empty. :func:`register_attention` adds an implementation under
+:data:`PER_ROW` that builds no mask and attends row by row: with torch's variable-length kernel on a GPU, one
+SDPA call a row elsewhere. Whatever is not such a batch (generation, padded evaluation, a mask that we do not
+know) takes plain SDPA.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+PER_ROW = "podtune_per_row"
+
+# On a CPU with bf16 instructions, matrix products in bf16 outrun torch's flash kernel in fp32 or bf16 for
+# rows of these many tokens (two times at 160, two and a half at 256 to 1,024, forward and backward); below,
+# the flash kernel in fp32 is best. Above, the probabilities that the products keep for the backward pass
+# would weigh too much.
+_IN_BLOCKS = range(96, 2049)
+_BLOCK = 256  # queries of one product: what a causal mask throws away is at most this many keys a query
+_EXTRAS = ("softcap", "position_bias", "s_aux")  # what some models add to attention
+
+
+class Attention(NamedTuple):
+    """``implementation`` is transformers' ``attn_implementation``; ``reason`` is one phrase for people."""
+
+    implementation: str
+    reason: str
+
+
+def choose_attention(device_type: str, *, half_precision: bool = True) -> Attention:
+    """The attention for training on ``device_type`` (``cuda`` or ``cpu``), by what the hardware and software
+    have.
+
+    ``half_precision`` says whether the run computes in bf16 or fp16, which every fused kernel of a GPU needs.
+    Calls :func:`register_attention`, so that the name can be given to ``from_pretrained`` at once.
+    """
+    from transformers.utils import is_flash_attn_2_available
+
+    register_attention()
+    if device_type == "cuda" and half_precision:
+        if is_flash_attn_2_available():
+            return Attention("flash_attention_2", "flash-attn is installed")
+        if _has_varlen():
+            return Attention(PER_ROW, "torch's variable-length kernel, no mask")
+    return Attention(PER_ROW, "one SDPA call a row, no mask")
+
+
+def register_attention() -> None:
+    """Make :data:`PER_ROW` known to transformers, as an attention and as a mask. Calling it twice is
+    harmless.
+    """
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    AttentionInterface.register(PER_ROW, per_row_attention)
+    AttentionMaskInterface.register(PER_ROW, per_row_mask)
+
+
+def per_row_mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    *args: Any,
+    attention_mask: torch.Tensor | None = None,
+    allow_is_causal_skip: bool = True,
+    use_vmap: bool = False,
+    config: Any = None,
+    **kwargs: Any,
+) -> torch.Tensor | None:
+    """transformers' SDPA mask, or None for rows laid end to end, whose boundaries :func:`per_row_attention`
+    respects.
+
+    transformers forbids the causal short cut exactly when it finds that ``position_ids`` start again inside a
+    row. A mask with a pattern of the model's own (``use_vmap``; chunked attention) is built as ever.
+    """
+    from transformers.masking_utils import sdpa_mask
+
+    end_to_end = (
+        batch_size == 1 and q_length == kv_length > 1 and attention_mask is None and not allow_is_causal_skip
+    )
+    if end_to_end and not use_vmap and getattr(config, "attention_chunk_size", None) is None:
+        return None
+    kwargs |= {
+        "attention_mask": attention_mask,
+        "allow_is_causal_skip": allow_is_causal_skip,
+        "use_vmap": use_vmap,
+        "config": config,
+    }
+    built: torch.Tensor | None = sdpa_mask(batch_size, q_length, kv_length, *args, **kwargs)
+    return built
+
+
+def per_row_attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """Causal attention of each row to itself, in transformers' calling convention.
+
+    Args:
+        query: ``(1, heads, T, head_dim)``; ``key`` and ``value`` may have fewer heads (grouped queries).
+        attention_mask: None for rows end to end; anything else goes to transformers' SDPA.
+        kwargs: ``cu_seq_lens_q`` ``(rows + 1,)`` and ``max_length_q`` from TRL's collator, or
+        ``position_ids`` ``(1, T)``.
+
+    Returns:
+        ``(1, T, heads, head_dim)``, and no weights.
+
+    Raises:
+        RuntimeError: the model wants more than plain attention of rows end to end, or tells them apart by
+        nothing.
+    """
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    boundaries = None if attention_mask is not None else _boundaries(module, query, key, kwargs)
+    if boundaries is None:
+        plain: tuple[torch.Tensor, None] = sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
+        )
+        return plain
+    if extra := [name for name in _EXTRAS if kwargs.get(name) is not None]:
+        fix = "use --padding_free false --attn_implementation eager"
+        raise RuntimeError(
+            f"{type(module).__name__} attends with {extra[0]}, which attention row by row has not: {fix}"
+        )
+    dtype = (
+        torch.get_autocast_dtype(query.device.type)
+        if torch.is_autocast_enabled(query.device.type)
+        else query.dtype
+    )
+    if query.is_cuda and dtype != torch.float32 and dropout == 0.0 and _has_varlen():
+        longest = kwargs.get("max_length_q") or int(boundaries.diff().max())
+        return _varlen(
+            query.to(dtype), key.to(dtype), value.to(dtype), boundaries, longest, scaling, sliding_window
+        ), None
+    lengths = boundaries.diff().tolist()
+    return _row_by_row(query, key, value, lengths, dtype, dropout, scaling, sliding_window), None
+
+
+def _boundaries(
+    module: nn.Module, query: torch.Tensor, key: torch.Tensor, kwargs: dict[str, Any]
+) -> torch.Tensor | None:
+    """Where rows begin and end, ``(rows + 1,)``, or None when this is one ordinary batch."""
+    length = query.shape[2]
+    if query.shape[0] != 1 or length != key.shape[2] or length == 1:
+        return None
+    if (given := kwargs.get("cu_seq_lens_q")) is not None:
+        return torch.as_tensor(given)
+    positions = kwargs.get("position_ids")
+    if positions is None or positions.shape[-1] != length or positions.dim() != 2:
+        if module.training:  # the rows may lie end to end, and attending across them would go unseen
+            raise RuntimeError(
+                f"{type(module).__name__} is told neither cu_seq_lens_q nor position_ids, so it cannot keep "
+                "the rows of a batch apart: "
+                "this model needs attn_implementation sdpa"
+            )
+        return None
+    # A position that does not follow the one before begins a row, as in transformers'
+    # find_packed_sequence_indices.
+    starts = (positions[0].diff() != 1).nonzero().flatten() + 1
+    return (
+        torch.cat((starts.new_zeros(1), starts, starts.new_full((1,), length))).to(torch.int32)
+        if len(starts)
+        else None
+    )
+
+
+def _row_by_row(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    lengths: list[int],
+    dtype: torch.dtype,
+    dropout: float,
+    scaling: float | None,
+    sliding_window: int | None,
+) -> torch.Tensor:
+    """One call a row. Splitting and ``cat`` keep the backward pass linear in T (a slice's gradient fills all
+    of T).
+    """
+    on_cpu = query.device.type == "cpu"
+    blocks = (
+        on_cpu
+        and dtype == torch.bfloat16
+        and dropout == 0.0
+        and sliding_window is None
+        and _multiplies_bf16()
+    )
+    grouped = query.shape[1] != key.shape[1]
+    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    with torch.autocast(query.device.type, enabled=False):
+        wide = torch.float32 if on_cpu else dtype
+        rows = []
+        for q, k, v in zip(
+            *(x.to(wide).split_with_sizes(lengths, 2) for x in (query, key, value)), strict=True
+        ):
+            length = q.shape[2]
+            if blocks and length in _IN_BLOCKS:
+                row = in_blocks(q, k, v, scaling, dtype)
+            else:
+                band = (
+                    None
+                    if sliding_window is None or length <= sliding_window
+                    else _band(length, sliding_window, q.device)
+                )
+                row = F.scaled_dot_product_attention(
+                    q, k, v, band, dropout, is_causal=band is None, scale=scaling, enable_gqa=grouped
+                )
+            rows.append(row.transpose(1, 2))
+        return torch.cat(rows, 1).to(dtype)
+
+
+def in_blocks(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float, dtype: torch.dtype
+) -> torch.Tensor:
+    """Causal attention of one row as matrix products in ``dtype``, a block of queries at a time against the
+    keys up to it.
+
+    Shapes ``(1, heads, length, head_dim)``; key and value may have fewer heads, whose queries then share one
+    product.
+    """
+    _, heads, length, width = query.shape
+    shared = key.shape[1]
+    group = heads // shared
+    q = (query * scaling).to(dtype).view(shared, group, length, width)
+    k, v = key[0].to(dtype).transpose(1, 2), value[0].to(dtype)
+    blocks = []
+    for start in range(0, length, _BLOCK):
+        end = min(start + _BLOCK, length)
+        size = end - start
+        future = torch.full((size, end), float("-inf"), dtype=dtype).triu_(start + 1).repeat(group, 1)
+        scores = torch.baddbmm(future, q[:, :, start:end].reshape(shared, group * size, width), k[:, :, :end])
+        attended = torch.bmm(torch.softmax(scores, -1), v[:, :end])
+        blocks.append(attended.view(shared, group, size, width))
+    return torch.cat(blocks, 2).view(1, heads, length, width)
+
+
+def _band(length: int, window: int, device: torch.device) -> torch.Tensor:
+    """Causal mask of one row in which a token sees itself and the ``window - 1`` tokens before it."""
+    full = torch.ones(length, length, dtype=torch.bool, device=device)
+    return full.tril_().triu_(1 - window)
+
+
+def _varlen(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    boundaries: torch.Tensor,
+    longest: int,
+    scaling: float | None,
+    sliding_window: int | None,
+) -> torch.Tensor:
+    from torch.nn.attention.varlen import varlen_attn
+
+    query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))
+    window = (-1 if sliding_window is None else sliding_window - 1, 0)
+    grouped = query.shape[1] != key.shape[1]
+    out: Any = varlen_attn(
+        query,
+        key,
+        value,
+        boundaries,
+        boundaries,
+        longest,
+        longest,
+        scale=scaling,
+        window_size=window,
+        enable_gqa=grouped,
+    )
+    attended: torch.Tensor = out[None]
+    return attended
+
+
+def _has_varlen() -> bool:
+    """True where torch's variable-length kernel runs: a GPU of compute capability 8.0 or newer."""
+    return (
+        torch.cuda.is_available()
+        and torch.version.cuda is not None
+        and torch.cuda.get_device_capability() >= (8, 0)
+    )
+
+
+def _multiplies_bf16() -> bool:
+    """True where the CPU has instructions for bf16 matrix products, without which they are slow."""
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()

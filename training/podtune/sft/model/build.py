@@ -1,0 +1,249 @@
+"""Build a small SmolLM3-architecture model with random weights and a tokenizer of its own, from a data set.
+
+The same data and size give the same bytes. Nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from podtune.run.errors import CANNOT_CREATE, DATA, USAGE, UserError
+from podtune.run.record import write_json
+from podtune.sft.data import files
+from podtune.sft.model.template import CHAT_TEMPLATE, PAD, SPECIAL_TOKENS, TURN_END
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast, SmolLM3Config
+
+BUILD_FILE = "podtune_build.json"
+Size = Literal["micro", "tiny"]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The dimensions of a model. The vocabulary is a multiple of 64, which matrix units like."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    max_position_embeddings: int = 2048
+
+
+SHAPES: dict[str, Shape] = {
+    "micro": Shape(1024, 64, 192, 4, 2, 1),  # 0.26 M parameters: tests
+    "tiny": Shape(4096, 256, 1024, 6, 4, 2),  # 7.0 M parameters: the demo
+}
+
+
+def build_model(size: str, data: Path, output: Path, *, seed: int = 0) -> dict[str, Any]:
+    """Write a model folder of ``size`` with a tokenizer trained on ``data``; return what was built, as in
+    podtune_build.json.
+
+    A folder that an earlier build with the same data, size, seed and versions left is kept as it is.
+
+    Raises:
+        UserError: unknown size, unreadable or empty data, an output that holds something else or cannot be
+        written.
+    """
+    if size not in SHAPES:
+        raise UserError(f"unknown size {size!r}", fix=f"choose one of {', '.join(SHAPES)}", code=USAGE)
+    import tokenizers
+    import torch
+    import transformers
+    from safetensors.torch import save_file
+
+    corpus = list(texts(data))
+    if not any(corpus):
+        raise UserError(
+            "there is no text in it",
+            where=str(data),
+            fix=("give question/answer, prompt/completion, messages or text"),
+            code=DATA,
+        )
+    build: dict[str, Any] = {
+        "size": size,
+        "seed": seed,
+        "data_sha256": hashlib.sha256("\0".join(corpus).encode()).hexdigest(),
+        "rows": len(corpus),
+        "versions": {
+            "tokenizers": tokenizers.__version__,
+            "transformers": transformers.__version__,
+            "torch": torch.__version__,
+        },
+    }
+    if _same_build(output, build):
+        return {**_read_build(output), "unchanged": True}
+    tokenizer = train_tokenizer(corpus, SHAPES[size])
+    # the weights must not depend on the machine's default device
+    with torch.random.fork_rng(), torch.device("cpu"):
+        torch.manual_seed(seed)
+        model = transformers.SmolLM3ForCausalLM(model_config(SHAPES[size], tokenizer))
+    model.generation_config = transformers.GenerationConfig(
+        do_sample=False,
+        max_new_tokens=128,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    build |= {"parameters": model.num_parameters(), "vocabulary": len(tokenizer), **asdict(SHAPES[size])}
+    with new_folder(output, replaceable=BUILD_FILE) as part:
+        # not model.save_pretrained: it imports deepspeed where that is installed, which prints to stdout
+        # tied to the embedding
+        weights = {name: tensor for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
+        save_file(weights, part / "model.safetensors", metadata={"format": "pt"})
+        model.config.save_pretrained(part)
+        model.generation_config.save_pretrained(part)
+        tokenizer.save_pretrained(part)
+        write_json(part / BUILD_FILE, build)
+    return build
+
+
+def train_tokenizer(corpus: list[str], shape: Shape) -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer: every text round-trips, no unknown token. EOS is the stop token, padding is
+    another.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=shape.vocab_size,
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(corpus, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token=TURN_END,
+        pad_token=PAD,
+        chat_template=CHAT_TEMPLATE,
+        model_max_length=shape.max_position_embeddings,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def model_config(shape: Shape, tokenizer: PreTrainedTokenizerFast) -> SmolLM3Config:
+    """SmolLM3 at ``shape``: grouped-query attention, a layer in four without rotary positions, tied
+    embeddings.
+    """
+    from transformers import SmolLM3Config
+
+    return SmolLM3Config(
+        **asdict(shape),
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        # SmolLM3's own at its short context
+        rope_parameters={"rope_type": "default", "rope_theta": 50_000.0},
+        architectures=["SmolLM3ForCausalLM"],
+        dtype="float32",
+    )
+
+
+def texts(data: Path) -> Iterator[str]:
+    """The text of each row of a file, or of the training split of a folder, in file order, whatever shape the
+    rows have.
+    """
+    for row in data_rows(data):
+        yield "\n".join(_strings(row))
+
+
+def data_rows(data: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a data file or of the training split of a folder.
+
+    Raises:
+        UserError: missing, of an unknown kind, or unreadable, by row.
+    """
+    found = files.find(data)
+    for file in found.files("train"):
+        if found.format in ("parquet", "arrow"):
+            for batch in files.batches(file, found.format):
+                yield from batch.to_pylist()
+        else:
+            yield from (row for _, row in files.rows(file, found.format))
+
+
+def _strings(row: dict[str, Any]) -> Iterator[str]:
+    """The texts of a row that a model would see; provenance columns are none of them."""
+    for name in (
+        "system",
+        "question",
+        "prompt",
+        "instruction",
+        "messages",
+        "conversations",
+        "answer",
+        "completion",
+        "text",
+    ):
+        value = row.get(name)
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, list):
+            turns = (turn.get("content") or turn.get("value") for turn in value if isinstance(turn, dict))
+            yield from (text for text in turns if isinstance(text, str))
+
+
+@contextlib.contextmanager
+def new_folder(output: Path, *, replaceable: str | None = None) -> Iterator[Path]:
+    """A folder to fill that becomes ``output`` by one rename when the block ends well, and vanishes
+    otherwise.
+
+    Raises:
+        UserError: ``output`` has files and none is called ``replaceable``, or its parent cannot be written.
+    """
+    ours = replaceable is not None and (output / replaceable).exists()
+    if output.exists() and not ours and not (output.is_dir() and not any(output.iterdir())):
+        raise UserError(
+            ("exists and was not made by this command"),
+            where=str(output),
+            fix="give another --output, or remove it",
+            code=CANNOT_CREATE,
+        )
+    part = output.with_name(f".{output.name}.{os.getpid()}.part")
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        part.mkdir()
+    except OSError as error:
+        raise UserError(
+            (f"cannot be written: {error.strerror}"), where=str(output), code=CANNOT_CREATE
+        ) from error
+    try:
+        yield part
+        if output.exists():
+            old = part.with_suffix(".old")
+            output.rename(old)
+            part.rename(output)
+            shutil.rmtree(old)
+        else:
+            part.rename(output)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def _read_build(folder: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((folder / BUILD_FILE).read_text(encoding="utf-8"))
+    return content
+
+
+def _same_build(folder: Path, build: dict[str, Any]) -> bool:
+    if not (folder / BUILD_FILE).exists():
+        return False
+    left = _read_build(folder)
+    return (
+        all(left.get(key) == value for key, value in build.items())
+        and (folder / "model.safetensors").exists()
+    )

@@ -1,0 +1,129 @@
+"""Where a model comes from: a folder, the hub, or the hub's copy in the local cache, and what files it has.
+No torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from podtune.run.errors import DATA, NO_INPUT, NO_PERMISSION, UserError
+from podtune.sft import hub
+
+
+@dataclass(frozen=True)
+class Origin:
+    """A model that exists. ``files`` are its file names; ``local_files_only`` forbids the network."""
+
+    name: str
+    revision: str | None
+    files: tuple[str, ...]
+    local_files_only: bool
+
+    @property
+    def is_adapter(self) -> bool:
+        """True for a PEFT adapter, which needs its base model."""
+        return "adapter_config.json" in self.files
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """What ``from_pretrained`` takes beside the name."""
+        return {"revision": self.revision or "main", "local_files_only": self.local_files_only}
+
+    def file(self, name: str) -> Path:
+        """The local path of one small file of it, fetched if need be."""
+        if Path(self.name).is_dir():
+            return Path(self.name) / name
+        from huggingface_hub import hf_hub_download
+
+        return Path(hf_hub_download(self.name, name, **self.arguments))
+
+
+def locate_model(name: str | os.PathLike[str], revision: str | None = None) -> Origin:
+    """Find the model or adapter called ``name``, within a few seconds.
+
+    Raises:
+        UserError: the folder is missing or holds no model; no such model on the hub, or gated without access;
+            the hub cannot be reached and there is no copy in the cache.
+    """
+    folder = Path(name).expanduser()
+    origin = _in_folder(folder, revision) if folder.is_dir() else _on_hub(str(name), revision)
+    if not {"config.json", "adapter_config.json"} & set(origin.files):
+        raise UserError(
+            "is no model: there is no config.json in it",
+            where=origin.name,
+            fix="give the folder that save_pretrained wrote; of a run that is RUN_DIR/final",
+            code=NO_INPUT,
+        )
+    return origin
+
+
+def _in_folder(folder: Path, revision: str | None, name: str | None = None) -> Origin:
+    files = tuple(sorted(path.relative_to(folder).as_posix() for path in folder.iterdir()))
+    return Origin(name or str(folder), revision, files, local_files_only=True)
+
+
+def _on_hub(name: str, revision: str | None) -> Origin:
+    if Path(name).exists() or name.startswith(("/", "./", "../", "~")) or name.count("/") > 1 or not name:
+        raise UserError(
+            "no such folder",
+            where=name or "model name",
+            fix="correct the path, or give a hub id such as HuggingFaceTB/SmolLM3-3B",
+            code=NO_INPUT,
+        )
+    hub.check(name, "model")
+    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RevisionNotFoundError
+
+    try:
+        if hub.offline():
+            return _in_folder(
+                Path(snapshot_download(name, revision=revision, local_files_only=True)), revision, name
+            )
+        info = HfApi().model_info(name, revision=revision, timeout=hub.TIMEOUT_S)
+        if info.gated:
+            HfApi().auth_check(name)
+    except GatedRepoError:
+        token = "the token in HF_TOKEN has no access" if os.environ.get("HF_TOKEN") else "HF_TOKEN is not set"
+        raise UserError(
+            f"the model is gated and {token}",
+            where=name,
+            fix="accept its terms on its page and set HF_TOKEN to a token that may read it",
+            code=NO_PERMISSION,
+        ) from None
+    except (RevisionNotFoundError, LocalEntryNotFoundError):
+        raise UserError(
+            (f"there is no revision {revision or 'main'!r} of it"),
+            where=name,
+            fix="give a branch, tag or commit",
+            code=NO_INPUT,
+        ) from None
+    return Origin(
+        name, revision, tuple(item.rfilename for item in info.siblings or ()), local_files_only=False
+    )
+
+
+@contextlib.contextmanager
+def explained(name: str, what: str) -> Iterator[None]:
+    """Turn what transformers raises for a broken or refused folder into an error for people."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (OSError, ValueError, KeyError, TypeError, ImportError, SafetensorError) as error:
+        text = " ".join(str(error).split())
+        if "trust_remote_code" in text:
+            raise UserError(
+                f"the {what} needs Python code from its own folder, which is not run unless you say so",
+                where=name,
+                fix=(
+                    "read that code, then set trust_remote_code: true; or use a model that transformers knows"
+                ),
+            ) from None
+        raise UserError(
+            (f"the {what} cannot be loaded: {text[:400] or type(error).__name__}"), where=name, code=DATA
+        ) from error

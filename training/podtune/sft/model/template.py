@@ -1,0 +1,155 @@
+"""The chat template of the models built here, and how a row of any template becomes token ids.
+
+The template is ChatML. An assistant turn, its stop token included, stands between generation markers, so that
+assistant-only loss trains exactly what the model has to produce, the stop included. The newline after the
+stop token belongs to the frame of the conversation and is not trained.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from podtune.run.errors import CONFIG, DATA, UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+TURN_START, TURN_END, PAD = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
+SPECIAL_TOKENS = (PAD, TURN_START, TURN_END)
+
+CHAT_TEMPLATE = (
+    "{%- for message in messages %}"
+    "{{- '<|im_start|>' + message['role'] + '\\n' }}"
+    "{%- if message['role'] == 'assistant' %}"
+    "{% generation %}{{- message['content'] + '<|im_end|>' }}{% endgeneration %}"
+    "{%- else %}{{- message['content'] + '<|im_end|>' }}{%- endif %}"
+    "{{- '\\n' }}"
+    "{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
+)
+
+Messages = list[dict[str, Any]]
+
+
+def prompt_and_answer(row: dict[str, Any]) -> tuple[str | Messages, str | None]:
+    """What a row asks and the answer it has, for every shape of data set; plain text is an answer to an empty
+    prompt.
+
+    Raises:
+        UserError: none of the shapes.
+    """
+    if turns := row.get("messages") or row.get("conversations"):
+        messages = [
+            {
+                "role": turn.get("role") or turn.get("from"),
+                "content": turn.get("content") or turn.get("value"),
+            }
+            for turn in turns
+        ]
+        last = max(
+            (at for at, turn in enumerate(messages) if turn["role"] == "assistant"), default=len(messages)
+        )
+        return messages[:last], str(messages[last]["content"]) if last < len(messages) else None
+    if row.get("question") is not None:
+        return [{"role": "user", "content": row["question"]}], row.get("answer")
+    if row.get("prompt") is not None:
+        completion = row.get("completion")
+        return row["prompt"], str(completion[0]["content"]) if isinstance(completion, list) else completion
+    if row.get("text") is not None:
+        return "", row["text"]
+    raise UserError(
+        f"no shape that is understood: the columns are {', '.join(sorted(row)) or 'none'}",
+        fix="give messages, question and answer, prompt (and completion), or text",
+        code=DATA,
+    )
+
+
+def prompt_ids(tokenizer: PreTrainedTokenizerBase, prompt: str | Messages) -> list[int]:
+    """The ids a model continues from: messages with the template's generation prompt, or plain text as it is.
+
+    Raises:
+        UserError: a conversation, but the tokenizer has no chat template.
+    """
+    prompt = _without_template(tokenizer, prompt)
+    if isinstance(prompt, str):
+        return list(tokenizer(prompt)["input_ids"])
+    return list(
+        tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=True, return_dict=True)[
+            "input_ids"
+        ]
+    )
+
+
+def scored_ids(
+    tokenizer: PreTrainedTokenizerBase, prompt: str | Messages, answer: str
+) -> tuple[list[int], list[bool]]:
+    """Token ids of prompt and answer, and for each whether it is scored: the answer with its stop token, not
+    the prompt.
+
+    Works for templates without generation markers too: the answer is what the conversation has beyond the
+    generation prompt, up to its last special token. An empty prompt scores every token.
+    """
+    prompt = _without_template(tokenizer, prompt)
+    head = prompt_ids(tokenizer, prompt) if prompt else []
+    if isinstance(prompt, str):
+        ids = list(tokenizer(prompt + answer)["input_ids"])
+        ids += [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else []
+        return ids, [position >= len(head) for position in range(len(ids))]
+    messages = [*prompt, {"role": "assistant", "content": answer}]
+    ids = list(tokenizer.apply_chat_template(messages, tokenize=True, return_dict=True)["input_ids"])
+    differs = (at for at, (left, right) in enumerate(zip(head, ids, strict=False)) if left != right)
+    start = next(differs, min(len(head), len(ids)))
+    special = set(tokenizer.get_added_vocab().values())
+    end = next((at + 1 for at in range(len(ids) - 1, start, -1) if ids[at] in special), len(ids))
+    return ids, [start <= position < end for position in range(len(ids))]
+
+
+def stop_token_ids(tokenizer: PreTrainedTokenizerBase, generation_config: Any = None) -> list[int]:
+    """Ids that end an answer: those of the generation config and the tokenizer's EOS, sorted."""
+    configured = getattr(generation_config, "eos_token_id", None)
+    ids = set(configured if isinstance(configured, list) else [configured]) | {tokenizer.eos_token_id}
+    return sorted(token for token in ids if token is not None)
+
+
+def has_generation_markers(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """True if the template marks what assistant-only loss trains."""
+    template = tokenizer.chat_template
+    text = template.get("default", "") if isinstance(template, dict) else template or ""
+    return re.search(r"\{%-?\s*generation\s*-?%\}", text) is not None
+
+
+def stop_token_trained(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """True if what the template marks of an assistant turn ends with a special token, by which the model
+    learns to stop.
+    """
+    turns = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b"},
+        {"role": "user", "content": "c"},
+    ]
+    found = tokenizer.apply_chat_template(
+        turns, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
+    )
+    marked = [
+        token for token, trained in zip(found["input_ids"], found["assistant_masks"], strict=True) if trained
+    ]
+    while marked and not tokenizer.decode([marked[-1]]).strip():
+        marked.pop()
+    return bool(marked) and marked[-1] in tokenizer.get_added_vocab().values()
+
+
+def _without_template(tokenizer: PreTrainedTokenizerBase, prompt: str | Messages) -> str | Messages:
+    """``prompt`` as it is; a single question to a tokenizer without template as the line of text that
+    training makes of it.
+    """
+    if isinstance(prompt, str) or tokenizer.chat_template:
+        return prompt
+    if len(prompt) == 1:
+        return str(prompt[0]["content"]) + "\n"
+    raise UserError(
+        "the tokenizer has no chat template, so a conversation cannot be turned into text",
+        where=str(tokenizer.name_or_path),
+        fix="use a tokenizer that has one, or one plain question at a time",
+        code=CONFIG,
+    )

@@ -1,0 +1,400 @@
+"""SFTTrainer with what a cluster needs: complete checkpoints, one stop for all ranks, real token counts, a
+lean loss.
+"""
+
+from __future__ import annotations
+
+import gc
+import resource
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from accelerate import DistributedType, PartialState
+from datasets import Dataset
+from transformers import PrinterCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from trl import SFTConfig, SFTTrainer
+
+from podtune.run import checkpoint
+from podtune.run.distributed import World
+from podtune.run.errors import CONFIG, DATA, UNAVAILABLE, UserError
+from podtune.sft.data.batching import balance, row_lengths
+from podtune.sft.train.loss import lean_loss, logs_next, why_not_lean
+from podtune.sft.train.meter import Meter
+
+_RUNNING, _STOP, _NONFINITE = 0, 1, 2
+
+
+class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
+    """TRL's trainer, with five hooks of transformers' Trainer filled in.
+
+    ``facts`` describes the run in every checkpoint's manifest (see
+    :func:`podtune.run.checkpoint.check_resume`).
+    """
+
+    model: Any
+
+    def __init__(
+        self,
+        *,
+        args: SFTConfig,
+        world: World,
+        meter: Meter,
+        facts: dict[str, Any],
+        tokens_before: int,
+        lean: bool,
+        **kwargs: Any,
+    ) -> None:
+        # The rows come tokenised, cut, masked and packed (podtune.sft.data.inputs). TRL has nothing left to
+        # prepare, and refuses a max_length that it would not enforce on rows laid end to end, and masks for
+        # rows that are no messages.
+        args.dataset_kwargs = {**(args.dataset_kwargs or {}), "skip_prepare_dataset": True}
+        asked = args.max_length, args.assistant_only_loss
+        args.max_length, args.assistant_only_loss = None, False
+        try:
+            super().__init__(args=args, **kwargs)
+        except (
+            ValueError,
+            ImportError,
+        ) as error:  # what TRL, transformers and PEFT say of arguments that do not fit the model
+            raise UserError(
+                f"the trainer cannot be made: {' '.join(str(error).split())[:400]}",
+                where="configuration",
+                code=CONFIG,
+            ) from error
+        except ConnectionError as error:
+            raise UserError(
+                f"the hub cannot be reached: {' '.join(str(error).split())[:300]}",
+                where="push_to_hub",
+                fix="leave it off and upload final/ afterwards, or give the pod a network and HF_TOKEN",
+                code=UNAVAILABLE,
+            ) from error
+        args.max_length, args.assistant_only_loss = asked
+        if not self.trained_parameters():
+            raise UserError(
+                "no parameter of the model is trained: it is an adapter, which loads frozen",
+                where="model_name_or_path",
+                fix="name the base model with --use_peft, or merge the adapter first (podtune model merge)",
+                code=CONFIG,
+            )
+        self.remove_callback(PrinterCallback)  # podtune.sft.train.progress says it in one tidy line
+        self.world, self.meter, self.facts = world, meter, facts
+        self.why_not_lean = why_not_lean(self) if lean else "as asked"
+        self.tokens = (
+            tokens_before  # real tokens of all ranks since the very first start, as of the last logging step
+        )
+        self._local_tokens = torch.zeros((), dtype=torch.long)
+        self._evaluated = torch.zeros(
+            2, dtype=torch.double
+        )  # summed loss and scored tokens of this evaluation
+        self._nonfinite = torch.zeros((), dtype=torch.bool)
+        self._verdict: tuple[torch.Tensor, torch.cuda.Event | None] = (
+            torch.zeros((), dtype=torch.bool),
+            None,
+        )
+        self._saving = False
+
+    def get_train_dataloader(self) -> Any:
+        loader = super().get_train_dataloader()
+        if isinstance(self.train_dataset, Dataset) and not len(loader):
+            raise UserError(
+                f"{len(self.train_dataset)} rows fill no batch of {self.args.train_batch_size} for each of "
+                f"{self.world.world_size} "
+                "processes, and what does not is dropped",
+                where="dataloader_drop_last",
+                fix="leave it off, lower per_device_train_batch_size, or give more rows",
+                code=DATA,
+            )
+        if self.world.world_size > 1 and isinstance(self.train_dataset, Dataset):
+            balance(
+                loader, row_lengths(self.train_dataset)
+            )  # the same rows in every step, dealt out by length
+        return loader
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """Make sure that what was asked for is what runs: accelerate trains plain DDP on a CPU that is
+        told to use FSDP.
+        """
+        wanted = self.args.fsdp_plugin_args is not None
+        if wanted and PartialState().distributed_type == DistributedType.MULTI_CPU:
+            # accelerate turns only a GPU's kind of world into FSDP; fully_shard itself works on gloo
+            PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+        super().create_accelerator_and_postprocess()
+        if wanted and not self.is_fsdp_enabled:
+            raise UserError(
+                "accelerate did not take FSDP up",
+                where="strategy",
+                fix="--strategy ddp, or start it under torchrun",
+                code=CONFIG,
+            )
+
+    # ---- loss and what is counted ----
+    def compute_loss(
+        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        if not self.why_not_lean and self.model.training and not return_outputs:
+            return lean_loss(self, model, inputs, num_items_in_batch)
+        found = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        if not self.model.training:
+            mean = (found[0] if return_outputs else found).detach().double().cpu()
+            scored = (inputs["labels"][:, 1:] != -100).sum().cpu()
+            self._evaluated += torch.stack((mean * scored, scored))
+        return found
+
+    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> Any:
+        return super().get_batch_samples(self.meter.batches(epoch_iterator), num_batches, device)
+
+    def training_step(
+        self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None
+    ) -> torch.Tensor:
+        # Counted where the batch lies, before it goes to the device: no synchronisation.
+        mask = inputs.get("attention_mask")
+        self._local_tokens += inputs["input_ids"].numel() if mask is None else mask.sum().cpu()
+        with self.meter.forward_of(model, logs_next=logs_next(self)):
+            loss: torch.Tensor = super().training_step(model, inputs, num_items_in_batch)
+        self._nonfinite = self._nonfinite.to(loss.device) | ~torch.isfinite(loss)
+        return loss
+
+    def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
+        norm = super()._get_grad_norm(model, grad_norm=grad_norm)
+        if (
+            norm is not None and not self.args.fp16
+        ):  # fp16's scaler meets infinite gradients and skips the step
+            self._nonfinite = (
+                self._nonfinite | ~torch.isfinite(torch.as_tensor(norm, device=self._nonfinite.device)).all()
+            )
+        return norm
+
+    def global_tokens(self) -> int:
+        """Real tokens of all ranks so far. A collective call."""
+        counted = self._local_tokens.clone()
+        if self.world.world_size > 1:
+            dist.all_reduce(counted)
+        self.tokens += int(counted)
+        self._local_tokens.zero_()
+        return self.tokens
+
+    def agree(self, stop: bool, *, certain: bool) -> int:
+        """What all ranks do after this step: go on, stop and save, or give up on a loss that is not finite.
+
+        A GPU is not waited for unless ``certain`` (before anything is saved or evaluated): its verdict on
+        this step is read after the next one.
+        """
+        state = torch.tensor(_NONFINITE if self._saw_nonfinite(certain) else _STOP if stop else _RUNNING)
+        if self.world.world_size > 1:
+            dist.all_reduce(state, op=dist.ReduceOp.MAX)
+        return int(state)
+
+    def _saw_nonfinite(self, certain: bool) -> bool:
+        if certain or self._nonfinite.device.type == "cpu":
+            return bool(self._nonfinite)
+        before, copied = self._verdict
+        if copied is not None:
+            copied.synchronize()
+        seen = bool(before)
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._verdict = (self._nonfinite.to("cpu", non_blocking=True), event)
+        event.record()
+        return seen
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        if "loss" in logs:
+            self.tokens += self.meter.exchange(int(self._local_tokens))
+            self._local_tokens.zero_()
+            logs["tokens"] = self.tokens
+        elif "eval_loss" in logs:
+            # transformers averages the batches' means, which depends on how rows fall into batches: weigh by
+            # tokens
+            if self.world.world_size > 1:
+                dist.all_reduce(self._evaluated)
+            if self._evaluated[1] > 0:
+                logs["eval_loss"] = float(self._evaluated[0] / self._evaluated[1])
+            self._evaluated.zero_()
+        super().log(logs, start_time)
+
+    # ---- checkpoints ----
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        # A tied weight is saved once: that its second name is missing from a checkpoint is as it should be.
+        if load_result.unexpected_keys or set(load_result.missing_keys) - set(
+            self.model.all_tied_weights_keys
+        ):
+            super()._issue_warnings_after_load(load_result)
+
+    def _get_output_dir(self, trial: Any) -> str:
+        output = super()._get_output_dir(trial)
+        return str(Path(output) / checkpoint.SAVING) if self._saving else str(output)
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        output, limit = Path(self.args.output_dir), self.args.save_total_limit
+        name = f"checkpoint-{self.state.global_step}"
+        aside = output / checkpoint.SAVING / name
+        tokens = self.global_tokens()
+        if self.world.is_main:
+            shutil.rmtree(aside.parent, ignore_errors=True)
+        self.accelerator.wait_for_everyone()
+        self._saving, self.args.save_total_limit = (
+            True,
+            None,
+        )  # rotation is ours: it must not see the folder aside
+        try:
+            super()._save_checkpoint(model, trial)
+        finally:
+            self._saving, self.args.save_total_limit = False, limit
+        self.accelerator.wait_for_everyone()  # every rank's random state is in the folder
+        if self.state.best_model_checkpoint == str(aside):
+            self.state.best_model_checkpoint = str(output / name)
+        if self.world.is_main:
+            self.state.save_to_json(str(aside / "trainer_state.json"))
+            checkpoint.seal(aside, output / name, self.state.global_step, self.facts | {"tokens": tokens})
+            best = self.state.best_model_checkpoint
+            checkpoint.rotate(output, limit, Path(best) if best else None)
+        self.accelerator.wait_for_everyone()
+
+    def finished(self, stopped: bool) -> bool:
+        """True after the last step, False after a stop that all ranks agreed on.
+
+        Raises:
+            UserError: neither; the data ended.
+        """
+        state = self.state
+        if state.global_step < state.max_steps and not stopped:
+            raise UserError(
+                f"the data ended at step {state.global_step} of {state.max_steps}",
+                where="dataset_name",
+                fix="lower max_steps, or give more rows",
+                code=DATA,
+            )
+        return bool(state.global_step >= state.max_steps)
+
+    def save_final(self, target: Path) -> None:
+        """Write the servable model (weights or adapter, tokenizer, template, card) aside and rename it to
+        ``target``.
+
+        A collective call: sharded weights are gathered.
+        """
+        aside = target.parent / checkpoint.SAVING / target.name
+        if self.world.is_main:
+            shutil.rmtree(aside, ignore_errors=True)
+        self.accelerator.wait_for_everyone()
+        self.save_model(str(aside))
+        if self.world.is_main:
+            (aside / "training_args.bin").unlink(
+                missing_ok=True
+            )  # a pickle, which nobody who serves the model should load
+            self.create_model_card(model_name=self.args.run_name)
+            shutil.copy(Path(self.args.output_dir) / "README.md", aside / "README.md")
+            shutil.rmtree(target, ignore_errors=True)
+            aside.rename(target)
+            shutil.rmtree(aside.parent, ignore_errors=True)
+        self.accelerator.wait_for_everyone()
+
+    # ---- measurements ----
+    def trained_parameters(self) -> int:
+        """Parameters that the optimizer changes; whole counts, also where a rank holds a part (ZeRO-3)."""
+        return sum(
+            getattr(each, "ds_numel", each.numel()) for each in self.model.parameters() if each.requires_grad
+        )
+
+    def checkpoint_bytes(self) -> int:
+        """About what one checkpoint takes."""
+        size = max((each.element_size() for each in self.model.parameters() if each.requires_grad), default=0)
+        return checkpoint.checkpoint_bytes(
+            self.trained_parameters() * size, self.args.optim, model_only=self.args.save_only_model
+        )
+
+    def peak_memory_gib(self) -> list[float]:
+        """Peak memory of every rank in GiB: the CUDA allocator's, or the process's resident peak. A
+        collective call.
+        """
+        if self.world.device_type == "cuda":
+            peak = torch.cuda.max_memory_allocated() / 2**30
+        else:
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # Linux counts in KiB
+        peaks: list[Any] = [peak]
+        if self.world.world_size > 1:
+            peaks = [None] * self.world.world_size
+            dist.all_gather_object(peaks, peak)
+        return peaks
+
+    def utilisation(self, tokens_per_s: float | None, mean_length: int) -> dict[str, float]:
+        """``flops_per_token`` at rows of ``mean_length`` tokens and, where the hardware's peak is known,
+        ``mfu``.
+        """
+        from peft import PeftModel
+        from transformers.integrations.deepspeed import unset_hf_deepspeed_config
+
+        from podtune.plan.hardware import peak_flops
+        from podtune.sft.model.load import flops_per_token
+
+        # under ZeRO-3 the model that is counted would be split over ranks that do not build it
+        unset_hf_deepspeed_config()
+        # an adapter's own work is small beside the frozen model's forward pass and its activations' gradients
+        found = {
+            "flops_per_token": flops_per_token(
+                self.model.config,
+                mean_length,
+                trained_share=0.0 if isinstance(self.model, PeftModel) else 1.0,
+            )
+        }
+        name = torch.cuda.get_device_name() if self.world.device_type == "cuda" else "cpu"
+        peak = peak_flops(name, "bf16" if self.args.bf16 else "fp16" if self.args.fp16 else "fp32")
+        if peak and tokens_per_s:
+            found["mfu"] = found["flops_per_token"] * tokens_per_s / (peak * self.world.world_size)
+        return found
+
+    def release(self) -> None:
+        """Let go of model and optimizer, so that the process group can be closed (gloo's threads end badly
+        otherwise).
+        """
+        self.accelerator.free_memory()
+        self.model = self.model_wrapped = self.optimizer = self.lr_scheduler = None
+        handler = self.callback_handler
+        handler.model = handler.optimizer = handler.lr_scheduler = handler.train_dataloader = (
+            handler.eval_dataloader
+        ) = None
+        gc.collect()
+
+
+class StopTogether(TrainerCallback):  # type: ignore[misc]
+    """SIGTERM to any rank: all ranks finish the same step, save, and stop. A loss that is not finite: all
+    ranks stop, unsaved.
+    """
+
+    def __init__(self) -> None:
+        self.requested = False  # of this rank
+        self.agreed = False  # by all
+        self.trainer: PodtuneTrainer | None = None
+        self._before: Any = None
+
+    def __enter__(self) -> StopTogether:
+        self._before = signal.signal(signal.SIGTERM, self._request)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.signal(signal.SIGTERM, self._before)
+
+    def _request(self, *_: object) -> None:
+        self.requested = True
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        assert self.trainer is not None
+        decision = self.trainer.agree(self.requested, certain=control.should_save or control.should_evaluate)
+        if decision == _NONFINITE:
+            raise UserError(
+                f"the loss or its gradient is not finite at step {state.global_step}; nothing was saved "
+                "after it",
+                where="training",
+                fix="lower learning_rate, check max_grad_norm and the data, or use bf16 or fp32 instead of "
+                "fp16; "
+                "the last checkpoint is from before",
+                code=DATA,
+            )
+        if decision == _STOP:
+            self.agreed = True
+            control.should_training_stop = True
+            control.should_save = True

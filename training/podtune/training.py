@@ -1,0 +1,174 @@
+"""Supervised fine-tuning of a causal language model through TRL's SFTTrainer, on one process or many.
+
+    torchrun --nproc-per-node 2 -m podtune.training --config sft.yaml --global_batch_size 32
+
+Reads top to bottom: the configuration, the process group, the checks, the data, the model, the training, what
+is saved. Whatever only rank 0 does stands under ``world.is_main`` or in ``on_main``. Nothing heavy is
+imported before the configuration and the data are known to be good.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from podtune.machine.threads import cpu_threads
+from podtune.run import checkpoint
+from podtune.run.distributed import (
+    World,
+    cleanup_distributed,
+    on_main,
+    peer_failure,
+    read_world,
+    setup_distributed,
+)
+from podtune.run.errors import OK, PREEMPTED, report
+from podtune.run.heartbeat import Claim, claim
+from podtune.sft.config import settings as config
+from podtune.sft.data import inputs
+
+if TYPE_CHECKING:
+    from podtune.sft.config.resolve import Arguments
+    from podtune.sft.train.run import Run
+    from podtune.sft.train.trainer import PodtuneTrainer, StopTogether
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the program and return its exit code; every failure is a sentence and a code (see
+    podtune.run.errors).
+    """
+    argv = sys.argv[1:] if argv is None else argv
+    if {"-h", "--help", "--help_all", "--help-all"} & set(argv):
+        print(config.help_text(everything="all" in "".join(argv)))
+        return OK
+    world = World()
+    try:
+        world = read_world()
+        settings = config.read(argv)
+        check_inputs(settings, world)
+        before_imports(world)
+        world = setup_distributed(
+            settings.values.get("timeout_s", 600.0), use_cpu=bool(settings.values.get("use_cpu"))
+        )
+        return fine_tune(settings, world)
+    except Exception as error:
+        # Nothing is tidied here: peers may sit in a collective, and the launcher ends them.
+        return report((peer_failure(error) if "torch" in sys.modules else None) or error, rank=world.rank)
+
+
+def check_inputs(settings: config.Settings, world: World) -> None:
+    """Data set and output folder, before torch is imported. One process of each pod looks."""
+    if world.local_rank == 0:
+        inputs.check_sources(settings.values)
+        checkpoint.check_writable(Path(settings.values["output_dir"]))
+
+
+def before_imports(world: World) -> None:
+    """What libraries read from the environment when they are imported: threads, and that they need not talk
+    about it.
+    """
+    os.environ["OMP_NUM_THREADS"] = str(cpu_threads(world))
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    if not Path("/dev/nvidiactl").exists():
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed warns that it finds no accelerator
+    if not sys.stderr.isatty():
+        os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")  # a bar in a log is a hundred lines
+    warnings.filterwarnings(
+        "ignore", category=FutureWarning, module=r"accelerate|transformers|trl|torch\.distributed"
+    )
+
+
+def fine_tune(settings: config.Settings, world: World) -> int:
+    """Everything after the process group is open; returns the exit code."""
+    from podtune.sft.config.resolve import resolve
+    from podtune.sft.train.trainer import StopTogether
+
+    arguments = resolve(settings, world)
+    with StopTogether() as stop:
+        loaded = load(arguments, world, stop)
+        if loaded is None:  # an earlier start finished it
+            cleanup_distributed()
+            return OK
+        trainer, run = loaded
+        try:
+            check_space(trainer, world)
+            trainer.train(resume_from_checkpoint=run.resume_path)
+            finished = trainer.finished(stop.agreed)
+            if finished:
+                trainer.save_final(Path(arguments.training.output_dir) / "final")
+            run.measure(trainer)
+        except Exception as error:
+            run.failed(peer_failure(error) or error)
+            raise
+        trainer.release()
+        cleanup_distributed()
+    if world.is_main:
+        if finished:
+            run.answer()
+        run.end("ok" if finished else "preempted", OK if finished else PREEMPTED)
+    return OK if finished else PREEMPTED
+
+
+def check_space(trainer: PodtuneTrainer, world: World) -> None:
+    """Whether the volume holds the checkpoints, before the first step."""
+    args = trainer.args
+    if args.save_strategy != "no":
+        on_main(
+            world,
+            lambda: checkpoint.check_space(
+                Path(args.output_dir), trainer.checkpoint_bytes(), args.save_total_limit
+            ),
+        )
+
+
+def load(arguments: Arguments, world: World, stop: StopTogether) -> tuple[PodtuneTrainer, Run] | None:
+    """Tokenizer, data, checkpoint and model, in the order in which a mistake costs least; None if nothing is
+    left to do.
+    """
+    from trl import get_peft_config
+
+    from podtune.sft.model.loading import load_model, load_tokenizer, vocabulary_size
+    from podtune.sft.train.run import Run, find_checkpoint, is_finished, resume_facts
+    from podtune.sft.train.trainer import PodtuneTrainer
+
+    tokenizer = load_tokenizer(arguments)
+    # one process tokenises, the others wait for its cache
+    rows = inputs.prepare(arguments, tokenizer, vocabulary_size(arguments))
+    facts = resume_facts(arguments, world, rows)
+    held: list[Claim] = []
+    # two jobs in one folder would ruin both
+    on_main(world, lambda: held.append(claim(Path(arguments.training.output_dir))))
+    resume = on_main(world, lambda: find_checkpoint(arguments, facts))
+    if resume and is_finished(arguments, resume):
+        if world.is_main:
+            print(
+                f"{arguments.name} is finished at step {resume.step}: a higher max_steps with "
+                "--allow_resume_change goes on"
+            )
+        return None
+    model = load_model(arguments)
+    run = Run(arguments, world, rows, tokenizer, resume, held)
+    trainer = PodtuneTrainer(
+        model=model,
+        args=arguments.training,
+        train_dataset=rows.train,
+        eval_dataset=rows.eval,
+        processing_class=tokenizer,
+        peft_config=get_peft_config(arguments.model),
+        callbacks=[run.progress, stop],
+        world=world,
+        meter=run.meter,
+        facts=facts,
+        tokens_before=run.tokens_before,
+        lean=arguments.run.loss == "lean",
+    )
+    stop.trainer = trainer
+    run.announce(trainer)
+    return trainer, run
+
+
+if __name__ == "__main__":
+    sys.exit(main())
