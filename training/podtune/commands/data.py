@@ -156,6 +156,7 @@ def prepare(
     podtune data prepare --data user/chats --model HuggingFaceTB/SmolLM3-3B --max-length 4096 --output
     /cache/tokenized --json
     """
+    from podtune.run.errors import warn
     from podtune.sft.data.inspect import prepare_for_model
     from podtune.sft.data.source import check_source, sources
 
@@ -189,4 +190,4 @@ def prepare(
             f"{entry['path']}"
         )
         for warning in entry["warnings"]:
-            print(f"  warning: {warning}")
+            warn(f"{entry['source']}: {warning}")

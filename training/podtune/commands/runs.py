@@ -50,10 +50,9 @@ def runs(
       podtune runs . --sort=-tokens_per_s --csv
     """
     import json
-    import sys
 
     from podtune.report.runs import listing
-    from podtune.run.errors import USAGE, UserError
+    from podtune.run.errors import USAGE, UserError, warn
     from podtune.run.record import finite
 
     if folders and cluster:
@@ -72,7 +71,7 @@ def runs(
         rows = [row for row in rows if test(row)]
     rows = listing.sort_rows(rows, sort)
     for line in [*unreadable, *(problem for row in rows for problem in row.problems)]:
-        print(f"podtune: warning: {line}", file=sys.stderr)
+        warn(line)
     if as_json:
         print(json.dumps(finite([row.values for row in rows]), indent=2, ensure_ascii=False))
     elif as_csv:

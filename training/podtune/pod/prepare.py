@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from podtune.run.errors import CANNOT_CREATE, CONFIG, NO_INPUT, SOFTWARE, UNAVAILABLE, UserError, near
+from podtune.run.errors import CANNOT_CREATE, CONFIG, NO_INPUT, SOFTWARE, UNAVAILABLE, UserError, near, warn
 from podtune.run.record import now, write_json
 from podtune.sft import hub
 from podtune.sft.config import settings as config
@@ -229,7 +229,7 @@ def _tokenise(values: dict[str, Any]) -> None:
     arguments = resolve(config.Settings(wanted | {"use_cpu": True, "bf16": False}), World())
     rows = inputs.prepare(arguments, loading.load_tokenizer(arguments), loading.vocabulary_size(arguments))
     for warning in rows.warnings:
-        print(f"podtune prepare: warning: {warning}", flush=True)
+        warn(warning)
     print(f"podtune prepare: {rows.facts['rows']} rows, {rows.facts['tokens']} tokens", flush=True)
 
 

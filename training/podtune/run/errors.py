@@ -56,6 +56,11 @@ class PeerLost(RuntimeError):
     """Another rank died, hung or became unreachable. Nothing is wrong with the input: a restart resumes."""
 
 
+def warn(text: str) -> None:
+    """Say on stderr what the user should know of a run that goes on."""
+    print(f"podtune: warning: {text}", file=sys.stderr, flush=True)
+
+
 def report(error: BaseException, *, rank: int | None = None) -> int:
     """Say what went wrong, for people and for the launcher; return the exit code.
 

@@ -8,12 +8,11 @@ import importlib.util
 import json
 import os
 import signal
-import sys
 import threading
 from pathlib import Path
 
 from podtune.run.aim.follower import Busy, Follower, silent
-from podtune.run.errors import CANNOT_CREATE, NO_INPUT, OK, UNAVAILABLE, UserError
+from podtune.run.errors import CANNOT_CREATE, NO_INPUT, OK, UNAVAILABLE, UserError, warn
 from podtune.run.follow import find_runs, read_record
 from podtune.run.record import RUN_FILE
 
@@ -104,7 +103,7 @@ def _update(
                 else "see that the repo can be written and has space; nothing of the run is lost"
             )
             raise UserError(what, where=f"{run_dir} -> {repo}", fix=fix, code=code) from error
-        print(f"podtune: warning: {run_dir}: {what}; trying again", file=sys.stderr, flush=True)
+        warn(f"{run_dir}: {what}; trying again")
         return False
 
 

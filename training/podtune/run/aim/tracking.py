@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from podtune.run.errors import warn
 from podtune.run.record import Json
 
 CLOSE_LIMIT_S = 60.0  # Aim's client can hang for ever when its server died: the child then ends itself
@@ -72,11 +73,8 @@ class Tracker:
             self._warn(str(error))
 
     def _warn(self, what: str) -> None:
-        print(
-            f"podtune: warning: Aim: {what}. The run's files are complete: podtune aim-sync {self._run_dir} "
-            f"--repo {self._repo}",
-            file=sys.stderr,
-            flush=True,
+        warn(
+            f"Aim: {what}. The run's files are complete: podtune aim-sync {self._run_dir} --repo {self._repo}"
         )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from podtune.run.errors import USAGE, UserError
+from podtune.run.errors import USAGE, UserError, warn
 from podtune.sft.model.template import Messages, prompt_ids, stop_token_ids
 
 if TYPE_CHECKING:
@@ -66,11 +66,7 @@ def answer(
     space = room(model, sampling)
     rows = [prompt_ids(tokenizer, prompt) for prompt in prompts]
     if cut := sum(len(row) > space for row in rows):
-        print(
-            (f"podtune: warning: {cut} prompts are longer than {space} tokens; only their ends are read"),
-            file=sys.stderr,
-            flush=True,
-        )
+        warn(f"{cut} prompts are longer than {space} tokens; only their ends are read")
         rows = [row[-space:] for row in rows]
     stops = stop_token_ids(tokenizer, model.generation_config)
     padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else stops[0]

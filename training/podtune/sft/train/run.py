@@ -12,7 +12,7 @@ from podtune.machine.provenance import provenance
 from podtune.run import checkpoint
 from podtune.run.checkpoint import Checkpoint
 from podtune.run.distributed import World
-from podtune.run.errors import UserError, exit_code, out_of_memory
+from podtune.run.errors import UserError, exit_code, out_of_memory, warn
 from podtune.run.heartbeat import Claim, Heartbeat
 from podtune.run.log_lines import head_line
 from podtune.run.record import Status, emit_record, end_record, new_record, now, write_json
@@ -69,7 +69,7 @@ def find_checkpoint(arguments: Arguments, facts: dict[str, Any]) -> Checkpoint |
     elif arguments.run.auto_resume:
         found, warnings = checkpoint.newest_complete(output_dir)
         for warning in warnings:
-            print(f"podtune: warning: {warning}", file=sys.stderr, flush=True)
+            warn(warning)
     elif checkpoint.checkpoints(output_dir):
         raise UserError(
             ("holds checkpoints of an earlier run, and auto_resume is off"),
@@ -80,7 +80,7 @@ def find_checkpoint(arguments: Arguments, facts: dict[str, Any]) -> Checkpoint |
         found = None
     if found is not None:
         for change in checkpoint.check_resume(found, facts, allowed=arguments.run.allow_resume_change):
-            print(f"podtune: warning: resuming although {change}", file=sys.stderr, flush=True)
+            warn(f"resuming although {change}")
     return found
 
 
@@ -208,14 +208,12 @@ class Run:
         )
         rows = len(self.rows.train)
         if (repeated := repeated_rows(trainer.args, rows)) > rows // 100:
-            print(
-                f"podtune: warning: each epoch repeats rows {repeated} times (of {rows} rows), so that all "
-                "ranks have full batches; "
-                "smaller batches repeat fewer, dataloader_drop_last none",
-                flush=True,
+            warn(
+                f"each epoch repeats rows {repeated} times (of {rows} rows), so that all ranks have full "
+                "batches; smaller batches repeat fewer, dataloader_drop_last none"
             )
         for warning in self.rows.warnings:
-            print(f"podtune: warning: {warning}", flush=True)
+            warn(warning)
         if self.resume_path:
             print(f"resuming from {self.resume_path}", flush=True)
 
@@ -282,11 +280,7 @@ class Run:
                 trust_remote_code=self.arguments.training.trust_remote_code,
             )
         except (UserError, RuntimeError, MemoryError) as error:  # the model is trained and saved: that stands
-            print(
-                (f"podtune: warning: base and tuned model could not be compared: {error}"),
-                file=sys.stderr,
-                flush=True,
-            )
+            warn(f"base and tuned model could not be compared: {error}")
 
     def summary(self) -> list[str]:
         """The closing lines for people."""
