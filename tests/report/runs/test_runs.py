@@ -1,4 +1,4 @@
-"""podtune runs and podtune watch, called as their users call them; bad folders, and lives that ended without a word."""
+"""podtune runs and podtune watch as their users call them; bad folders; runs that ended without a word."""
 
 from __future__ import annotations
 
@@ -40,7 +40,13 @@ def names(result: Result) -> list[str]:
 
 
 def beat(
-    run_dir: Path, *, age_s: float = 0.0, pid: int | None = None, host: str | None = None, step: int = 10, step_age_s: float = 0.0
+    run_dir: Path,
+    *,
+    age_s: float = 0.0,
+    pid: int | None = None,
+    host: str | None = None,
+    step: int = 10,
+    step_age_s: float = 0.0,
 ) -> None:
     content = {
         "time": time.time() - age_s,
@@ -64,7 +70,13 @@ def test_runs_below_a_folder_are_listed_with_their_figures(make_run: RunMaker, t
     rows = {row["name"]: row for row in json.loads(podtune("runs", str(tmp_path), "--json").stdout)}
     assert set(rows) == {"fast", "slow"}
     fast = rows["fast"]
-    assert (fast["mode"], fast["strategy"], fast["world"], fast["status"], fast["steps"]) == ("sft", "ddp", 2, "ok", 60)
+    assert (fast["mode"], fast["strategy"], fast["world"], fast["status"], fast["steps"]) == (
+        "sft",
+        "ddp",
+        2,
+        "ok",
+        60,
+    )
     assert fast["seconds"] == pytest.approx(31.0)
     assert fast["device_hours"] == pytest.approx(2 * 31.0 / 3600)
     assert fast["best_loss"] <= fast["loss"] < rows["slow"]["loss"]
@@ -76,9 +88,17 @@ def test_where_filters_by_the_table_the_config_and_the_record(make_run: RunMaker
     make_run("broken", learning_rate=1e-3, status="oom")
     root = str(tmp_path)
     assert names(podtune("runs", root, "--json", "--where", "learning_rate>1e-5 and status=ok")) == ["high"]
-    assert set(names(podtune("runs", root, "--json", "--where", "status = oom or not learning_rate >= 0.001"))) == {"low", "broken"}
-    assert names(podtune("runs", root, "--json", "--where", "(name~ROK or name=low) and world=2 and status!=oom")) == ["low"]
-    assert set(names(podtune("runs", root, "--json", "--where", "data.fingerprint='f00d'"))) == {"low", "high", "broken"}
+    assert set(
+        names(podtune("runs", root, "--json", "--where", "status = oom or not learning_rate >= 0.001"))
+    ) == {"low", "broken"}
+    assert names(
+        podtune("runs", root, "--json", "--where", "(name~ROK or name=low) and world=2 and status!=oom")
+    ) == ["low"]
+    assert set(names(podtune("runs", root, "--json", "--where", "data.fingerprint='f00d'"))) == {
+        "low",
+        "high",
+        "broken",
+    }
 
 
 @pytest.mark.parametrize(
@@ -118,7 +138,9 @@ def test_csv_carries_full_precision(make_run: RunMaker, tmp_path: Path) -> None:
 
 def test_a_running_run_shows_progress_and_time_left(make_run: RunMaker, tmp_path: Path) -> None:
     run_dir = make_run("going", status="running", steps=40, config={"max_steps": 80})
-    lines = [line for line in (run_dir / METRICS_FILE).read_text().splitlines() if json.loads(line)["step"] <= 20]
+    lines = [
+        line for line in (run_dir / METRICS_FILE).read_text().splitlines() if json.loads(line)["step"] <= 20
+    ]
     (run_dir / METRICS_FILE).write_text("\n".join(lines) + "\n")
     beat(run_dir, step=20)
     row = json.loads(podtune("runs", str(tmp_path), "--json").stdout)[0]
@@ -132,7 +154,10 @@ def test_a_run_whose_process_is_gone_is_died_and_not_running(make_run: RunMaker,
     beat(make_run("elsewhere-alive", status="running"), host="another-pod", age_s=3)
     rows = {row["name"]: row["status"] for row in json.loads(podtune("runs", str(tmp_path), "--json").stdout)}
     assert rows == {"killed": "died", "elsewhere-silent": "died", "elsewhere-alive": "running"}
-    assert set(names(podtune("runs", str(tmp_path), "--json", "--where", "status=died"))) == {"killed", "elsewhere-silent"}
+    assert set(names(podtune("runs", str(tmp_path), "--json", "--where", "status=died"))) == {
+        "killed",
+        "elsewhere-silent",
+    }
 
 
 def test_a_run_that_beats_but_makes_no_step_is_stalled(make_run: RunMaker) -> None:
@@ -162,7 +187,9 @@ def test_a_thousand_runs_list_in_about_a_second_of_cpu(make_run: RunMaker, tmp_p
     assert took < 1.0, f"{took:.2f} s of CPU"
 
 
-def test_what_is_no_run_torn_or_of_another_schema_is_named_with_its_place(make_run: RunMaker, tmp_path: Path) -> None:
+def test_what_is_no_run_torn_or_of_another_schema_is_named_with_its_place(
+    make_run: RunMaker, tmp_path: Path
+) -> None:
     torn = make_run("torn")
     whole = (torn / METRICS_FILE).read_text()
     (torn / METRICS_FILE).write_text(whole + '{"step": 61, "split": "tr')
@@ -172,7 +199,9 @@ def test_what_is_no_run_torn_or_of_another_schema_is_named_with_its_place(make_r
     assert [len(run.entries[split]) for split in ("train", "eval")] == [60, 3]
     line = whole.count("\n") + 1
     assert run.problems == [f"{torn / METRICS_FILE} line {line}: torn or no metrics line; used up to there"]
-    with pytest.raises(UserError, match=r"old/run.json: has schema 'podtune.run/0'; this podtune reads 'podtune.run/1'"):
+    with pytest.raises(
+        UserError, match=r"old/run.json: has schema 'podtune.run/0'; this podtune reads 'podtune.run/1'"
+    ):
         load_run(old)
     with pytest.raises(UserError, match=r"is no run: it has no run\.json"):
         load_run(tmp_path / "empty")
@@ -192,8 +221,14 @@ def test_nan_and_contradictions_are_said_with_step_and_file(make_run: RunMaker) 
     record["measurements"]["steps"] = 50
     write_json(run_dir / RUN_FILE, record)
     run = load_run(run_dir)
-    assert f"{run_dir / METRICS_FILE} line 9: contradicts an earlier train line of step 8; the first is used" in run.problems
-    assert f"{run_dir / METRICS_FILE}: train loss is not finite once, at step 5; left out of curves" in run.problems
+    assert (
+        f"{run_dir / METRICS_FILE} line 9: contradicts an earlier train line of step 8; the first is used"
+        in run.problems
+    )
+    assert (
+        f"{run_dir / METRICS_FILE}: train loss is not finite once, at step 5; left out of curves"
+        in run.problems
+    )
     assert any("50 steps, but there is a line of step 60" in problem for problem in run.problems)
     assert 99.0 not in run.curve("train", "loss")[1]
 
@@ -213,7 +248,9 @@ def test_watch_takes_up_new_lines_and_warns_of_a_nan(make_run: RunMaker) -> None
     view = FolderView(run_dir)
     assert view.run.last("train", "step") == 10
     with (run_dir / METRICS_FILE).open("a") as file:
-        file.write(json.dumps({"time": "2026-11-20T09:10:00Z", "step": 11, "split": "train", "loss": "nan"}) + "\n")
+        file.write(
+            json.dumps({"time": "2026-11-20T09:10:00Z", "step": 11, "split": "train", "loss": "nan"}) + "\n"
+        )
     view.update()
     assert view.run.last("train", "step") == 11
     assert "the loss is nan" in view.warnings()
@@ -224,7 +261,9 @@ def test_ctrl_c_in_a_terminal_ends_the_watching_and_says_that_the_run_goes_on(ma
     beat(run_dir)
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "podtune.cli", "watch", str(run_dir)]
-    with subprocess.Popen(command, stdout=theirs, stderr=subprocess.PIPE, text=True, env={**os.environ, "TERM": "xterm"}) as watching:
+    with subprocess.Popen(
+        command, stdout=theirs, stderr=subprocess.PIPE, text=True, env={**os.environ, "TERM": "xterm"}
+    ) as watching:
         os.close(theirs)
         screen = ""
         while "GiB of memory" not in screen:
@@ -232,7 +271,10 @@ def test_ctrl_c_in_a_terminal_ends_the_watching_and_says_that_the_run_goes_on(ma
         watching.send_signal(signal.SIGINT)
         _, told = watching.communicate(timeout=30)
     os.close(ours)
-    assert (watching.returncode, told.strip()) == (130, f"no longer watching; the run goes on. Come back: podtune watch {run_dir}")
+    assert (watching.returncode, told.strip()) == (
+        130,
+        f"no longer watching; the run goes on. Come back: podtune watch {run_dir}",
+    )
 
 
 def test_a_sparkline_falls_with_the_loss() -> None:
@@ -262,21 +304,30 @@ sys.stdin.read()
 
 
 def test_two_jobs_on_one_folder_the_second_refuses_and_a_dead_ones_lock_is_taken_over(tmp_path: Path) -> None:
-    first = subprocess.Popen([sys.executable, "-c", CLAIM, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    first = subprocess.Popen(
+        [sys.executable, "-c", CLAIM, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     assert first.stdout
     assert first.stdout.readline() == "mine\n"
-    with pytest.raises(UserError, match=f"another job writes here: process {first.pid} on {socket.gethostname()}"):
+    with pytest.raises(
+        UserError, match=f"another job writes here: process {first.pid} on {socket.gethostname()}"
+    ):
         claim(tmp_path)
     first.kill()
     first.communicate()
     claim(tmp_path).release()
 
 
-def test_where_locks_do_not_reach_a_moving_foreign_heartbeat_refuses_and_a_still_one_does_not(tmp_path: Path) -> None:
+def test_where_locks_do_not_reach_a_moving_foreign_heartbeat_refuses_and_a_still_one_does_not(
+    tmp_path: Path,
+) -> None:
     beat(tmp_path, host="pod-on-another-node", age_s=2, step=5)
     claim(tmp_path, patience_s=0.3).release()
     mover = subprocess.Popen(
-        [sys.executable, "-c", MOVING_HEARTBEAT, str(tmp_path / HEARTBEAT_FILE)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", MOVING_HEARTBEAT, str(tmp_path / HEARTBEAT_FILE)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert mover.stdout
     assert mover.stdout.readline() == "beating\n"
@@ -290,7 +341,8 @@ import json, os, select, sys, time
 while not select.select([0], [], [], 0.02)[0]:
     part = sys.argv[1] + ".new"
     with open(part, "w") as file:
-        json.dump({"time": time.time(), "step": 6, "step_at": time.time(), "pid": 1, "host": "pod-on-another-node"}, file)
+        now = time.time()
+        json.dump({"time": now, "step": 6, "step_at": now, "pid": 1, "host": "pod-on-another-node"}, file)
     os.replace(part, sys.argv[1])
     print("beating", flush=True)
 """

@@ -1,4 +1,6 @@
-"""A run as its job in a cluster tells it (the stories of podtune.cluster.live.job_log), in the shape of a run's folder. No torch."""
+"""A run as its job in a cluster tells it (podtune.cluster.live.job_log), in the shape of a run's folder. No
+torch.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ class JobRun(Run):
 
     @cached_property
     def status(self) -> str:
-        """As the record says once the job has ended; before, the job's condition: pending, created, running, restarting, suspended."""
+        """As the record says once the job has ended; before, the job's condition: pending, created, running,
+        restarting, suspended.
+        """
         condition = str(self.story["condition"])
         if condition not in ENDS:
             return condition.lower()
@@ -44,10 +48,14 @@ class JobRun(Run):
 
 
 def job_runs(story: Json) -> list[JobRun]:
-    """The runs of a job: one, or for a benchmark one for each record that it has printed, and itself while it goes on."""
+    """The runs of a job: one, or of a benchmark one for each record that it has printed, and itself while it
+    goes on.
+    """
     records = story["records"]
     if story["declared"].get("mode") == "benchmark":
-        cells = [_run({**story, "condition": "Succeeded"}, record, str(record.get("name"))) for record in records]
+        cells = [
+            _run({**story, "condition": "Succeeded"}, record, str(record.get("name"))) for record in records
+        ]
         return cells + ([] if story["ended"] and cells else [_run(story, _known(story))])
     return [_run(story, records[-1] if records else _known(story))]
 
@@ -58,7 +66,7 @@ def _run(story: Json, record: Json, name: str = "") -> JobRun:
 
 
 def _known(story: Json) -> Json:
-    """What is known of a run before its record is there: from the manifest, and better from its first log line."""
+    """What is known of a run without its record: from the manifest, better from its first log line."""
     head = {key: story["head"][key] for key in ("strategy", "world_size", "nnodes") if key in story["head"]}
     reason = "; ".join(story["problems"]) or story["message"] if story["condition"] == "Failed" else ""
     return {
@@ -111,9 +119,15 @@ class JobView(View):
             for pod in self.story["pods"]
         ]
         found = [*super().facts(spark_width=spark_width), ("pods", ", ".join(pods) or "none")]
-        return found if self.run.entries or not self.story["last_line"] else [*found, ("log", self.story["last_line"].strip())]
+        return (
+            found
+            if self.run.entries or not self.story["last_line"]
+            else [*found, ("log", self.story["last_line"].strip())]
+        )
 
     def warnings(self) -> list[str]:
         """The run's, what is wrong with its pods, and an API server that does not answer."""
-        silent = [f"{self.story['silent']}; trying again, this is how it stood"] if self.story["silent"] else []
+        silent = (
+            [f"{self.story['silent']}; trying again, this is how it stood"] if self.story["silent"] else []
+        )
         return [*silent, *self.story["problems"], *super().warnings()]

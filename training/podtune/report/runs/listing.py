@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from podtune.report.runs.runs import Run, load_run, number, progress, unique_names
 from podtune.report.draw.tables import Column, Table, duration
+from podtune.report.runs.runs import Run, load_run, number, progress, unique_names
 from podtune.run.errors import USAGE, UserError, near
 from podtune.run.record import Json
 
@@ -22,7 +22,7 @@ FIELDS = (
 
 @dataclass
 class Row:
-    """One run in the list: ``values`` by the names in FIELDS, the record for --where, and what is wrong with its files."""
+    """One run in the list: ``values`` by the names in FIELDS, its record, its files' problems."""
 
     values: dict[str, Any]
     record: Json
@@ -60,8 +60,15 @@ def _row(run: Run, name: str) -> Row:
         "steps": steps if steps is not None else _whole(run.last("train", "step")),
         "tokens": tokens if tokens is not None else _whole(run.last("train", "tokens")),
         "tokens_per_s": run.measured("tokens_per_s") or run.last("train", "tokens_per_s"),
-        "loss": _first(run.measured("loss", "eval"), run.last("eval", "loss"), run.measured("loss", "last"), run.last("train", "loss")),
-        "best_loss": min(filter(None, (run.best("eval", "loss"), number(run.measured("loss", "eval")))), default=None),
+        "loss": _first(
+            run.measured("loss", "eval"),
+            run.last("eval", "loss"),
+            run.measured("loss", "last"),
+            run.last("train", "loss"),
+        ),
+        "best_loss": min(
+            filter(None, (run.best("eval", "loss"), number(run.measured("loss", "eval")))), default=None
+        ),
         "seconds": seconds,
         "device_hours": seconds / 3600 * world if seconds is not None and isinstance(world, int) else None,
         "age_s": time.time() - run.started_at,
@@ -88,7 +95,8 @@ def _first(*values: object) -> float | None:
 
 
 def sort_rows(rows: list[Row], key: str) -> list[Row]:
-    """``rows`` by a field, or a path into the record; ``-field`` turns it round. Runs without the value come last.
+    """``rows`` by a field, or a path into the record; ``-field`` turns it round. Runs without the value come
+    last.
 
     Raises:
         UserError: no run has such a field.
@@ -109,10 +117,13 @@ def _sortable(value: Any) -> tuple[int, float, str]:
 def table(rows: Sequence[Row]) -> Table:
     """The rows as people read them. The time's cost is the wall clock, and devices times hours."""
     columns = [
-        Column("name"), Column("mode"), Column("strategy"), Column("world", "right"), Column("status"), Column("steps", "right"),
-        Column("tokens", "right"), Column("tokens/s", "right"), Column("loss", "right"), Column("best", "right"),
-        Column("time", "right"), Column("device h", "right", 3), Column("age", "right"),
-    ]  # fmt: skip
+        *map(Column, ("name", "mode", "strategy")),
+        Column("world", "right"),
+        Column("status"),
+        *(Column(title, "right") for title in ("steps", "tokens", "tokens/s", "loss", "best", "time")),
+        Column("device h", "right", 3),
+        Column("age", "right"),
+    ]
     body = []
     for row in rows:
         found = row.values
@@ -162,9 +173,10 @@ TOKEN = re.compile(
 def where(expression: str, rows: Sequence[Row]) -> Test:
     """A test for ``learning_rate>1e-5 and status=ok``.
 
-    Comparisons ``= == != < <= > >=`` and ``~`` (contains) of a field with a number, a word or a quoted text; ``and``,
-    ``or``, ``not`` and parentheses. A field is one of FIELDS, or a path into the record (``data.fingerprint``), its config
-    or its measurements. A run without the field never matches. Nothing is evaluated as code.
+    Comparisons ``= == != < <= > >=`` and ``~`` (contains) of a field with a number, a word or a quoted text;
+    ``and``, ``or``, ``not`` and parentheses. A field is one of FIELDS, or a path into the record
+    (``data.fingerprint``), its config or its measurements. A run without the field never matches. Nothing is
+    evaluated as code.
 
     Raises:
         UserError: the expression cannot be read, with the place, or no run has a field of that name.
@@ -274,7 +286,7 @@ def _comparable(value: Any) -> float | str:
 
 
 def value_of(row: Row, name: str) -> Any:
-    """A field of the list, else a path into the record, its config, its measurements or its data; None where absent."""
+    """A field of the list, else a path into the record, its config, measurements or data; None if absent."""
     if name in row.values:
         return row.values[name]
     parts = name.split(".")
@@ -293,8 +305,16 @@ def _known(name: str, rows: Sequence[Row]) -> None:
         return
     names = set(FIELDS)
     for row in rows:
-        for part in (row.record, row.record.get("config"), row.record.get("measurements"), row.record.get("data")):
+        for part in (
+            row.record,
+            row.record.get("config"),
+            row.record.get("measurements"),
+            row.record.get("data"),
+        ):
             names |= set(part) if isinstance(part, dict) else set()
     raise UserError(
-        f"no run has a field {name!r}{near(name, names)}", where="--where or --sort", fix=f"fields: {', '.join(FIELDS)}", code=USAGE
+        f"no run has a field {name!r}{near(name, names)}",
+        where="--where or --sort",
+        fix=f"fields: {', '.join(FIELDS)}",
+        code=USAGE,
     )

@@ -1,7 +1,7 @@
 """Runs as their folders tell them: the record, the curves, and what is wrong with the files. No torch.
 
-Nothing is repaired and nothing is guessed: a torn line, a NaN, a contradiction is used as far as it goes and said, with
-the file and the line, in :attr:`Run.problems`.
+Nothing is repaired and nothing is guessed: a torn line, a NaN, a contradiction is used as far as it goes and
+said, with the file and the line, in :attr:`Run.problems`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ class Run:
     name: str
     entries: dict[str, list[Json]] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
-    _curves: dict[tuple[str, str, str], tuple[list[Json], int, Curve]] = field(default_factory=dict, repr=False)
+    _curves: dict[tuple[str, str, str], tuple[list[Json], int, Curve]] = field(
+        default_factory=dict, repr=False
+    )
 
     @cached_property
     def status(self) -> str:
@@ -44,7 +46,7 @@ class Run:
         return "died" if reason == "died" else status
 
     def last_step(self) -> tuple[int, float] | None:
-        """The step that its process has reached, and when (seconds since the epoch); None where nothing tells."""
+        """The step that its process has reached, and when (seconds since the epoch); None if unknown."""
         beat = read_beat(self.path)
         return (beat.step, beat.step_at) if beat else None
 
@@ -74,16 +76,24 @@ class Run:
     def best(self, split: str, metric: str) -> float | None:
         """The lowest finite value, or None."""
         found = [
-            value for entry in self.entries.get(split, []) if (value := number(entry.get(metric))) is not None and math.isfinite(value)
+            value
+            for entry in self.entries.get(split, [])
+            if (value := number(entry.get(metric))) is not None and math.isfinite(value)
         ]
         return min(found, default=None)
 
     def curve(self, split: str, metric: str, axis: str = "step") -> Curve:
-        """The finite points of a metric over ``step``, ``tokens`` (real ones, all ranks) or ``time`` (seconds since the start)."""
+        """The finite points of a metric over ``step``, ``tokens`` (real ones, all ranks) or ``time`` (seconds
+        since the start).
+        """
         entries = self.entries.get(split, [])
         known = self._curves.get((split, metric, axis))
         if known is None or known[0] is not entries or known[1] != len(entries):  # a watched run grows
-            known = self._curves[split, metric, axis] = (entries, len(entries), self._points(entries, metric, axis))
+            known = self._curves[split, metric, axis] = (
+                entries,
+                len(entries),
+                self._points(entries, metric, axis),
+            )
         return known[2]
 
     def _points(self, entries: list[Json], metric: str, axis: str) -> Curve:
@@ -91,7 +101,9 @@ class Run:
         start = self.started_at
         for entry in entries:
             value, place = entry.get(metric), entry.get("time" if axis == "time" else axis)
-            if type(value) is not float:  # nearly all are: this is what comparing long runs spends its time on
+            if (
+                type(value) is not float
+            ):  # nearly all are: this is what comparing long runs spends its time on
                 value = number(value)
             place = timestamp(place) - start if axis == "time" else number(place)
             if value is not None and place is not None and math.isfinite(value) and math.isfinite(place):
@@ -114,7 +126,11 @@ class Run:
         size = self.record.get("world_size")
         ranks = f"{size} rank{'s' if size != 1 else ''}" if size else None
         model = Path(str(self.record["model"])).name if self.record.get("model") else None
-        return " · ".join(str(part) for part in (self.record.get("mode"), model, self.record.get("strategy"), ranks, self.status) if part)
+        return " · ".join(
+            str(part)
+            for part in (self.record.get("mode"), model, self.record.get("strategy"), ranks, self.status)
+            if part
+        )
 
 
 def load_run(path: Path, *, curves: bool = True) -> Run:
@@ -146,13 +162,19 @@ def _read_record(folder: Path) -> Json:
     if not file.exists():
         what = f"is no run: it has no {RUN_FILE}" if folder.is_dir() else "no such folder"
         raise UserError(
-            what, where=str(folder), fix="give the --output_dir of a run; podtune runs DIR lists those below DIR", code=NO_INPUT
+            what,
+            where=str(folder),
+            fix="give the --output_dir of a run; podtune runs DIR lists those below DIR",
+            code=NO_INPUT,
         )
     try:
         record = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(
-            f"cannot be read: {error}", where=str(file), fix="restore it, or podtune collect it from the log", code=DATA
+            f"cannot be read: {error}",
+            where=str(file),
+            fix="restore it, or podtune collect it from the log",
+            code=DATA,
         ) from None
     schema = record.get("schema") if isinstance(record, dict) else None
     if schema != SCHEMA:
@@ -181,7 +203,9 @@ def _overview(content: bytes) -> list[bytes]:
 
 
 def _read_lines(run: Run, lines: list[bytes], *, numbered: bool) -> None:
-    """Parse ``lines`` into ``run.entries``: up to the first torn one; the first of two with one step and split."""
+    """Parse ``lines`` into ``run.entries``: up to the first torn one; the first of two with one step and
+    split.
+    """
     where = run.path / METRICS_FILE
     seen: dict[tuple[str, int], Json] = {}
     bad_numbers: dict[tuple[str, str], list[int]] = {}
@@ -197,7 +221,10 @@ def _read_lines(run: Run, lines: list[bytes], *, numbered: bool) -> None:
             break
         if (split, step) in seen:
             if {**entry, "time": ""} != {**seen[split, step], "time": ""}:
-                run.problems.append(f"{where} line {index}: contradicts an earlier {split} line of step {step}; the first is used")
+                run.problems.append(
+                    f"{where} line {index}: contradicts an earlier {split} line of step {step}; the first "
+                    "is used"
+                )
             continue
         seen[split, step] = entry
         run.entries.setdefault(split, []).append(entry)
@@ -208,7 +235,9 @@ def _read_lines(run: Run, lines: list[bytes], *, numbered: bool) -> None:
                 bad_numbers.setdefault((split, key), []).append(step)
     for (split, key), steps in bad_numbers.items():
         times = f"{len(steps)} times, first" if len(steps) > 1 else "once,"
-        run.problems.append(f"{where}: {split} {key} is not finite {times} at step {steps[0]}; left out of curves")
+        run.problems.append(
+            f"{where}: {split} {key} is not finite {times} at step {steps[0]}; left out of curves"
+        )
 
 
 def _check(run: Run) -> None:
@@ -218,17 +247,30 @@ def _check(run: Run) -> None:
     where = run.path / RUN_FILE
     recorded, steps = run.measured("steps"), [int(entry["step"]) for entry in run.entries.get("train", [])]
     if isinstance(recorded, int) and steps and steps[-1] > recorded:
-        run.problems.append(f"{where}: contradicts {METRICS_FILE}: {recorded} steps, but there is a line of step {steps[-1]}")
+        run.problems.append(
+            f"{where}: contradicts {METRICS_FILE}: {recorded} steps, but there is a line of step {steps[-1]}"
+        )
     for split, key in (("train", "last"), ("eval", "eval")):
         said, found = number(run.measured("loss", key)), run.last(split, "loss")
-        if said is not None and found is not None and not math.isclose(said, found, rel_tol=1e-6, abs_tol=1e-9) and said == said:
-            run.problems.append(f"{where}: contradicts {METRICS_FILE}: {split} loss {said:.6g}, but its last line says {found:.6g}")
+        if (
+            said is not None
+            and found is not None
+            and not math.isclose(said, found, rel_tol=1e-6, abs_tol=1e-9)
+            and said == said
+        ):
+            run.problems.append(
+                f"{where}: contradicts {METRICS_FILE}: {split} loss {said:.6g}, but its last line says "
+                f"{found:.6g}"
+            )
 
 
 def unique_names(runs: Sequence[Run]) -> list[str]:
     """Names to show: a name that occurs twice gets the folder beside it."""
     names = [run.name for run in runs]
-    return [name if names.count(name) == 1 else f"{name} ({run.path})" for name, run in zip(names, runs, strict=True)]
+    return [
+        name if names.count(name) == 1 else f"{name} ({run.path})"
+        for name, run in zip(names, runs, strict=True)
+    ]
 
 
 @dataclass(frozen=True)
@@ -255,7 +297,11 @@ def progress(run: Run) -> Progress:
     """Where a running run stands, by its last sign of life and its last training line."""
     reached = run.last_step()
     last = (run.entries.get("train") or [{}])[-1]
-    logged, eta, step_time = int(last.get("step", 0)), number(last.get("eta_s")), number(last.get("step_time_s"))
+    logged, eta, step_time = (
+        int(last.get("step", 0)),
+        number(last.get("eta_s")),
+        number(last.get("step_time_s")),
+    )
     step = max(logged, reached[0] if reached else 0)
     planned = number((run.record.get("config") or {}).get("max_steps"))
     total = int(planned) if planned and planned > 0 else None
@@ -264,7 +310,9 @@ def progress(run: Run) -> Progress:
     if eta is not None and step_time:
         eta = max(0.0, eta - (step - logged) * step_time)
     silent = None
-    if reached and run.status == "running" and step > 0 and step != total:  # after its last step a run saves, and may answer
+    if (
+        reached and run.status == "running" and step > 0 and step != total
+    ):  # after its last step a run saves, and may answer
         silent = max(0.0, time.time() - reached[1] - run.patience_s())
     return Progress(step, total, eta, silent)
 

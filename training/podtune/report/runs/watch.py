@@ -1,7 +1,7 @@
 """A run while it goes on, in a terminal: progress, time left, loss, speed, evaluation, warnings. No torch.
 
-It only reads, so it can be started and stopped at will: a folder's files on any machine that sees them (:class:`FolderView`),
-or what a job's pods say (:class:`podtune.report.runs.job.JobView`).
+It only reads, so it can be started and stopped at will: a folder's files on any machine that sees them
+(:class:`FolderView`), or what a job's pods say (:class:`podtune.report.runs.job.JobView`).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from podtune.report.runs.runs import Run, load_run, number, progress
 from podtune.report.draw.tables import duration, shown
+from podtune.report.runs.runs import Run, load_run, number, progress
 from podtune.run.follow import MetricsTail
 from podtune.run.log_lines import is_slow, per_pod, waits_for_data
 from podtune.run.record import RUN_FILE, Json
@@ -41,7 +41,9 @@ def watch(view: View, *, once: bool, refresh_s: float = REFRESH_S) -> None:
     from rich.live import Live
 
     first = view.render(width=console.width)
-    with Live(first, console=console, refresh_per_second=4, redirect_stdout=False, redirect_stderr=False) as live:
+    with Live(
+        first, console=console, refresh_per_second=4, redirect_stdout=False, redirect_stderr=False
+    ) as live:
         while not view.over:
             time.sleep(refresh_s)
             view.update()
@@ -82,13 +84,17 @@ class View(ABC):
             rows.add_row(label, Text(value))
         parts: list[Any] = [rows]
         parts += [Text(f"! {warning}", style="yellow") for warning in self.warnings()]
-        return Panel(Group(*parts), title=Text(f"{run.name} · {run.one_line()}"), title_align="left", width=width)
+        return Panel(
+            Group(*parts), title=Text(f"{run.name} · {run.one_line()}"), title_align="left", width=width
+        )
 
     def facts(self, *, spark_width: int) -> list[tuple[str, str]]:
         """Label and value of each line; what is not recorded has no line."""
         run, going = self.run, progress(self.run)
         total = f" of {going.total_steps:,}" if going.total_steps else ""
-        left = f", {duration(going.eta_s)} left" if going.eta_s is not None and run.status == "running" else ""
+        left = (
+            f", {duration(going.eta_s)} left" if going.eta_s is not None and run.status == "running" else ""
+        )
         if run.status == "running":
             found = [("step", f"{going.step:,}{total}, running for {duration(run.seconds())}{left}")]
         else:
@@ -97,10 +103,14 @@ class View(ABC):
             found = [("step", f"{going.step:,}{total}, {run.status}{after}{reason}")]
         losses = run.curve("train", "loss")[1]
         if losses:
-            found.append(("loss", f"{shown(losses[-1])}  {sparkline(losses, spark_width)}  from {shown(losses[0])}"))
+            found.append(
+                ("loss", f"{shown(losses[-1])}  {sparkline(losses, spark_width)}  from {shown(losses[0])}")
+            )
         rate, step_time = run.last("train", "tokens_per_s"), run.last("train", "step_time_s")
         if rate is not None:
-            found.append(("speed", f"{shown(rate)} tokens/s" + (f", {shown(step_time)} s a step" if step_time else "")))
+            found.append(
+                ("speed", f"{shown(rate)} tokens/s" + (f", {shown(step_time)} s a step" if step_time else ""))
+            )
         if run.entries.get("eval"):
             found.append(("evaluation", self._evaluation(run.entries["eval"][-1])))
         found += [(name, _use(machine)) for name, machine in self.machines() if machine]
@@ -109,8 +119,12 @@ class View(ABC):
         return found
 
     def _evaluation(self, entry: dict[str, Any]) -> str:
-        keys = [key for key in ("loss", "perplexity", "mean_token_accuracy") if number(entry.get(key)) is not None]
-        return f"at step {int(entry['step']):,}: " + ", ".join(f"{key.replace('_', ' ')} {shown(number(entry[key]))}" for key in keys)
+        keys = [
+            key for key in ("loss", "perplexity", "mean_token_accuracy") if number(entry.get(key)) is not None
+        ]
+        return f"at step {int(entry['step']):,}: " + ", ".join(
+            f"{key.replace('_', ' ')} {shown(number(entry[key]))}" for key in keys
+        )
 
     def machines(self) -> list[tuple[str, Json]]:
         """Each pod's name and its last figures: memory and GPU use, as they were recorded."""
@@ -128,11 +142,16 @@ class View(ABC):
         return None
 
     def warnings(self) -> list[str]:
-        """What a person should look at: a dead or silent process, a loss that is no number or grows, a slow rank, slow data."""
+        """What a person should look at: a dead or silent process, a loss that is no number or grows, a slow
+        rank, slow data.
+        """
         run, going = self.run, progress(self.run)
         found = []
         if run.status == "died":
-            found.append("the process is gone and left no result: see its log; the same command resumes from the last checkpoint")
+            found.append(
+                "the process is gone and left no result: see its log; the same command resumes from the last "
+                "checkpoint"
+            )
         if going.stalled and going.silent_s is not None:
             found.append(f"no step for {duration(going.silent_s)}: a rank hangs, or the data does not come")
         last = run.last("train", "loss")
@@ -140,20 +159,29 @@ class View(ABC):
             found.append(f"the loss is {last}")
         losses = run.curve("train", "loss")[1]
         if len(losses) >= 20 and min(losses[-5:]) > 2 * min(losses):
-            found.append(f"the loss rose from {shown(min(losses))} to {shown(losses[-1])}: a lower learning rate may help")
+            found.append(
+                f"the loss rose from {shown(min(losses))} to {shown(losses[-1])}: a lower learning rate may "
+                "help"
+            )
         return found + self._system_warnings((run.entries.get("system") or [{}])[-1])
 
     def _system_warnings(self, system: Json) -> list[str]:
         found = []
         if is_slow(system):
             rank, per_rank = int(system["slowest_rank"]), system.get("per_rank") or {}
-            parts = [f"{per_rank[name][rank]:.2g} s {what}" for name, what in OWN_TIMES.items() if name in per_rank]
+            parts = [
+                f"{per_rank[name][rank]:.2g} s {what}" for name, what in OWN_TIMES.items() if name in per_rank
+            ]
             each = f" ({', '.join(parts)} a step)" if parts else ""
             found.append(
-                f"rank {rank} is slow: the others wait for it, it takes {system['slowest_ratio']:.1f} times as long as they do{each}"
+                f"rank {rank} is slow: the others wait for it, it takes {system['slowest_ratio']:.1f} times "
+                f"as long as they do{each}"
             )
         if waits_for_data(system):
-            found.append(f"{system['data_wait_share']:.0%} of a step waits for data: more dataloader_num_workers may help")
+            found.append(
+                f"{system['data_wait_share']:.0%} of a step waits for data: more dataloader_num_workers may "
+                "help"
+            )
         return found
 
 
@@ -161,7 +189,11 @@ OWN_TIMES = {"data_wait_s": "for its data", "forward_s": "for its forward pass"}
 
 
 def _use(machine: Json) -> str:
-    parts = [f"GPU {machine['gpu_utilisation_percent']:.0f}% busy"] if "gpu_utilisation_percent" in machine else []
+    parts = (
+        [f"GPU {machine['gpu_utilisation_percent']:.0f}% busy"]
+        if "gpu_utilisation_percent" in machine
+        else []
+    )
     if "gpu_memory_gib" in machine:
         parts.append(f"{shown(machine['gpu_memory_gib'], 3)} GiB of GPU memory")
     if "rss_gib" in machine:
@@ -190,7 +222,9 @@ class FolderView(View):
         if changed_at != self._record_at:
             self._record_at = changed_at
             self.run.record = json.loads((self.run.path / RUN_FILE).read_text(encoding="utf-8"))
-        self.run.__dict__.pop("status", None)  # computed once a look: a heartbeat can stop without any file changing
+        self.run.__dict__.pop(
+            "status", None
+        )  # computed once a look: a heartbeat can stop without any file changing
 
 
 def sparkline(values: list[float], width: int) -> str:
@@ -203,4 +237,6 @@ def sparkline(values: list[float], width: int) -> str:
         stretch = values[index * len(values) // count : (index + 1) * len(values) // count]
         means.append(sum(stretch) / len(stretch))
     low, high = min(means), max(means)
-    return "".join(BARS[round((mean - low) / (high - low) * (len(BARS) - 1)) if high > low else 0] for mean in means)
+    return "".join(
+        BARS[round((mean - low) / (high - low) * (len(BARS) - 1)) if high > low else 0] for mean in means
+    )
