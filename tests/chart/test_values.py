@@ -152,7 +152,7 @@ def test_a_values_file_that_cannot_be_used_is_named(tmp_path: Path, text, says):
     assert says in str(caught.value)
 
 
-@pytest.mark.parametrize("expression", ["a", "=1", "image.tag.x=1,image.tag.x.y=2"])
+@pytest.mark.parametrize("expression", ["a", "a={x", "image.tag.x=1,image.tag.x.y=2"])
 def test_a_set_that_is_not_key_and_value_is_refused(expression):
     with pytest.raises(UserError):
         render([], [expression], "run", engine="python")
@@ -165,22 +165,21 @@ def test_later_files_and_sets_win_maps_merge_and_lists_are_replaced(tmp_path: Pa
     assert merged == {"resources": {"limits": {"cpu": 2, "memory": "2Gi"}}, "args": ["c"]}
 
 
-@pytest.mark.parametrize(
-    ("expression", "values"),
-    [
-        ("a.b=1,c=true", {"a": {"b": 1}, "c": True}),
-        ("a={x,2}", {"a": ["x", 2]}),
-        ("a=007", {"a": "007"}),
-        ("a=null", {"a": None}),
-        ("a=x\\,y", {"a": "x,y"}),
-        ("nodeSelector.kubernetes\\.io/os=linux", {"nodeSelector": {"kubernetes.io/os": "linux"}}),
-        ("env[0].name=A,env[0].value=b", {"env": [{"name": "A", "value": "b"}]}),
-        ("a=", {"a": ""}),
-        ("a=1.5", {"a": "1.5"}),
-        ("a=b=c", {"a": "b=c"}),
-    ],
-)
-def test_set_has_helms_grammar(expression, values):
-    helm_python = pytest.importorskip("helm_python")
-    assert merged_values([], [expression]) == values
-    assert helm_python.parse_set_string(expression) == values
+def test_set_has_helms_grammar_and_types():
+    merged = merged_values([], ["a.b=1,c=true,d={x,2},e=007,f=null", r"nodeSelector.kubernetes\.io/os=x\,y"])
+    assert merged == {
+        "a": {"b": 1},
+        "c": True,
+        "d": ["x", 2],
+        "e": "007",
+        "f": None,
+        "nodeSelector": {"kubernetes.io/os": "x,y"},
+    }
+
+
+def test_an_index_changes_one_element_of_a_files_list_and_braces_replace_it(tmp_path: Path):
+    file = tmp_path / "a.yaml"
+    file.write_text("env: [{name: A, value: a}, {name: B, value: b}]\nargs: [x, y]\n")
+    merged = merged_values([file], ["env[1].value=c", "env[2].name=C", "args={z}"])
+    assert merged["env"] == [{"name": "A", "value": "a"}, {"name": "B", "value": "c"}, {"name": "C"}]
+    assert merged["args"] == ["z"]

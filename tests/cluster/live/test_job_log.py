@@ -7,15 +7,10 @@ from __future__ import annotations
 import datetime
 import io
 import json
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
 import pytest
-import yaml
+from cluster_api import Serving
 from typer.testing import CliRunner, Result
 
 from podtune.cli import COMMANDS, build
@@ -26,9 +21,6 @@ from podtune.report.runs.job import JobView
 from podtune.run.errors import UserError
 from podtune.run.log_lines import eval_line, head_line, start_line, train_line
 from podtune.run.record import Json, emit_record, end_record, new_record
-
-NAMESPACE = "team"
-
 
 START = datetime.datetime.now(datetime.UTC).replace(microsecond=0) - datetime.timedelta(minutes=30)
 
@@ -148,38 +140,11 @@ class Api:
 
 
 @pytest.fixture
-def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
+def api(serving: Serving) -> Api:
     """An API server on a port of its own, and a kubeconfig that names it."""
     found = Api()
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_GET(self) -> None:
-            url = urlsplit(self.path)
-            status, body = found.answer(
-                url.path, {key: values[0] for key, values in parse_qs(url.query).items()}
-            )
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        config = {
-            "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{server.server_port}"}}],
-            "users": [{"name": "u", "user": {"token": "t"}}],
-            "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u", "namespace": NAMESPACE}}],
-            "current-context": "x",
-        }
-        (tmp_path / "kubeconfig").write_text(yaml.safe_dump(config))
-        monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
-        yield found
-        server.shutdown()
+    serving(lambda method, path, query, body: found.answer(path, query))
+    return found
 
 
 def podtune(*words: str) -> Result:

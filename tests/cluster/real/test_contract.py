@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from podtune.cluster.job.pytorchjob import pods, services
+from podtune.cluster.job.pytorchjob import pods
 
 Json = dict[str, Any]
 
@@ -103,15 +103,6 @@ def test_the_operator_makes_the_pods_that_the_contract_says(
                 ]
             init = [(one.name, one.command) for one in pod.spec.init_containers or []]
             assert init == [(one["name"], one["command"]) for one in ours.spec.get("initContainers", [])]
-        found = await_names(
-            lambda: api.CoreV1Api().list_namespaced_service(namespace, label_selector=selector).items,
-            set(expected),
-        )
-        wanted = {service["metadata"]["name"]: service["spec"] for service in services(manifest)}
-        for service in found:
-            spec = wanted[service.metadata.name]
-            assert (service.spec.cluster_ip, service.spec.selector) == (spec["clusterIP"], spec["selector"])
-            assert [port.port for port in service.spec.ports] == [port["port"] for port in spec["ports"]]
     finally:
         jobs.delete_namespaced_custom_object("kubeflow.org", "v1", namespace, "pytorchjobs", name)
 

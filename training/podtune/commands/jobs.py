@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from podtune.run.errors import DATA, UserError
+from podtune.run.errors import DATA, USAGE, UserError
 
 if TYPE_CHECKING:
     from podtune.cluster.live.client import Cluster
@@ -92,22 +92,21 @@ def status(
     from podtune.cluster.live.diagnose import state
     from podtune.cluster.live.follow import summary
 
-    with answering():
-        cluster = connect(namespace, context)
-        if not name:
-            found = [
-                {"job": one["metadata"]["name"], "kind": one["kind"], "condition": state(one)[0]}
-                for one in cluster.jobs()
-            ]
-            width = max((len(one["job"]) for one in found), default=0)
-            lines = [f"{one['job']:<{width}}  {one['condition']:<10}  {one['kind']}" for one in found]
-            print(
-                json.dumps(found, indent=2)
-                if as_json
-                else "\n".join(lines) or f"no jobs in the namespace {cluster.namespace}"
-            )
-            return
-        content = summary(cluster, cluster.job(name))
+    cluster = connect(namespace, context)
+    if not name:
+        found = [
+            {"job": one["metadata"]["name"], "kind": one["kind"], "condition": state(one)[0]}
+            for one in cluster.jobs()
+        ]
+        width = max((len(one["job"]) for one in found), default=0)
+        lines = [f"{one['job']:<{width}}  {one['condition']:<10}  {one['kind']}" for one in found]
+        print(
+            json.dumps(found, indent=2)
+            if as_json
+            else "\n".join(lines) or f"no jobs in the namespace {cluster.namespace}"
+        )
+        return
+    content = summary(cluster, cluster.job(name))
     print(json.dumps(content, indent=2) if as_json else _status_text(content))
 
 
@@ -133,23 +132,22 @@ def logs(
     from podtune.cluster.live.client import connect
     from podtune.cluster.live.follow import last_lines
 
-    with answering():
-        cluster = connect(namespace, context)
-        if follow:
-            _follow(cluster, name)
-            return
-        job = cluster.job(name)
-        pods = cluster.pods(job)
-        if not pods:
-            raise UserError(
-                (f"the job {name!r} has no pods (any more)"),
-                where=cluster.namespace,
-                fix=f"podtune status {name}",
-                code=DATA,
-            )
-        for pod in pods if everything else pods[:1]:
-            for line in last_lines(cluster, job, pod["metadata"]["name"], 0) or ["(no log yet)"]:
-                print(f"{pod['metadata']['name']} | {line}" if everything else line)
+    cluster = connect(namespace, context)
+    if follow:
+        _follow(cluster, name)
+        return
+    job = cluster.job(name)
+    pods = cluster.pods(job)
+    if not pods:
+        raise UserError(
+            (f"the job {name!r} has no pods (any more)"),
+            where=cluster.namespace,
+            fix=f"podtune status {name}",
+            code=DATA,
+        )
+    for pod in pods if everything else pods[:1]:
+        for line in last_lines(cluster, job, pod["metadata"]["name"], 0) or ["(no log yet)"]:
+            print(f"{pod['metadata']['name']} | {line}" if everything else line)
 
 
 def delete(
@@ -157,22 +155,39 @@ def delete(
     volumes: Annotated[
         bool, typer.Option("--volumes", help=("also the claims, with models, data and checkpoints"))
     ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="do not ask before claims go")] = False,
     namespace: Namespace = "",
     context: Context = "",
 ) -> None:
-    """Delete a job and what was submitted with it. The volumes stay unless --volumes is given.
+    """Delete a job and what podtune submitted with it. The volumes stay unless --volumes is given.
 
     \b
     Examples:
       podtune delete my-run
+      podtune delete my-run --volumes --yes
     """
+    from podtune.cluster.live import submit as steps
     from podtune.cluster.live.client import connect
-    from podtune.cluster.live.submit import delete as run
 
-    with answering():
-        cluster = connect(namespace, context)
-        gone = run(cluster, name, volumes=volumes)
-    print(f"deleted: {', '.join(gone)}")
+    cluster = connect(namespace, context)
+    job = cluster.job(name)
+    parts, others = steps.parts_of(cluster, job, volumes=volumes)
+    claims = [part["metadata"]["name"] for part in parts if part["kind"] == "PersistentVolumeClaim"]
+    if claims and not yes:
+        if not sys.stdin.isatty():
+            raise UserError(
+                f"the claims {', '.join(claims)} would go, and nobody can be asked",
+                where="--volumes",
+                fix="add --yes",
+                code=USAGE,
+            )
+        typer.confirm(f"Delete {', '.join(claims)} with all that is on them?", abort=True)
+    print(f"deleted: {', '.join(steps.delete(cluster, job, parts))}")
+    if others:
+        print(
+            f"left, because podtune did not make them: kubectl -n {cluster.namespace} delete "
+            f"{' '.join(others)}"
+        )
 
 
 def _manifests(values: list[Path], sets: list[str], name: str, manifest: Path | None, namespace: str) -> str:
@@ -245,23 +260,6 @@ def _follow(cluster: Cluster, name: str) -> None:
         for line in last_lines(cluster, job, problem["pod"]):
             print(f"  | {line}")
     raise typer.Exit(1)
-
-
-def answering() -> Any:
-    """Turns an API server that stops answering in mid-command into one sentence."""
-    import contextlib
-
-    from podtune.cluster.live.client import Unreachable
-    from podtune.run.errors import UNAVAILABLE
-
-    @contextlib.contextmanager
-    def guard() -> Any:
-        try:
-            yield
-        except Unreachable as error:
-            raise UserError(str(error), where="cluster", fix="try again", code=UNAVAILABLE) from error
-
-    return guard()
 
 
 def _status_text(content: dict[str, Any]) -> str:

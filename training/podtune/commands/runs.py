@@ -101,13 +101,11 @@ def _of_jobs(namespace: str, context: str) -> tuple[list[Row], list[str], str]:
     """The same of a namespace's jobs."""
     from podtune.cluster.live.client import connect
     from podtune.cluster.live.job_log import stories
-    from podtune.commands.jobs import answering
     from podtune.report.runs import listing
     from podtune.report.runs.job import job_runs
 
-    with answering():
-        there = connect(namespace, context)
-        found = [run for story in stories(there) for run in job_runs(story)]
+    there = connect(namespace, context)
+    found = [run for story in stories(there) for run in job_runs(story)]
     return listing.rows_of(found), [], f"the namespace {there.namespace}"
 
 
@@ -193,7 +191,6 @@ def watch(
     """
     import sys
 
-    from podtune.commands.jobs import answering
     from podtune.report.runs import watch as views
 
     is_folder = Path(run).exists() or "/" in run
@@ -201,8 +198,7 @@ def watch(
         if is_folder and not (namespace or context):
             views.watch(views.FolderView(Path(run)), once=once)
         else:
-            with answering():
-                views.watch(_job_view(run, namespace, context), once=once, refresh_s=JOB_REFRESH_S)
+            views.watch(_job_view(run, namespace, context), once=once, refresh_s=JOB_REFRESH_S)
     except KeyboardInterrupt:
         what = "run" if is_folder else "job"
         print(f"\nno longer watching; the {what} goes on. Come back: podtune watch {run}", file=sys.stderr)

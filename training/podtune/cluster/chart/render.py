@@ -20,7 +20,7 @@ from podtune.run.errors import CONFIG, DATA, NO_INPUT, UNAVAILABLE, USAGE, UserE
 
 CHART = Path(__file__).resolve().parents[4] / "charts" / "podtune"
 Engine = Literal["auto", "helm", "python"]
-Values = dict[str, Any]
+Values = dict[Any, Any]
 
 # The order in which Helm creates what this chart holds; kinds that it does not know come last, by name.
 _ORDER = (
@@ -73,7 +73,8 @@ def merged_values(values_files: list[Path], sets: list[str]) -> Values:
     for file in values_files:
         _merge(values, _read_values(file))
     for expression in sets:
-        _set(values, expression)
+        # a list that is set by its indices keeps its other elements
+        _merge(values, _parsed(expression), lists=bool(re.search(r"\[\d+\]", expression)))
     return values
 
 
@@ -108,10 +109,18 @@ def _read_values(file: Path) -> Values:
     return content
 
 
-def _merge(into: Values, values: Values) -> None:
+def _merge(into: Values, values: Values, *, lists: bool = False) -> None:
+    """Put ``values`` over ``into``. Lists are replaced; with ``lists`` element by element, None keeping the
+    one that is there.
+    """
     for key, value in values.items():
-        if isinstance(value, dict) and isinstance(into.get(key), dict):
-            _merge(into[key], value)
+        present = into.get(key)
+        if isinstance(value, dict) and isinstance(present, dict):
+            _merge(present, value, lists=lists)
+        elif lists and isinstance(value, list) and isinstance(present, list):
+            by_index = dict(enumerate(present))
+            _merge(by_index, {i: each for i, each in enumerate(value) if each is not None}, lists=True)
+            into[key] = [by_index.get(i) for i in range(max(len(present), len(value)))]
         else:
             into[key] = value
 
@@ -122,74 +131,30 @@ def _without_nulls(values: Any) -> Any:
     return values
 
 
-def _set(values: Values, expression: str) -> None:
-    """One ``--set``: ``a.b=c,d[0]=e,f={g,h}`` with Helm's types, a backslash before a comma or dot that is
-    meant.
-    """
-    for part in _split(expression, ","):
-        path, equals, text = part.partition("=")
-        if not equals or not path:
-            raise UserError(
-                f"'{part}' is not KEY=VALUE",
-                where="--set",
-                fix=("for example --set distributed.nodes=2"),
-                code=USAGE,
-            )
-        _assign(values, [key.replace("\\.", ".") for key in _split(path, ".")], _typed(text), part)
+def _parsed(expression: str) -> Values:
+    """One ``--set`` by Helm's own parser: ``a.b=c,d[0]=e,f={g,h}``."""
+    helm = _library()
+    try:
+        values: Values = helm.parse_set_string(expression)
+    except helm.HelmError as error:
+        raise UserError(
+            f"{expression!r}: {error}", where="--set", fix="for example --set distributed.nodes=2", code=USAGE
+        ) from error
+    return values
 
 
-def _split(text: str, separator: str) -> list[str]:
-    """Split at ``separator`` where it is neither after a backslash nor within braces."""
-    parts, part, depth, index = [], "", 0, 0
-    while index < len(text):
-        character = text[index]
-        if character == "\\" and index + 1 < len(text):
-            keep = "" if separator == "," and text[index + 1] == "," and depth == 0 else "\\"
-            part += keep + text[index + 1]
-            index += 2
-            continue
-        depth += (character == "{") - (character == "}")
-        if character == separator and depth == 0:
-            parts.append(part)
-            part = ""
-        else:
-            part += character
-        index += 1
-    return [*parts, part]
-
-
-def _typed(text: str) -> Any:
-    if text.startswith("{") and text.endswith("}"):
-        return [_typed(item) for item in _split(text[1:-1], ",")] if text[1:-1] else []
-    if text in ("true", "false"):
-        return text == "true"
-    if text == "null":
-        return None
-    if re.fullmatch(r"0|-?[1-9][0-9]*", text):
-        return int(text)
-    return text.replace("\\,", ",").replace("\\.", ".").replace("\\\\", "\\")
-
-
-def _assign(values: Values, path: list[str], value: Any, expression: str) -> None:
-    here: Any = values  # a mapping by name or a list by index
-    steps: list[Any] = []
-    for key in path:
-        name, *indices = re.split(r"[\[\]]+", key.rstrip("]"))
-        steps += [name, *(int(index) for index in indices if index.isdigit())]
-    for step, following in zip(steps, [*steps[1:], None], strict=True):
-        if isinstance(here, list):
-            here.extend([None] * (step + 1 - len(here)))
-        elif not isinstance(here, dict) or not isinstance(step, str):
-            raise UserError(
-                (f"'{expression}' goes below a value that is not a mapping"), where="--set", code=USAGE
-            )
-        child = here[step] if isinstance(here, list) else here.get(step)
-        if following is None:
-            child = value
-        elif not isinstance(child, list if isinstance(following, int) else dict):
-            child = [] if isinstance(following, int) else {}
-        here[step] = child
-        here = child
+def _library() -> Any:
+    """helm-python-sdk: Helm's engine and its grammar of values."""
+    try:
+        import helm_python
+    except ImportError as error:
+        raise UserError(
+            "helm-python-sdk is not installed",
+            where="render",
+            fix="pip install 'podtune[cluster]'; or use helm itself: helm template NAME charts/podtune",
+            code=UNAVAILABLE,
+        ) from error
+    return helm_python
 
 
 def _by_helm(chart: Path, values: Values, name: str, namespace: str) -> list[tuple[str, str]]:
@@ -206,17 +171,8 @@ def _by_helm(chart: Path, values: Values, name: str, namespace: str) -> list[tup
 
 def _by_python(chart: Path, values: Values, name: str, namespace: str) -> list[tuple[str, str]]:
     try:
-        import helm_python
-    except ImportError as error:
-        raise UserError(
-            "neither helm nor helm-python-sdk is installed",
-            where="render",
-            fix="install helm, or pip install 'podtune[cluster]'",
-            code=UNAVAILABLE,
-        ) from error
-    try:
         files = _loaded(chart).render(values, name=name, namespace=namespace)
-    except helm_python.HelmError as error:
+    except _library().HelmError as error:
         raise _explained(str(error), values, chart) from error
     pieces = []
     for source, text in files.items():
@@ -231,9 +187,7 @@ def _loaded(chart: Path) -> Any:
     """The chart as the engine's own object. Tests render hundreds of times; a chart does not change under a
     process.
     """
-    import helm_python
-
-    return helm_python.Chart.load(str(chart))
+    return _library().Chart.load(str(chart))
 
 
 def _kind(document: str) -> str:

@@ -198,25 +198,6 @@ def init_container(job_name: str) -> Json:
     }
 
 
-def services(job: Json) -> list[Json]:
-    """One headless Service a pod, of the pod's name; this is what makes MASTER_ADDR resolve."""
-    job = with_defaults(job)
-    found = []
-    for pod in _pods(job):
-        role = pod.replica_type.capitalize()
-        selector = {
-            key: value for key, value in labels(job, role, pod.index).items() if not key.endswith("/job-role")
-        }
-        port = {"name": PORT_NAME, "port": port_of(job, role), "protocol": "TCP"}
-        found.append(
-            {
-                "metadata": {"name": pod.name},
-                "spec": {"clusterIP": "None", "selector": selector, "ports": [port]},
-            }
-        )
-    return found
-
-
 def injected_environment(job: Json, role: str, index: int) -> dict[str, str]:
     """What the operator appends to the env of every container (not of init containers) of one replica.
 

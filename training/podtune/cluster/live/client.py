@@ -1,7 +1,7 @@
 """The cluster's API, as far as podtune needs it. The only file that imports ``kubernetes``.
 
-Everything goes in and out as plain dictionaries. Failures become :class:`UserError` or :class:`Unreachable`,
-within seconds.
+Everything goes in and out as plain dictionaries. Failures are one of two kinds of :class:`UserError`
+within seconds: :class:`Refused`, or :class:`Unreachable`, which the next try may mend.
 """
 
 from __future__ import annotations
@@ -9,11 +9,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
-from podtune.run.errors import CONFIG, NO_INPUT, NO_PERMISSION, UNAVAILABLE, UserError
+from podtune.run.errors import CONFIG, NO_INPUT, NO_PERMISSION, UNAVAILABLE, USAGE, UserError
 
 Json = dict[str, Any]
 
@@ -33,8 +35,16 @@ PLURALS = {
 }
 
 
-class Unreachable(Exception):
+class Unreachable(UserError):
     """The API server did not answer, or not with an answer; the next try may work."""
+
+    def __init__(self, what: str) -> None:
+        fix = "try again, or set KUBECONFIG or --context to a cluster that runs"
+        super().__init__(what, where="cluster", fix=fix, code=UNAVAILABLE)
+
+
+class Refused(UserError):
+    """The API server's own no: a missing right or object, a webhook, what it cannot take."""
 
 
 class Cluster:
@@ -69,7 +79,7 @@ class Cluster:
             ) from error
         # several tries of some seconds each would hide a dead API server for a minute
         configuration.retries = 0
-        self.namespace = namespace or found
+        self.namespace = checked_name(namespace or found, "--namespace")
         self.server = str(configuration.host)
         self._api = kubernetes.client.ApiClient(configuration)
 
@@ -89,8 +99,7 @@ class Cluster:
         """One call of the API; ``path`` from the root, JSON both ways.
 
         Raises:
-            UserError: refused for good (401, 403, 404, 409, 422 and the like), with the API server's own
-            reason.
+            Refused: for good (401, 403, 404, 409, 422 and the like), with the API server's own reason.
             Unreachable: no answer, or one of the 5xx and 429 that pass.
         """
         with self._explained(f"{method} {path}"):
@@ -127,7 +136,7 @@ class Cluster:
         query += [(key, str(value)) for key, value in wanted.items() if value]
         with self._explained(f"the log of {pod}"):
             response = self._api.call_api(
-                f"/api/v1/namespaces/{self.namespace}/pods/{pod}/log",
+                f"/api/v1/namespaces/{self.namespace}/pods/{quote(pod, safe='')}/log",
                 "GET",
                 query_params=query,
                 header_params={"Accept": "*/*"},
@@ -148,7 +157,7 @@ class Cluster:
         version, kind = document["apiVersion"], document["kind"]
         root = "/api/v1" if version == "v1" else f"/apis/{version}"
         plural = PLURALS.get(kind) or f"{kind.lower()}s"
-        return f"{root}/namespaces/{self.namespace}/{plural}" + (f"/{name}" if name else "")
+        return f"{root}/namespaces/{self.namespace}/{plural}" + (f"/{quote(name, safe='')}" if name else "")
 
     def get(self, path: str, query: list[tuple[str, str]] | None = None) -> Json | None:
         """An object or list, or None if there is none."""
@@ -177,7 +186,7 @@ class Cluster:
         path = self.path(document, name=document["metadata"]["name"])
         try:
             self.request("DELETE", path, body={"propagationPolicy": "Background"})
-        except UserError as error:
+        except Refused as error:
             if error.code == NO_INPUT:
                 return False
             raise
@@ -214,8 +223,9 @@ class Cluster:
         """The job of that name, of either kind.
 
         Raises:
-            UserError: there is none.
+            UserError: there is none, or it is no name of an object.
         """
+        checked_name(name, "job")
         for kind, (version, plural, _) in JOB_KINDS.items():
             found = self.get(f"/apis/{version}/namespaces/{self.namespace}/{plural}/{name}")
             if found is not None:
@@ -253,7 +263,7 @@ class Cluster:
         """Events about objects of these names, oldest first; none where they may not be read."""
         try:
             listed = self.request("GET", f"/api/v1/namespaces/{self.namespace}/events")
-        except UserError:
+        except Refused:
             return []
         found = [
             one for one in listed.get("items", []) if (one.get("involvedObject") or {}).get("name") in names
@@ -273,7 +283,7 @@ class Cluster:
             reason = getattr(error, "reason", None) or error
             raise Unreachable(f"{self.server} does not answer: {type(reason).__name__}") from error
 
-    def _refusal(self, error: Any, what: str) -> Exception:
+    def _refusal(self, error: Any, what: str) -> UserError:
         try:
             message = str(json.loads(error.body)["message"])
         except (ValueError, TypeError, KeyError):
@@ -287,25 +297,30 @@ class Cluster:
             409: "podtune delete NAME, or another --name",
             500: "look at the webhook named: kubectl -n kubeflow get pods",
         }
-        return UserError(
+        return Refused(
             message, where=what, fix=fixes.get(error.status, ""), code=codes.get(error.status, CONFIG)
         )
+
+
+def checked_name(name: str, where: str) -> str:
+    """``name``, if Kubernetes could have such an object (RFC 1123): it becomes a part of paths of the API."""
+    if len(name) > 253 or not re.fullmatch(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?", name) or ".." in name:
+        raise UserError(
+            f"{name!r} is no name of Kubernetes (lower-case letters, digits, dashes, dots)",
+            where=where,
+            fix="podtune status lists the jobs, kubectl get namespaces the namespaces",
+            code=USAGE,
+        )
+    return name
 
 
 def connect(namespace: str = "", context: str = "") -> Cluster:
     """A cluster whose API server answers.
 
     Raises:
-        UserError: none is configured, or it does not answer within five seconds.
+        UserError: none is configured.
+        Unreachable: it does not answer within five seconds.
     """
     cluster = Cluster(namespace, context)
-    try:
-        cluster.version()
-    except Unreachable as error:
-        raise UserError(
-            str(error),
-            where="cluster",
-            fix=("start it, or set KUBECONFIG or --context to one that runs"),
-            code=UNAVAILABLE,
-        ) from error
+    cluster.version()
     return cluster

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from podtune.cluster.live.client import JOB_KINDS, Cluster, connect
+from podtune.cluster.live.client import JOB_KINDS, Cluster, Refused, connect
 from podtune.cluster.live.submit import INSTALL
 from podtune.machine.doctor import Check, Question
 from podtune.machine.doctor import answers as ask_all
@@ -164,7 +164,7 @@ def _crd_version(cluster: Cluster, name: str) -> str:
     """Who installed the CRD, where that may be read and is said."""
     try:
         found = cluster.get(f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}")
-    except UserError:
+    except Refused:
         return ""
     labels = (found or {}).get("metadata", {}).get("labels") or {}
     said = labels.get("app.kubernetes.io/version") or labels.get("helm.sh/chart")
@@ -208,7 +208,7 @@ def _ready_deployment(cluster: Cluster) -> bool | None:
         found = cluster.get(
             "/apis/apps/v1/deployments", [("fieldSelector", "metadata.name=training-operator")]
         )
-    except UserError:
+    except Refused:
         return None
     statuses = [one.get("status") or {} for one in (found or {}).get("items", [])]
     return any(status.get("readyReplicas") for status in statuses) if statuses else None
@@ -269,7 +269,7 @@ def gpu_nodes(cluster: Cluster) -> Check:
     total = sum(having.values())
     try:
         pods = (cluster.get("/api/v1/pods") or {}).get("items", [])
-    except UserError:
+    except Refused:
         return Check(
             "cluster GPUs", "ok", (f"{total} on {len(having)} nodes; how many are free may not be seen")
         )

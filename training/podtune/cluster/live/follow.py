@@ -11,7 +11,7 @@ from typing import Any
 
 from podtune.cluster.job import pytorchjob as contract
 from podtune.cluster.job import trainjob
-from podtune.cluster.live.client import Cluster, Unreachable, connect
+from podtune.cluster.live.client import Cluster, Refused, Unreachable, connect
 from podtune.cluster.live.diagnose import Problem, phase, problems, state
 from podtune.run.errors import NO_INPUT, UserError
 
@@ -65,7 +65,7 @@ class LogFollower:
                 ):
                     if new := self._unseen.split(line):
                         self._emit(self._pod, new[1])
-            except (UserError, Unreachable):
+            except UserError:
                 pass  # not started yet, gone, or the connection broke: asked again from the last line on
             if last:
                 return
@@ -102,7 +102,7 @@ def follow(cluster: Cluster, name: str, emit: Emit) -> str:
                     return condition
             except Unreachable as error:
                 if not silent:
-                    emit("job", f"{error}; trying again")
+                    emit("job", f"{error.what}; trying again")
                     silent = True
             except UserError as error:
                 if error.code != NO_INPUT or not condition:
@@ -199,7 +199,7 @@ def last_lines(cluster: Cluster, job: Json, pod: str, count: int = LAST_LINES) -
                 line.partition(" ")[2]
                 for line in cluster.log_lines(pod, container=container, tail=count, previous=previous)
             ]
-        except (UserError, Unreachable):
+        except Refused:
             continue
         if lines:
             return lines

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from podtune.cluster.live.client import JOB_KINDS, Cluster, Unreachable
+from podtune.cluster.live.client import JOB_KINDS, Cluster, Refused, Unreachable
 from podtune.cluster.live.diagnose import phase, problems, restarts, state
 from podtune.cluster.live.follow import ENDED, TRAINING_CONTAINER, Unseen, sentence
 from podtune.run.collect import collect
@@ -174,7 +174,7 @@ class JobWatch:
         except Unreachable as error:
             if not self._story:
                 raise
-            self._story["silent"] = str(error)
+            self._story["silent"] = error.what
         except UserError as error:
             if error.code == NO_INPUT and self._story:
                 raise UserError(
@@ -232,6 +232,6 @@ def _begun() -> Iterator[None]:
     """Passes over the refusal of a log whose container has not begun, or is gone."""
     try:
         yield
-    except UserError as error:
+    except Refused as error:
         if error.code == NO_PERMISSION:
             raise

@@ -7,13 +7,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from podtune.cluster.live.client import JOB_KINDS, Cluster, Unreachable
+from podtune.cluster.live.client import JOB_KINDS, MANAGER, Cluster, Refused
 from podtune.run.errors import NO_INPUT, NO_PERMISSION, UNAVAILABLE, UserError
 
 Json = dict[str, Any]
 
-KEEP = "helm.sh/resource-policy"
-INSTANCE = "app.kubernetes.io/instance"
+INSTANCE, APPLICATION = "app.kubernetes.io/instance", "app.kubernetes.io/name"
 #: kinds besides the job that a release of the chart holds
 PARTS = (
     ("v1", "ConfigMap"),
@@ -171,23 +170,14 @@ def create(cluster: Cluster, documents: list[Json]) -> list[str]:
             made.append(document)
             if not existed:
                 new.append(document)
-    except (UserError, Unreachable) as error:
+    except UserError as error:
         left = _taken_back(cluster, new)
-        what = str(error) if isinstance(error, Unreachable) else error.what
-        told = (
-            (f"; left behind: kubectl -n {cluster.namespace} delete {' '.join(left)}")
+        rest = (
+            f"; left behind: kubectl -n {cluster.namespace} delete {' '.join(left)}"
             if left
             else "; what had been created is removed again"
         )
-        where, code = (
-            (error.where, error.code) if isinstance(error, UserError) else (cluster.server, UNAVAILABLE)
-        )
-        raise UserError(
-            what + told,
-            where=where,
-            fix=error.fix if isinstance(error, UserError) else "try again",
-            code=code,
-        ) from error
+        raise UserError(error.what + rest, where=error.where, fix=error.fix, code=error.code) from error
     return [f"{one['kind']}/{one['metadata']['name']}" for one in made]
 
 
@@ -196,37 +186,51 @@ def _taken_back(cluster: Cluster, documents: list[Json]) -> list[str]:
     for document in reversed(documents):
         try:
             cluster.delete(document)
-        except (UserError, Unreachable):
+        except UserError:
             left.append(f"{document['kind'].lower()}/{document['metadata']['name']}")
     return left
 
 
-def delete(cluster: Cluster, name: str, *, volumes: bool) -> list[str]:
-    """Delete the job and what was submitted with it; the claims only if ``volumes``. Returns ``Kind/name`` of
-    each.
+def parts_of(cluster: Cluster, job: Json, *, volumes: bool) -> tuple[list[Json], list[str]]:
+    """What was submitted with the job, the claims only if ``volumes``: the documents that are podtune's own,
+    and ``kind/name`` of those that only carry its labels.
+
+    Labels are what the author of a job wrote, so they are not enough: an object is podtune's if it has the
+    job's name too, or one that begins with it, and podtune among the managers of its fields.
 
     Raises:
-        UserError: there is nothing of that name, or it is Helm's.
+        UserError: the job is Helm's.
     """
-    job = cluster.job(name)
-    if "meta.helm.sh/release-name" in (job["metadata"].get("annotations") or {}):
-        release = job["metadata"]["annotations"]["meta.helm.sh/release-name"]
+    name, metadata = job["metadata"]["name"], job["metadata"]
+    if release := (metadata.get("annotations") or {}).get("meta.helm.sh/release-name"):
         raise UserError(
-            (f"the job {name!r} belongs to the Helm release {release!r}"),
+            f"the job {name!r} belongs to the Helm release {release!r}",
             where="delete",
             fix=f"helm uninstall {release}",
         )
-    gone = [f"{job['kind']}/{name}"] if cluster.delete(job) else []
-    instance = (job["metadata"].get("labels") or {}).get(INSTANCE)
-    parts = [*PARTS, *([("v1", "PersistentVolumeClaim")] if volumes else [])]
-    for version, kind in parts if instance else []:
-        example = {"apiVersion": version, "kind": kind}
+    application = (metadata.get("labels") or {}).get(APPLICATION, "podtune")
+    query = [("labelSelector", f"{INSTANCE}={name},{APPLICATION}={application}")]
+    own: list[Json] = []
+    others: list[str] = []
+    for version, kind in [*PARTS, *([("v1", "PersistentVolumeClaim")] if volumes else [])]:
         try:
-            listed = cluster.get(cluster.path(example), [("labelSelector", f"{INSTANCE}={instance}")])
-        except UserError:  # a kind that this user has nothing to do with
+            listing = cluster.get(cluster.path({"apiVersion": version, "kind": kind}), query) or {}
+        except Refused:  # a kind that this user has nothing to do with
             continue
-        for item in (listed or {}).get("items", []):
-            document = {**example, "metadata": {"name": item["metadata"]["name"]}}
-            if cluster.delete(document):
-                gone.append(f"{kind}/{item['metadata']['name']}")
-    return gone
+        for item in listing.get("items", []):
+            part = item["metadata"]["name"]
+            managers = {entry.get("manager") for entry in item["metadata"].get("managedFields") or []}
+            if MANAGER in managers and (part == name or part.startswith(f"{name}-")):
+                own.append({"apiVersion": version, "kind": kind, "metadata": {"name": part}})
+            else:
+                others.append(f"{kind.lower()}/{part}")
+    return own, others
+
+
+def delete(cluster: Cluster, job: Json, parts: list[Json]) -> list[str]:
+    """Delete the job, then what was submitted with it. Returns ``Kind/name`` of each that was there."""
+    return [
+        f"{document['kind']}/{document['metadata']['name']}"
+        for document in (job, *parts)
+        if cluster.delete(document)
+    ]

@@ -1,0 +1,174 @@
+"""The commands about jobs, against an API server of our own that stops or holds what is not ours."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster_api import NAMESPACE, Serving
+from typer.testing import CliRunner, Result
+
+from podtune.cli import COMMANDS, build
+from podtune.cluster.live.client import Unreachable
+from podtune.run.errors import UserError
+
+VALUES = Path(__file__).resolve().parents[3] / "deploy" / "values"
+JOB_LABEL = "training.kubeflow.org/job-name"
+
+
+def podtune(*words: str, stdin: str = "") -> Result:
+    return CliRunner().invoke(build(list(COMMANDS)), list(words), input=stdin, catch_exceptions=True)
+
+
+class Api:
+    """A namespace with objects. From the request on that has ``silent`` in it nothing is answered."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, list[dict[str, Any]]] = {}  # by plural
+        self.silent: str | None = None
+        self.stopped = False
+        self.asked: list[str] = []
+        self.deleted: list[str] = []
+
+    def add(self, plural: str, name: str, *, manager: str = "podtune", **labels: str) -> None:
+        fields = [{"manager": manager, "operation": "Apply"}]
+        metadata = {"name": name, "labels": labels, "managedFields": fields, "uid": name}
+        status = {"phase": "Running", "conditions": [{"type": "Running", "status": "True"}]}
+        self.objects.setdefault(plural, []).append({"metadata": metadata, "spec": {}, "status": status})
+
+    def answer(self, method: str, path: str, query: dict[str, str], body: Any) -> tuple[int, bytes] | None:
+        self.asked.append(path)
+        self.stopped = self.stopped or (self.silent is not None and self.silent in f"{method} {path}")
+        if self.stopped:
+            return None
+        if path == "/version":
+            return 200, b'{"gitVersion": "v1"}'
+        if path.endswith("selfsubjectaccessreviews"):
+            return 201, b'{"status": {"allowed": true}}'
+        if path.count("/") == 3:  # /apis/GROUP/VERSION
+            return 200, b'{"resources": [{"name": "pytorchjobs"}]}'
+        if method in ("PATCH", "POST"):
+            return 200, json.dumps(body).encode()
+        *_, plural, name = path.split("/") if f"/{NAMESPACE}/" in path else ("", "")
+        if name == "log":
+            return 200, b"2026-01-01T00:00:00.000000001Z a line\n"
+        if name in ("events", "pods") or name in self.objects:
+            wanted = dict(part.split("=") for part in query.get("labelSelector", "").split(",") if part)
+            items = [
+                each
+                for each in self.objects.get(name, [])
+                if wanted.items() <= each["metadata"]["labels"].items()
+            ]
+            return 200, json.dumps({"items": items}).encode()
+        for each in self.objects.get(plural, []):
+            if each["metadata"]["name"] == name:
+                if method == "DELETE":
+                    self.deleted.append(f"{plural}/{name}")
+                return 200, json.dumps(each).encode()
+        return 404, b'{"message": "not found"}'
+
+
+@pytest.fixture
+def api(serving: Serving) -> Api:
+    api = Api()
+    serving(lambda *asked: api.answer(*asked))  # noqa: PLW0108  # a test puts another answer in its place
+    return api
+
+
+@pytest.mark.parametrize(
+    ("silent", "words"),
+    [
+        ("accessreviews", ("submit", "-f", str(VALUES / "cpu-smoke.yaml"))),
+        ("GET /apis/kubeflow.org/v1/namespaces", ("submit", "-f", str(VALUES / "cpu-smoke.yaml"))),
+        ("PATCH", ("submit", "-f", str(VALUES / "cpu-smoke.yaml"))),
+        ("/pods", ("collect", "--job", "run")),
+        ("/log", ("collect", "--job", "run")),
+        ("/log", ("logs", "run")),
+        ("/pods", ("status", "run")),
+        ("/events", ("status", "run")),
+        ("DELETE", ("delete", "run")),
+        ("configmaps", ("delete", "run")),
+        ("/pods", ("watch", "run", "--once")),
+        ("/pytorchjobs", ("runs", "--cluster")),
+    ],
+)
+def test_a_server_that_stops_in_mid_command_is_a_sentence_with_code_69(
+    api: Api, silent: str, words: tuple[str, ...]
+) -> None:
+    api.add("pytorchjobs", "run")
+    api.add("pods", "run-master-0", **{JOB_LABEL: "run"})
+    api.objects["configmaps"] = []
+    api.silent = silent
+    error = podtune(*words).exception
+    assert api.stopped
+    assert isinstance(error, Unreachable)
+    assert (error.code, "does not answer" in str(error), bool(error.fix)) == (69, True, True)
+
+
+def test_what_was_created_before_the_server_stopped_is_named(api: Api) -> None:
+    """A job cannot be half made: what stands is taken back, or named with the command that removes it."""
+    api.add("pytorchjobs", "other")
+    api.objects["serviceaccounts"] = []
+    applied: list[str] = []
+    whole = api.answer
+
+    def answer(method: str, path: str, query: dict[str, str], body: Any) -> tuple[int, bytes] | None:
+        if method in ("PATCH", "POST") and "dryRun" not in query and "accessreviews" not in path:
+            applied.append(path)
+            api.stopped = len(applied) > 1
+        return None if api.stopped else whole(method, path, query, body)
+
+    api.answer = answer  # type: ignore[method-assign]
+    error = podtune("submit", "-f", str(VALUES / "cpu-smoke.yaml")).exception
+    assert isinstance(error, UserError)
+    assert error.code == 69
+    assert "left behind: kubectl -n team delete networkpolicy/cpu-smoke" in error.what
+
+
+OWN = {"app.kubernetes.io/instance": "run", "app.kubernetes.io/name": "podtune"}
+
+
+def test_delete_takes_only_what_podtune_made_for_this_job(api: Api) -> None:
+    api.add("pytorchjobs", "run", **{**OWN, "app.kubernetes.io/instance": "postgres"})
+    api.add("configmaps", "run", **OWN)
+    api.add("networkpolicies", "run", **OWN)
+    api.add("services", "run-aim", **OWN)
+    # the label that the job's author chose, another's objects with this job's labels, another manager
+    api.add("deployments", "postgres-data", **{**OWN, "app.kubernetes.io/instance": "postgres"})
+    api.add("deployments", "database", **OWN)
+    api.add("serviceaccounts", "run", manager="kubectl", **OWN)
+    api.add("persistentvolumeclaims", "run-output", **OWN)
+    shown = podtune("delete", "run")
+    assert shown.exception is None, shown.output
+    assert sorted(api.deleted) == [
+        "configmaps/run",
+        "networkpolicies/run",
+        "pytorchjobs/run",
+        "services/run-aim",
+    ]
+    assert "delete serviceaccount/run deployment/database" in shown.output
+
+
+def test_claims_go_only_after_a_yes(api: Api) -> None:
+    api.add("pytorchjobs", "run", **OWN)
+    api.add("persistentvolumeclaims", "run-output", **OWN)
+    error = podtune("delete", "run", "--volumes").exception
+    assert isinstance(error, UserError)
+    assert "--yes" in error.fix
+    assert api.deleted == []
+    assert podtune("delete", "run", "--volumes", "--yes").exception is None
+    assert "persistentvolumeclaims/run-output" in api.deleted
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["a/../../../../../../api/v1/namespaces/kube-system/secrets/s", "run?x=1", "run#x", "..", "Run", "a%2f"],
+)
+def test_a_name_never_leaves_its_place_in_the_path(api: Api, name: str) -> None:
+    for words in (("status", name), ("logs", name), ("delete", name), ("status", "run", "-n", name)):
+        error = podtune(*words).exception
+        assert isinstance(error, UserError), words
+        assert (error.code, repr(name) in error.what) == (64, True)
+    assert set(api.asked) <= {"/version"}
