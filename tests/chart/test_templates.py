@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 
 import pytest
 import yaml
@@ -150,6 +153,38 @@ def test_the_token_is_a_reference_and_only_the_prepare_step_has_it(job):
     assert "HF_TOKEN" not in env(container(made))
 
 
+def test_the_test_pod_never_has_the_token(manifests):
+    for sets in ([], ["api=trainjob"]):
+        (test,) = of_kind(manifests(sets=["hfToken.existingSecret=hub", *sets]), "Pod", "-test")
+        assert "HF_TOKEN" not in env(test["spec"]["containers"][0])
+
+
+def test_no_container_works_on_a_volume_or_imports_from_where_it_works(manifests):
+    documents = manifests("two-node", sets=["aim.enabled=true"])
+    pods = [
+        *(replica["template"]["spec"] for replica in replicas(of_kind(documents, "PyTorchJob")[0]).values()),
+        *(one["spec"]["template"]["spec"] for one in of_kind(documents, "Deployment")),
+        *(one["spec"] for one in of_kind(documents, "Pod")),
+    ]
+    assert len(pods) == 4
+    for each in [
+        each for spec in pods for each in [*spec.get("initContainers", []), *spec.get("containers", [])]
+    ]:
+        assert each["workingDir"] == "/tmp", each["name"]
+        assert env(each)["PYTHONSAFEPATH"] == "1", each["name"]
+
+
+def test_a_python_file_on_the_output_volume_is_not_run(job, tmp_path):
+    """Started as the pods start their processes, in a folder where somebody left a module's name."""
+    (tmp_path / "typer.py").write_text("print('foreign')")
+    words = [sys.executable, "-m", "podtune.cli", "lint", "--help"]
+    safe = {name: value for name, value in env(container(job())).items() if name.startswith("PYTHON")}
+    for more, foreign in (({}, True), (safe, False)):
+        environment = {**os.environ, **more}
+        done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert ("foreign" in done.stdout) is foreign
+
+
 def test_pods_know_who_they_are(job):
     found = env(container(job(name="my-run")))
     assert found["PODTUNE_JOB_NAME"] == found["RUN_NAME"] == "my-run"
@@ -181,16 +216,36 @@ def test_the_service_account_has_no_token_and_nothing_has_rights(manifests):
 
 
 def test_only_the_pods_of_the_job_reach_its_pods(manifests):
-    (policy,) = of_kind(manifests(name="r1"), "NetworkPolicy")
+    (policy,) = of_kind(manifests(name="r1"), "NetworkPolicy", "r1")
     ours = {"podSelector": {"matchLabels": {"training.kubeflow.org/job-name": "r1"}}}
     assert policy["spec"]["podSelector"] == ours["podSelector"]
     assert policy["spec"]["ingress"] == [{"from": [ours]}]
     assert {port["port"] for rule in policy["spec"]["egress"] for port in rule.get("ports", [])} == {53, 5353}
+    assert all(rule.get("to") for rule in policy["spec"]["egress"]), "no port is open to every address"
+
+
+def test_dns_is_asked_where_the_values_say(manifests):
+    elsewhere = "networkPolicy.dnsTo[0].namespaceSelector.matchLabels.name=dns"
+    for sets, there in (([], "169.254.20.10/32"), ([elsewhere], "name")):
+        (policy,) = of_kind(manifests(sets=sets, name="r1"), "NetworkPolicy", "r1")
+        (rule,) = [rule for rule in policy["spec"]["egress"] if "ports" in rule]
+        assert there in str(rule["to"])
+
+
+def test_the_test_pod_has_a_policy_of_its_own(manifests):
+    documents = manifests(name="r1")
+    (policy,) = of_kind(documents, "NetworkPolicy", "-test")
+    (test,) = of_kind(documents, "Pod", "-test")
+    wanted = policy["spec"]["podSelector"]["matchLabels"]
+    assert wanted.items() <= test["metadata"]["labels"].items()
+    assert policy["spec"]["ingress"] == [{"from": [{"podSelector": {"matchLabels": wanted}}]}]
+    labels = replicas(of_kind(documents, "PyTorchJob")[0])["Master"]["template"]["metadata"]["labels"]
+    assert not wanted.items() <= labels.items(), "it is not the one of the job's pods"
 
 
 def test_https_is_open_only_where_something_is_downloaded(manifests):
     def ports(*profiles):
-        (policy,) = of_kind(manifests(*profiles), "NetworkPolicy")
+        (policy,) = of_kind(manifests(*profiles), "NetworkPolicy", "run")
         return {port["port"] for rule in policy["spec"]["egress"] for port in rule.get("ports", [])}
 
     assert 443 in ports("single-gpu")
@@ -285,9 +340,18 @@ def test_a_role_for_users_comes_when_asked_for_and_the_pods_get_none(manifests):
         "resources": ["pytorchjobs"],
         "verbs": ["get", "list", "create", "delete"],
     } in role["rules"]
+    assert "secrets" not in str(role["rules"])
     assert binding["roleRef"]["name"] == role["metadata"]["name"]
     assert [each["name"] for each in binding["subjects"]] == ["ada"]
     assert not of_kind(manifests(), "Role")
+
+
+def test_the_role_reads_the_secrets_that_the_values_name_and_no_other(manifests):
+    sets = ["rbac.create=true", "rbac.subjects[0].kind=User", "rbac.subjects[0].name=ada"]
+    named = ["hfToken.existingSecret=hub", "image.pullSecrets={registry}"]
+    (role,) = of_kind(manifests(sets=[*sets, *named]), "Role")
+    (rule,) = [rule for rule in role["rules"] if "secrets" in rule["resources"]]
+    assert (sorted(rule["resourceNames"]), rule["verbs"]) == (["hub", "registry"], ["get"])
 
 
 def test_the_test_pod_runs_the_preflight_in_the_jobs_own_surroundings(manifests):
@@ -352,11 +416,33 @@ def test_a_trainjob_refers_to_the_installed_runtime_and_prepares_in_the_launcher
     ]
 
 
+def test_a_trainjobs_pods_find_their_pull_secrets_at_the_service_account(manifests):
+    documents = manifests(sets=["api=trainjob", "image.pullSecrets={registry}"])
+    (account,) = of_kind(documents, "ServiceAccount")
+    (override,) = of_kind(documents, "TrainJob")[0]["spec"]["podSpecOverrides"]
+    assert account["imagePullSecrets"] == [{"name": "registry"}]
+    assert override["serviceAccountName"] == account["metadata"]["name"]
+
+
+def test_a_label_can_be_taken_back_from_a_trainjob_too(job):
+    made = job("two-node", sets=["api=trainjob", r"nodeSelector.nvidia\.com/gpu\.product=null"])
+    assert "nodeSelector" not in made["spec"]["podSpecOverrides"][0]
+
+
 def test_a_trainjobs_gpu_limits_are_requested_too(job):
     resources = job("two-node", sets=["api=trainjob"])["spec"]["trainer"]["resourcesPerNode"]
     assert resources["requests"]["nvidia.com/gpu"] == resources["limits"]["nvidia.com/gpu"] == 1
 
 
 def test_a_trainjobs_pods_are_found_by_their_jobset(manifests):
-    (policy,) = of_kind(manifests("cpu-smoke", sets=["api=trainjob"], name="t1"), "NetworkPolicy")
+    (policy,) = of_kind(manifests("cpu-smoke", sets=["api=trainjob"], name="t1"), "NetworkPolicy", "t1")
     assert policy["spec"]["podSelector"] == {"matchLabels": {"jobset.sigs.k8s.io/jobset-name": "t1"}}
+
+
+@pytest.mark.parametrize("name", ["true", "null", "on", "e5"])
+def test_a_name_is_a_string_whatever_yaml_would_take_it_for(manifests, name):
+    documents = manifests(sets=["aim.enabled=true", AIM[1], "kueue.queueName=no"], name=name)
+    assert [one["metadata"]["name"] for one in documents if one["kind"] == "PyTorchJob"] == [name]
+    strings = [one["metadata"]["name"] for one in documents]
+    strings += [value for one in documents for value in one["metadata"]["labels"].values()]
+    assert all(isinstance(each, str) for each in strings)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+import yaml
 
-from podtune.cluster.chart.render import merged_values, render
+from podtune.cluster.chart.render import CHART, merged_values, render
 from podtune.run.errors import UserError
 
 SHARED = [f"persistence.{volume}.accessModes={{ReadWriteMany}}" for volume in ("models", "data", "output")]
@@ -49,6 +51,21 @@ def refusal(*sets: str, name: str = "run") -> UserError:
         (["shm.sizeLimit=big"], "shm.sizeLimit", "big"),
         (["config.max_steps=20"], "config", "text block"),
         (["persistence=null"], "values", "'persistence' is missing"),
+        (["priorityClassName=x\nhostPID: true"], "priorityClassName", "form"),
+        (
+            ["persistence.data.existingClaim=c\n  hostPath: {path: /}"],
+            "persistence.data.existingClaim",
+            "form",
+        ),
+        (["persistence.data.storageClass=a b"], "persistence.data.storageClass", "form"),
+        (["persistence.data.mountPath=/data\nx: y"], "persistence.data.mountPath", "form"),
+        (["persistence.data.mountPath=/data/.."], "persistence.data.mountPath", "form"),
+        (["image.pullSecrets={a b}"], "image.pullSecrets[0]", "form"),
+        (["image.repository=x y"], "image.repository", "form"),
+        (["kueue.queueName=q\nx: y"], "kueue.queueName", "form"),
+        (["nameOverride=a\nb: c"], "nameOverride", "form"),
+        (["serviceAccount.name=a: b"], "serviceAccount.name", "form"),
+        (["hfToken.existingSecret=A"], "hfToken.existingSecret", "form"),
     ],
 )
 def test_the_schema_refuses(sets, where, says):
@@ -66,6 +83,28 @@ def test_the_schema_refuses(sets, where, says):
             ["api=trainjob", "distributed.elastic.maxNodes=2"],
             "distributed.elastic.maxNodes",
             "use api pytorchjob",
+        ),
+        (["api=trainjob", "securityContext.runAsUser=7"], "securityContext", "use api pytorchjob"),
+        (["api=trainjob", "podSecurityContext.fsGroup=7"], "podSecurityContext", "use api pytorchjob"),
+        (["api=trainjob", "runPolicy.backoffLimit=9"], "runPolicy.backoffLimit", "use api pytorchjob"),
+        (
+            ["api=trainjob", "runPolicy.ttlSecondsAfterFinished=60"],
+            "runPolicy.ttlSecondsAfterFinished",
+            "use api pytorchjob",
+        ),
+        (["api=trainjob", "runPolicy.cleanPodPolicy=All"], "runPolicy.cleanPodPolicy", "installed runtime"),
+        (["api=trainjob", "restartPolicy=Never"], "restartPolicy", "installed runtime"),
+        (["api=trainjob", "image.pullPolicy=Always"], "image.pullPolicy", "installed runtime"),
+        (["api=trainjob", "port=24000"], "port", "installed runtime"),
+        (
+            ["api=trainjob", "image.pullSecrets={r}", "serviceAccount.create=false"],
+            "image.pullSecrets",
+            "give that account imagePullSecrets",
+        ),
+        (
+            ["hostNetwork=true", "distributed.elastic.maxNodes=2"],
+            "hostNetwork",
+            "runs code for whoever reaches it",
         ),
         (["mode=benchmark", "distributed.strategy=ddp"], "distributed.strategy", "benchmark.preset"),
         (["mode=benchmark", "api=trainjob"], "api", "as a PyTorchJob"),
@@ -105,6 +144,18 @@ def test_the_schema_refuses_combinations_that_cannot_work(sets, where, says):
         (["env[0].name=RANK", "env[0].value=x"], "env", "RANK"),
         (["env[0].name=PET_NNODES", "env[0].value=x"], "env", "PET_NNODES"),
         (["env[0].name=HF_TOKEN", "env[0].value=hf_x"], "env", "plain text"),
+        (["env[0].name=AWS_SECRET_ACCESS_KEY", "env[0].value=wJalrXUtnFEMI"], "env", "AWS_SECRET_ACCESS_KEY"),
+        (["env[0].name=DB_PASSWD", "env[0].value=hunter22"], "env", "DB_PASSWD"),
+        (["env[0].name=gh_pat", "env[0].value=hunter22"], "env", "gh_pat"),
+        (["env[0].name=STORE", "env[0].value=https://ada:hunter22@store/x"], "env", "STORE"),
+        (["args={--hub_token,abc}"], "args", "hub_token"),
+        (["args={--hub_token=abc}"], "args", "hub_token"),
+        (["args={--x,hf_abcdefghijklmnopqrst}"], "args", "plain text"),
+        (["config=hub_token: abc"], "config", "hub_token"),
+        (["config=env: {HF_TOKEN: abc}"], "config", "HF_TOKEN"),
+        (["config=model_init_kwargs: {token: abc}"], "config", "token"),
+        (["config=dataset_name: https://ada:hunter22@store/x"], "config", "dataset_name"),
+        (["config=a: [{b: hf_abcdefghijklmnopqrst}]"], "config", "plain text"),
         (["config=[1"], "config", "not a YAML mapping"),
         (["config=output_dir: /tmp/out"], "config", "lost with the pod"),
         (["config=strategy: fsdp", "distributed.strategy=ddp"], "distributed.strategy", "one place"),
@@ -115,6 +166,32 @@ def test_the_templates_refuse(sets, where, says):
     assert error.where == where
     assert says in str(error)
     assert error.fix
+
+
+def test_what_only_looks_like_a_secret_is_taken():
+    config = 'config=eos_token: "<|im_end|>"\npad_token: x'
+    sets = [config, "args={--eos_token,</s>}", "env[0].name=HF_TOKEN_PATH", "env[0].value=/run/token"]
+    assert "PyTorchJob" in render([], sets, "run", engine="python")
+
+
+def test_what_a_trainjob_leaves_to_its_runtime_is_refused_unless_it_is_the_default():
+    """The schema repeats the defaults of values.yaml there, because a chart is never without them."""
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    defaults = yaml.safe_load((CHART / "values.yaml").read_text())
+
+    def constants(node, path=()):
+        for key, value in node.get("properties", {}).items():
+            if "const" in value:
+                yield (*path, key), value["const"]
+            yield from constants(value, (*path, key))
+
+    held = dict(constants(schema["allOf"][0]["then"]))
+    assert ("runPolicy", "backoffLimit") in held
+    for path, value in held.items():
+        default = defaults
+        for key in path:
+            default = default[key]
+        assert value == default, path
 
 
 def test_an_unknown_key_names_the_near_one():

@@ -4,8 +4,8 @@
 {{- end }}
 
 {{- define "podtune.selectorLabels" -}}
-app.kubernetes.io/name: {{ .Values.nameOverride | default .Chart.Name }}
-app.kubernetes.io/instance: {{ include "podtune.name" . }}
+app.kubernetes.io/name: {{ .Values.nameOverride | default .Chart.Name | quote }}
+app.kubernetes.io/instance: {{ include "podtune.name" . | quote }}
 {{- end }}
 
 {{- define "podtune.labels" -}}

@@ -3,7 +3,7 @@
 {{- define "podtune.volumeMounts" -}}
 {{- range splitList " " (include "podtune.jobVolumes" .) }}
 - name: {{ . }}
-  mountPath: {{ (index $.Values.persistence .).mountPath }}
+  mountPath: {{ (index $.Values.persistence .).mountPath | quote }}
 {{- end }}
 {{- if include "podtune.configFile" . }}
 - name: config
@@ -20,17 +20,17 @@
 {{- range splitList " " (include "podtune.jobVolumes" .) }}
 - name: {{ . }}
   persistentVolumeClaim:
-    claimName: {{ include "podtune.claimName" (dict "root" $ "key" .) }}
+    claimName: {{ include "podtune.claimName" (dict "root" $ "key" .) | quote }}
 {{- end }}
 {{- if include "podtune.configFile" . }}
 - name: config
   configMap:
-    name: {{ include "podtune.name" . }}
+    name: {{ include "podtune.name" . | quote }}
 {{- end }}
 - name: shm
   emptyDir:
     medium: Memory
-    sizeLimit: {{ .Values.shm.sizeLimit }}
+    sizeLimit: {{ .Values.shm.sizeLimit | quote }}
 - name: tmp
   emptyDir: {}
 {{- end }}
@@ -68,7 +68,7 @@ annotations:
 
 {{/* How a pod is placed and what it may do; the same for training, test and the Aim page, but for where they run. */}}
 {{- define "podtune.podSecurity" -}}
-serviceAccountName: {{ include "podtune.serviceAccountName" . }}
+serviceAccountName: {{ include "podtune.serviceAccountName" . | quote }}
 automountServiceAccountToken: false
 enableServiceLinks: false
 securityContext:
@@ -76,12 +76,13 @@ securityContext:
 {{- with .Values.image.pullSecrets }}
 imagePullSecrets:
   {{- range . }}
-  - name: {{ . }}
+  - name: {{ . | quote }}
   {{- end }}
 {{- end }}
 {{- end }}
 
-{{- define "podtune.placement" -}}
+{{/* Which nodes; all that a TrainJob can say of it, too. */}}
+{{- define "podtune.nodes" -}}
 {{- /* null takes a label back that a profile asks for */}}
 {{- $labels := dict }}
 {{- range $label, $value := .Values.nodeSelector }}
@@ -95,12 +96,16 @@ nodeSelector:
 tolerations:
   {{- toYaml . | nindent 2 }}
 {{- end }}
+{{- end }}
+
+{{- define "podtune.placement" -}}
+{{- include "podtune.nodes" . }}
 {{- with .Values.affinity }}
 affinity:
   {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- with .Values.priorityClassName }}
-priorityClassName: {{ . }}
+priorityClassName: {{ . | quote }}
 {{- end }}
 {{- if .Values.hostNetwork }}
 hostNetwork: true
@@ -122,7 +127,7 @@ spec:
   initContainers:
     - name: prepare
       image: {{ include "podtune.image" . | quote }}
-      imagePullPolicy: {{ .Values.image.pullPolicy }}
+      imagePullPolicy: {{ .Values.image.pullPolicy | quote }}
       # The operator makes a pod whose init container failed again without end: it sees the exit code of the training
       # container alone. So a failure is left for that one, which ends with it.
       command:
@@ -136,6 +141,8 @@ spec:
         - --
         {{- . | nindent 8 }}
         {{- end }}
+      # Never a volume: what others write there must not be found by a program that looks in its working directory.
+      workingDir: /tmp
       env:
         {{- include "podtune.commonEnv" . | nindent 8 }}
         {{- include "podtune.prepareEnv" . | nindent 8 }}
@@ -160,9 +167,10 @@ spec:
     # The operator looks for a container of this name.
     - name: pytorch
       image: {{ include "podtune.image" . | quote }}
-      imagePullPolicy: {{ .Values.image.pullPolicy }}
+      imagePullPolicy: {{ .Values.image.pullPolicy | quote }}
       command:
         {{- include "podtune.command" . | trim | nindent 8 }}
+      workingDir: /tmp
       env:
         {{- include "podtune.env" . | trim | nindent 8 }}
       {{- with .Values.envFrom }}

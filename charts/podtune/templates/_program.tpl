@@ -77,7 +77,7 @@
 {{/* What both the prepare step and training read. Nothing here is a name that the operator sets. */}}
 {{- define "podtune.commonEnv" -}}
 - name: PODTUNE_JOB_NAME
-  value: {{ include "podtune.name" . }}
+  value: {{ include "podtune.name" . | quote }}
 - name: PODTUNE_POD_NAME
   valueFrom:
     fieldRef:
@@ -85,13 +85,16 @@
 - name: PODTUNE_IMAGE
   value: {{ include "podtune.image" . | quote }}
 - name: RUN_NAME
-  value: {{ include "podtune.name" . }}
+  value: {{ include "podtune.name" . | quote }}
 - name: OUTPUT_DIR
   value: {{ include "podtune.outputDir" . | quote }}
 - name: HF_HOME
   value: {{ printf "%s/huggingface" .Values.persistence.models.mountPath | quote }}
 - name: HOME
   value: /tmp
+# A Python file in a working directory, which others may write, is never imported.
+- name: PYTHONSAFEPATH
+  value: "1"
 {{- end }}
 
 {{- define "podtune.prepareEnv" -}}
@@ -103,8 +106,8 @@
 - name: HF_TOKEN
   valueFrom:
     secretKeyRef:
-      name: {{ . }}
-      key: {{ $.Values.hfToken.key }}
+      name: {{ . | quote }}
+      key: {{ $.Values.hfToken.key | quote }}
 {{- end }}
 {{- end }}
 
@@ -136,7 +139,7 @@
   value: "1"
 {{- end }}
 {{- range $name, $value := merge (dict) .Values.nccl.env (include "podtune.ncclPreset" . | fromYaml) }}
-- name: {{ $name }}
+- name: {{ $name | quote }}
   value: {{ $value | quote }}
 {{- end }}
 {{- with .Values.env }}

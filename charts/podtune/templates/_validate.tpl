@@ -17,6 +17,7 @@ What the schema cannot say in a sentence. Each refusal is "PATH: WHAT | fix: WHA
 {{- if hasKey $config "Error" }}
 {{- fail (printf "config: is not a YAML mapping: %s | fix: give it as a text block (config: |) in the form that trl's sft takes" ($config.Error | replace "\n" " ")) }}
 {{- end }}
+{{- include "podtune.noSecret" (dict "where" "config" "name" "" "value" $config) }}
 {{- $output := .Values.persistence.output.mountPath }}
 {{- with $config.output_dir }}
 {{- if not (hasPrefix (printf "%s/" $output) (printf "%s/" .)) }}
@@ -57,9 +58,19 @@ What the schema cannot say in a sentence. Each refusal is "PATH: WHAT | fix: WHA
 {{- if regexMatch "^(RANK|LOCAL_RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT|PET_.*)$" .name }}
 {{- fail (printf "env: sets %s, which is the operator's, so pods would not find each other | fix: leave it out" .name) }}
 {{- end }}
-{{- if and .value (regexMatch "(TOKEN|SECRET|PASSWORD|API_KEY)$" .name) }}
-{{- fail (printf "env: holds %s in plain text, which everyone who reads the release sees | fix: refer to a Secret by valueFrom.secretKeyRef, or set hfToken.existingSecret" .name) }}
+{{- include "podtune.noSecret" (dict "where" "env" "name" .name "value" .value) }}
 {{- end }}
+{{- $option := "" }}
+{{- range .Values.args }}
+{{- $word := toString . }}
+{{- $name := $option }}
+{{- $value := $word }}
+{{- if hasPrefix "--" $word }}
+{{- $option = $word | trimPrefix "--" | splitList "=" | first }}
+{{- $name = $option }}
+{{- $value = $word | trimPrefix (printf "--%s" $option) | trimPrefix "=" }}
+{{- end }}
+{{- include "podtune.noSecret" (dict "where" "args" "name" $name "value" $value) }}
 {{- end }}
 {{- if and .Values.rbac.create (not .Values.rbac.subjects) }}
 {{- fail "rbac.subjects: is empty, so the Role would be nobody's | fix: name who gets it, for example [{kind: User, name: ada, apiGroup: rbac.authorization.k8s.io}]" }}
@@ -90,6 +101,28 @@ What the schema cannot say in a sentence. Each refusal is "PATH: WHAT | fix: WHA
 {{- fail (printf "persistence.%s.existingClaim: the claim %s is [%s], but %s share the volume | fix: use a claim that is ReadWriteMany" $.key $volume.existingClaim (join ", " .spec.accessModes) $pods) }}
 {{- end }}
 {{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* Refuse what looks like a secret: ConfigMaps, jobs and releases are read by many. Goes into maps and lists. */}}
+{{- define "podtune.noSecret" -}}
+{{- $where := .where }}
+{{- $name := .name }}
+{{- if kindIs "map" .value }}
+{{- range $key, $value := .value }}
+{{- include "podtune.noSecret" (dict "where" $where "name" $key "value" $value) }}
+{{- end }}
+{{- else if kindIs "slice" .value }}
+{{- range .value }}
+{{- include "podtune.noSecret" (dict "where" $where "name" $name "value" .) }}
+{{- end }}
+{{- else if kindIs "string" .value }}
+{{- $named := and (regexMatch "(?i)(^|[_-])(TOKEN|PASSWORD|PASSWD|SECRET|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|CREDENTIALS|PAT)$" $name) (not (regexMatch "(?i)^(EOS|BOS|PAD|UNK|SEP|CLS|MASK|STOP|IMAGE)_TOKEN$" $name)) (not (regexMatch "^(|/.*|\\$\\(.*)$" .value)) }}
+{{- $known := regexMatch "\\b(hf_[A-Za-z0-9]{16,}|ghp_[A-Za-z0-9]{20,}|AKIA[0-9A-Z]{16}|sk-[A-Za-z0-9_-]{20,}|xox[abp]-[A-Za-z0-9-]{10,}|glpat-[A-Za-z0-9_-]{20,})" .value }}
+{{- $url := regexMatch "://[^/@:\\s]+:[^/@\\s]+@" .value }}
+{{- if or $named $known $url }}
+{{- fail (printf "%s: holds %s in plain text, which everyone who reads the release sees | fix: refer to a Secret by env.valueFrom.secretKeyRef, or set hfToken.existingSecret" $where (ternary $name "a secret" (ne $name ""))) }}
 {{- end }}
 {{- end }}
 {{- end }}

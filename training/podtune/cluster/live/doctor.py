@@ -27,7 +27,6 @@ RIGHTS = (
     *(("v1", kind, "", _EDIT) for kind in ("ConfigMap", "ServiceAccount", "PersistentVolumeClaim")),
     ("networking.k8s.io/v1", "NetworkPolicy", "", _EDIT),
     *(("v1", kind, part, ("get", "list")) for kind, part in (("Pod", ""), ("Pod", "log"), ("Event", ""))),
-    ("v1", "Secret", "", ("get",)),
 )
 
 
@@ -110,6 +109,7 @@ def answers(namespace: str = "", context: str = "") -> list[Check]:
             Question("shared volumes", lambda: storage(cluster)),
             Question("cluster GPUs", lambda: gpu_nodes(cluster)),
             Question("kueue", lambda: queues(cluster)),
+            Question("network policies", lambda: network_policies(cluster)),
         ]
     )
 
@@ -233,9 +233,7 @@ def permissions(cluster: Cluster) -> Check:
     if not refused:
         return Check("permissions", "ok", f"all {len(asked)} that podtune needs in {cluster.namespace}")
     fix = "ask for the Role in docs/cluster.md"
-    # without it a missing Secret shows only when the pods wait for it
-    only_secrets = refused == ["get Secret"]
-    return Check("permissions", "warn" if only_secrets else "fail", f"you may not {', '.join(refused)}", fix)
+    return Check("permissions", "fail", f"you may not {', '.join(refused)}", fix)
 
 
 def storage(cluster: Cluster) -> Check:
@@ -298,6 +296,35 @@ def _asked(pod: Json) -> int:
 
 def _count(resources: Json | None) -> int:
     return sum(int((resources or {}).get(name, 0)) for name in GPUS)
+
+
+# What enforces NetworkPolicies: API groups of CNIs, and parts of the DaemonSets' names of those without one.
+POLICY_GROUPS = ("cilium.io", "crd.projectcalico.org", "crd.antrea.io", "k8s.ovn.org")
+POLICY_AGENTS = (
+    *("calico", "canal", "cilium", "anetd", "antrea", "ovnkube", "kube-router", "weave-net"),
+    *("azure-npm", "kube-network-policies"),
+)
+
+
+def network_policies(cluster: Cluster) -> Check:
+    """Whether anything is seen that enforces the chart's NetworkPolicies; Kubernetes takes them without."""
+    groups = {group["name"] for group in (cluster.get("/apis") or {}).get("groups", [])}
+    enforcers = [group for group in POLICY_GROUPS if group in groups]
+    if not enforcers:
+        try:
+            sets = (cluster.get("/apis/apps/v1/daemonsets") or {}).get("items", [])
+        except Refused:
+            sets = []
+        names = [each["metadata"]["name"] for each in sets]
+        enforcers = [name for name in names if any(agent in name for agent in POLICY_AGENTS)]
+    if enforcers:
+        return Check("network policies", "ok", f"enforced by {', '.join(enforcers)}")
+    return Check(
+        "network policies",
+        "warn",
+        "no CNI that enforces them is seen: who reaches a job's rendezvous can run code in its pods",
+        "ask whoever runs the cluster whether NetworkPolicies are enforced, for example by Cilium or Calico",
+    )
 
 
 def queues(cluster: Cluster) -> Check:
