@@ -1,9 +1,29 @@
 """The record of a run survives restarts and says what it cannot say."""
 
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 
-from podtune.run.record import MetricsLog, end_record, new_record, read_metrics, write_json
+import pytest
+
+from podtune.run.distributed import World
+from podtune.run.record import (
+    CUDA_PEAK,
+    Communication,
+    Losses,
+    Measurements,
+    MemoryPeaks,
+    MetricsLog,
+    Spread,
+    end_record,
+    finite,
+    new_record,
+    read_metrics,
+    write_json,
+)
+from podtune.sft.train.meter import Meter
+from podtune.sft.train.progress import Progress
 
 
 def test_a_resumed_metrics_file_has_one_line_for_each_step_and_split(tmp_path: Path) -> None:
@@ -27,3 +47,44 @@ def test_a_record_with_nan_is_still_json_and_says_nan(tmp_path: Path) -> None:
     write_json(tmp_path / "run.json", record)
     assert json.loads((tmp_path / "run.json").read_text())["measurements"]["loss"]["last"] == "nan"
     assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
+
+
+def test_both_programs_mean_the_same_by_a_step_time() -> None:
+    """The sample standard deviation and the interpolated 95th percentile."""
+    meter = Meter(World())
+    progress = Progress(Path(), meter, is_main=False, nproc_per_node=1, from_step=0, tokens_before=0, rows=1)
+    progress.step_times = [9.0, 9.0, 1.0, 2.0, 3.0, 4.0, 5.0]  # the first two are left out
+    assert progress.measurements().step_time_s == Spread.of([1.0, 2.0, 3.0, 4.0, 5.0])
+    repeated = Spread.of([1.0, 2.0, 3.0], [4.0, 5.0])
+    assert repeated == replace(progress.measurements().step_time_s, p50_by_repeat=(2.0, 4.5))
+    assert (repeated.mean, repeated.p50, repeated.p95, repeated.n) == (3.0, 3.0, pytest.approx(4.8), 5)
+    assert repeated.std == pytest.approx(1.5811, abs=1e-4)
+
+
+def test_one_step_has_no_standard_deviation() -> None:
+    assert Measurements(step_time_s=Spread.of([0.5])).to_json() == {
+        "step_time_s": {"mean": 0.5, "p50": 0.5, "p95": 0.5, "n": 1}
+    }
+
+
+def test_measurements_come_back_as_they_were_written() -> None:
+    measured = Measurements(
+        steps=3,
+        step_time_s=Spread.of([1.0, 2.0], [3.0]),
+        peak_memory_gib=MemoryPeaks(2.0, (2.0, 1.0), CUDA_PEAK),
+        communication=Communication(12, {"all_reduce": 12}),
+        loss=Losses(first=math.inf, eval=2.0),
+    )
+    assert Measurements.read({"measurements": json.loads(json.dumps(finite(measured.to_json())))}) == measured
+
+
+def test_the_memory_of_an_earlier_benchmark_record_is_read_by_the_new_name() -> None:
+    record = {"measurements": {"peak_memory_gib": {"max": 2.0, "per_rank": [2.0], "what": "CUDA allocator"}}}
+    assert Measurements.read(record).peak_memory_gib == MemoryPeaks(2.0, (2.0,), "CUDA allocator")
+
+
+@pytest.mark.parametrize(
+    "odd", ["x", [], 1, None, {"steps": "many", "loss": [1], "step_time_s": {"mean": {}}, "mfu": 10**400}]
+)
+def test_odd_measurements_are_absent(odd: object) -> None:
+    assert Measurements.read({"measurements": odd}) == Measurements()

@@ -24,7 +24,16 @@ from podtune.machine.provenance import provenance
 from podtune.run import errors
 from podtune.run.distributed import World, cleanup_distributed, peer_failure, read_world, setup_distributed
 from podtune.run.errors import PeerLost, UserError
-from podtune.run.record import RUN_FILE, Json, Status, emit_record, end_record, new_record, write_json
+from podtune.run.record import (
+    RUN_FILE,
+    Json,
+    Measurements,
+    Status,
+    emit_record,
+    end_record,
+    new_record,
+    write_json,
+)
 
 if TYPE_CHECKING:
     from podtune.bench.cell.loop import Run
@@ -82,25 +91,26 @@ def _run_cell(options: Options, size: Size, output: Path) -> int:
 
         refuse_what_the_device_lacks(options, world)
         run = Run(options, size, world, watchdog)
-        record["measurements"] = measure(run)
+        measurements = measure(run)
+        record["measurements"] = measurements.to_json()
         run = None
         cleanup_distributed()
-        return _conclude(record, world, output)
+        return _conclude(record, measurements, world, output)
     except BaseException as error:
         return _fail(record, error, run, output)
     finally:
         watchdog.stop()
 
 
-def _conclude(record: Json, world: World, output: Path) -> int:
-    parity = record["measurements"]["parity"]
-    if parity["status"] != "failed":
+def _conclude(record: Json, measurements: Measurements, world: World, output: Path) -> int:
+    parity = measurements.parity
+    if parity is None or parity.status != "failed":
         if world.is_main:
             _finish(record, "ok", errors.OK, "", output)
         return errors.OK
     reason = (
-        f"parity: failed, losses differ by {parity['max_relative_difference']:.1e} (relative), "
-        f"tolerance {parity['tolerance']:.0e}"
+        f"parity: failed, losses differ by {parity.max_relative_difference:.1e} (relative), "
+        f"tolerance {parity.tolerance:.0e}"
     )
     if world.is_main:
         _finish(record, "error", errors.SOFTWARE, reason, output)
@@ -155,18 +165,17 @@ def _finish(record: Json, status: Status, code: int, reason: str, output: Path) 
 
 def summary(record: Json) -> str:
     """The cell in a line for people; the record holds the rest."""
-    found = record["measurements"]
-    line = (
-        f"{record['model']} {record['strategy']} on {record['world_size']}: parity "
-        f"{found['parity']['status']}"
-    )
-    if "step_time_s" in found:
-        line += f", {found['step_time_s']['p50'] * 1000:,.1f} ms a step"
-    for name in ("tokens_per_s", "samples_per_s"):
-        if name in found:
-            line += f", {found[name]:,.0f} {name.removesuffix('_per_s')}/s"
-    if "peak_memory_gib" in found:
-        line += f", {found['peak_memory_gib']['max']:.2f} GiB at the most"
+    measured = Measurements.read(record)
+    line = f"{record['model']} {record['strategy']} on {record['world_size']}"
+    if measured.parity:
+        line += f": parity {measured.parity.status}"
+    if measured.step_time_s:
+        line += f", {measured.step_time_s.p50 * 1000:,.1f} ms a step"
+    for speed, unit in ((measured.tokens_per_s, "tokens"), (measured.samples_per_s, "samples")):
+        if speed is not None:
+            line += f", {speed:,.0f} {unit}/s"
+    if measured.peak_memory_gib:
+        line += f", {measured.peak_memory_gib.max:.2f} GiB at the most"
     return line
 
 

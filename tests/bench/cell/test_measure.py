@@ -14,7 +14,7 @@ import pytest
 
 from podtune.bench.cell.communication import sent_bytes
 from podtune.bench.cell.loop import Run, compare_losses, measure
-from podtune.bench.cell.measure import PeakMemory, Telemetry, percentile, spread
+from podtune.bench.cell.measure import PeakMemory, Telemetry
 from podtune.bench.cell.profiling import exposed_seconds
 from podtune.bench.cell.watchdog import Watchdog
 from podtune.bench.options import Options, read_options
@@ -36,13 +36,6 @@ FP32 = Options(model="tinygpt-test", strategy="ddp")
 )
 def test_bytes_sent_are_those_of_the_ring(collective: str, ranks: int, expected: float) -> None:
     assert sent_bytes(collective, 100, ranks) == expected
-
-
-def test_the_spread_is_over_all_steps_and_each_repeat_has_its_median() -> None:
-    found = spread([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
-    assert (found["mean"], found["p50"], found["n"], found["p50_by_repeat"]) == (3.5, 3.5, 6, [2.0, 5.0])
-    assert found["std"] == pytest.approx(1.8708, abs=1e-4)
-    assert percentile([1.0, 2.0, 3.0, 4.0, 5.0], 0.95) == pytest.approx(4.8)
 
 
 def test_communication_is_exposed_where_nothing_is_computed() -> None:
@@ -114,17 +107,18 @@ def test_a_hang_is_called_one_and_work_is_not() -> None:
 @pytest.mark.parametrize(("precision", "status"), [("fp32", "failed"), ("bf16", "ok")])
 def test_a_difference_is_a_failure_beyond_the_tolerance(precision: str, status: str) -> None:
     options = replace(FP32, precision=precision)  # type: ignore[arg-type]
-    assert compare_losses([2.0, 1.0], [2.0, 1.001], options, World())["status"] == status
-    assert compare_losses([2.0, float("nan")], [2.0, 1.0], options, World())["status"] == "failed"
-    assert compare_losses([2.0, 1.0], [2.0, float("nan")], options, World())["status"] == "failed"
+    assert compare_losses([2.0, 1.0], [2.0, 1.001], options, World()).status == status
+    assert compare_losses([2.0, float("nan")], [2.0, 1.0], options, World()).status == "failed"
+    assert compare_losses([2.0, 1.0], [2.0, float("nan")], options, World()).status == "failed"
 
 
 def test_batch_norm_over_a_split_batch_leaves_parity_undefined() -> None:
     options = replace(FP32, norm="batch")
     found = compare_losses([2.0], [1.0], options, World(world_size=2))
-    assert found["status"] == "undefined"
-    assert "batch norm" in found["reason"]
-    assert compare_losses([2.0], [1.0], options, World())["status"] == "failed"
+    assert found.status == "undefined"
+    assert found.reason is not None
+    assert "batch norm" in found.reason
+    assert compare_losses([2.0], [1.0], options, World()).status == "failed"
 
 
 def test_without_parity_there_is_no_speed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,8 +139,9 @@ def test_without_parity_there_is_no_speed(monkeypatch: pytest.MonkeyPatch) -> No
     watchdog = Watchdog(60, lambda doing: pytest.exit(f"hang while {doing}"))
     found = measure(Run(options, size, World(), watchdog))
     watchdog.stop()
-    assert found["parity"]["status"] == "failed"
-    assert not {"step_time_s", "tokens_per_s", "mfu"} & set(found)
+    assert found.parity is not None
+    assert found.parity.status == "failed"
+    assert not {"step_time_s", "tokens_per_s", "mfu"} & set(found.to_json())
 
 
 def test_running_out_of_memory_is_a_result_with_what_was_held(tmp_path: Path) -> None:

@@ -27,7 +27,10 @@ def run_cell(arguments: list[str], world: World, watchdog: Watchdog) -> dict[str
     except UserError as error:
         return {"refused": str(error)}
     try:
-        return {"config": asdict(options), "measurements": measure(Run(options, size, world, watchdog))}
+        return {
+            "config": asdict(options),
+            "measurements": measure(Run(options, size, world, watchdog)).to_json(),
+        }
     except Exception as error:  # the next cells still say something; a test looks at this one
         return {"failed": f"{type(error).__name__}: {error}"}
     finally:

@@ -87,7 +87,10 @@ def alone(cell: str) -> Json:
     options, size, _ = read_options(arguments(cell), world)
     watchdog = Watchdog(60, lambda doing: pytest.exit(f"hang while {doing}"))
     try:
-        return {"config": asdict(options), "measurements": measure(Run(options, size, world, watchdog))}
+        return {
+            "config": asdict(options),
+            "measurements": measure(Run(options, size, world, watchdog)).to_json(),
+        }
     finally:
         watchdog.stop()
 

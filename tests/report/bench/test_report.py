@@ -65,7 +65,7 @@ def record(
             "peak_memory_gib": {
                 "max": 0.5,
                 "per_rank": [0.5] * world_size,
-                "what": "resident peak of the process",
+                "kind": "resident peak of the process",
             },
             "parity": {"status": "ok", "max_relative_difference": 1e-7, "tolerance": 1e-5},
             "loss": {"first": 5.5, "last": 4.0},

@@ -9,7 +9,7 @@ from podtune.plan.hardware import Hardware, hardware_row
 from podtune.plan.plan import UTILISATION, Plan, estimate
 from podtune.plan.shapes import Opaque, shape_of
 from podtune.run.errors import UserError
-from podtune.run.record import Json
+from podtune.run.record import Json, Measurements
 
 # The benchmark keeps fp32 weights and runs the products in these.
 PRECISIONS = {"fp32": "fp32", "bf16": "bf16-autocast", "fp16": "fp16-autocast", "fp8": "fp8-autocast"}
@@ -59,13 +59,9 @@ def _device(record: Json) -> str:
 
 def _rate(record: Json) -> float | None:
     """FLOP/s that one process reached, by the planner's count of FLOPs."""
-    seconds = record.get("measurements", {}).get("step_time_s", {}).get("p50")
+    step_time = Measurements.read(record).step_time_s
     plan = _plan(record, None)
-    return (
-        plan.flops_per_step / seconds
-        if plan is not None and isinstance(seconds, int | float) and seconds > 0
-        else None
-    )
+    return plan.flops_per_step / step_time.p50 if plan and step_time and step_time.p50 > 0 else None
 
 
 def _plan(record: Json, rate: float | None) -> Plan | None:

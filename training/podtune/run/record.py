@@ -10,8 +10,14 @@ import hashlib
 import json
 import math
 import os
+import statistics
+import types
+import typing
 import zlib
 from base64 import b64encode
+from collections.abc import Sequence
+from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
+from functools import cache
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -54,6 +60,174 @@ def end_record(record: Json, status: Status, exit_code: int, reason: str = "") -
     if record["attempts"]:
         record["attempts"][-1].update(ended_at=record["ended_at"], status=status, exit_code=exit_code)
     return record
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How long steps took, in seconds, over ``n`` of them. ``std`` is the sample's; one step has none."""
+
+    mean: float
+    p50: float
+    p95: float
+    n: int
+    std: float | None = None
+    p50_by_repeat: tuple[float, ...] | None = None
+
+    @classmethod
+    def of(cls, seconds: Sequence[float], *repeats: Sequence[float]) -> Spread:
+        """Over every step of ``seconds`` and of further ``repeats`` of the same measurement."""
+        every = [second for repeat in (seconds, *repeats) for second in repeat]
+        return cls(
+            mean=statistics.fmean(every),
+            p50=statistics.median(every),
+            p95=percentile(every, 0.95),
+            n=len(every),
+            std=statistics.stdev(every) if len(every) > 1 else None,
+            p50_by_repeat=tuple(map(statistics.median, (seconds, *repeats))) if repeats else None,
+        )
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The value below which ``share`` of the sorted values lie, linearly between neighbours."""
+    ordered = sorted(values)
+    position = share * (len(ordered) - 1)
+    low = int(position)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (position - low) * (ordered[high] - ordered[low])
+
+
+CUDA_PEAK = "CUDA allocator"
+RESIDENT_PEAK = "resident peak of the process"
+RESIDENT_PEAK_SINCE_START = "resident peak of the process since it started"
+
+
+@dataclass(frozen=True)
+class MemoryPeaks:
+    """Peak memory in GiB of each rank, and of the fullest one; ``kind`` says which memory."""
+
+    max: float
+    per_rank: tuple[float, ...] | None = None
+    kind: str | None = None
+
+
+@dataclass(frozen=True)
+class Communication:
+    """What one step sends, counted on the rank that sends most; by collective: all_reduce, ..."""
+
+    bytes_per_step: float
+    bytes_by_collective: Json | None = None
+    message_bytes_by_collective: Json | None = None
+    calls_by_collective: Json | None = None
+    bytes_per_rank: tuple[float, ...] | None = None
+    seconds_exposed: float | None = None
+    share: float | None = None
+
+
+@dataclass(frozen=True)
+class Losses:
+    """In nats per token (per image of a classifier): the first and last of training and of evaluation."""
+
+    first: float | None = None
+    last: float | None = None
+    eval_first: float | None = None
+    eval: float | None = None
+
+
+@dataclass(frozen=True)
+class Parity:
+    """Whether a strategy's first losses equal one process's: ok, failed, skipped or undefined."""
+
+    status: str
+    reason: str | None = None
+    max_relative_difference: float | None = None
+    tolerance: float | None = None
+    steps: int | None = None
+    losses: tuple[float, ...] | None = None
+    reference_losses: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """What a run measured. A figure that could not be measured is None here, and absent in run.json."""
+
+    steps: int | None = None
+    tokens: int | None = None
+    samples: int | None = None
+    tokens_per_s: float | None = None
+    samples_per_s: float | None = None
+    step_time_s: Spread | None = None
+    mfu: float | None = None
+    flops_per_token: float | None = None
+    flops_per_step: float | None = None
+    peak_memory_gib: MemoryPeaks | None = None
+    communication: Communication | None = None
+    h2d_gb_per_s: float | None = None
+    loss: Losses | None = None
+    time_to_first_step_s: float | None = None
+    answers: Json | None = None
+    parity: Parity | None = None
+    telemetry: Json | None = None
+    profile: Json | None = None
+    held_at_oom: Json | None = None
+
+    @classmethod
+    def read(cls, record: Json) -> Measurements:
+        """Those of a record, also of one that an earlier version wrote; a value of another kind is absent."""
+        measured = record.get("measurements")
+        measured = dict(measured) if isinstance(measured, dict) else {}
+        peaks = measured.get("peak_memory_gib")
+        if isinstance(peaks, dict) and "what" in peaks:  # the benchmark's key for ``kind`` in earlier records
+            measured["peak_memory_gib"] = {"kind": peaks["what"], **peaks}
+        return typing.cast(Measurements, _read(cls, measured))
+
+    def to_json(self) -> Json:
+        """The ``measurements`` of run.json."""
+        return asdict(
+            self, dict_factory=lambda items: {key: value for key, value in items if value is not None}
+        )
+
+
+@cache
+def _kinds(cls: type) -> dict[str, tuple[Any, bool]]:
+    """By field of a dataclass its type without None, and whether it must be there."""
+    hints = typing.get_type_hints(cls)
+    kinds = {}
+    for field in fields(cls):
+        hint = hints[field.name]
+        if isinstance(hint, types.UnionType):
+            hint = next(kind for kind in hint.__args__ if kind is not types.NoneType)
+        kinds[field.name] = (typing.get_origin(hint) or hint, field.default is MISSING)
+    return kinds
+
+
+def _read(kind: Any, value: Any) -> Any:
+    """``value`` of a JSON file as a ``kind``, or None if it is none."""
+    if isinstance(kind, type) and is_dataclass(kind):
+        if not isinstance(value, dict):
+            return None
+        kinds = _kinds(kind)
+        read = {name: _read(kinds[name][0], value.get(name)) for name in kinds}
+        return (
+            None if any(read[name] is None for name, (_, needed) in kinds.items() if needed) else kind(**read)
+        )
+    if kind is float:
+        return number(value)
+    if kind is tuple:
+        numbers = tuple(map(number, value)) if isinstance(value, list | tuple) else (None,)
+        return None if None in numbers else numbers
+    return value if isinstance(value, kind) and not isinstance(value, bool) else None
+
+
+def number(value: object) -> float | None:
+    """``value`` as a float, the "nan", "inf" and "-inf" of :func:`finite` included; else None."""
+    if isinstance(value, str):
+        return float(value) if value in ("nan", "inf", "-inf") else None
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    try:
+        return float(value)
+    except OverflowError:  # an integer of hundreds of digits
+        return None
 
 
 def finite(value: Any) -> Any:

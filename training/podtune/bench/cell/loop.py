@@ -1,8 +1,7 @@
 """The one loop that measures every strategy: parity first, warm-up dropped, the device synchronised around
 the clock.
 
-It fills ``record["measurements"]`` as INTERFACES.md (README) names them, plus ``parity``. What could not be
-measured is absent.
+What it returns becomes ``measurements`` of the cell's record.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ from podtune.bench.cell.measure import (
     held_gib,
     host_to_device_gb_per_s,
     is_out_of_memory,
-    spread,
     synchronise,
 )
 from podtune.bench.cell.watchdog import Watchdog
@@ -38,7 +36,7 @@ from podtune.bench.strategies.table import STRATEGIES
 from podtune.plan.hardware import peak_flops
 from podtune.plan.sizes import ResNetSize
 from podtune.run.distributed import World, on_main
-from podtune.run.record import Json
+from podtune.run.record import Communication, Json, Losses, Measurements, MemoryPeaks, Parity, Spread
 
 PARITY_STEPS = 5
 TOLERANCE = {"fp32": 1e-5, "bf16": 2e-2, "fp16": 2e-2, "fp8": 2e-2}
@@ -51,7 +49,6 @@ class Run:
     def __init__(self, options: Options, size: Size, world: World, watchdog: Watchdog) -> None:
         self.options, self.size, self.world, self.watchdog = options, size, world, watchdog
         self.rows: Rows = open_rows(options, size)
-        self.measurements: Json = {}
         self.held: Json = {}
 
     def build_model(self) -> Any:
@@ -76,7 +73,7 @@ class Run:
         return made
 
 
-def measure(run: Run) -> Json:
+def measure(run: Run) -> Measurements:
     """Run one cell and return its measurements. A collective call; rank 0 has them all."""
     options, world = run.options, run.world
     reference = None if options.skip_parity else _reference_losses(run)
@@ -91,34 +88,41 @@ def measure(run: Run) -> Json:
     )
     stepper = _Stepper(run, strategy, batches)
     stepper.step()
-    run.measurements["time_to_first_step_s"] = time.perf_counter() - started
+    time_to_first_step_s = time.perf_counter() - started
     for _ in range(PARITY_STEPS - 1 if reference else 0):
         stepper.step()
-    run.measurements["parity"] = compare_losses(reference, stepper.losses(), options, world)
-    if run.measurements["parity"]["status"] == "failed":
-        return run.measurements
+    parity = compare_losses(reference, stepper.losses(), options, world)
+    if parity.status == "failed":
+        return Measurements(time_to_first_step_s=time_to_first_step_s, parity=parity)
     for _ in range(options.warmup):
         stepper.step()
-    _count_communication(run, stepper)
+    communication = _count_communication(run, stepper)
     memory.restart()
     with Telemetry(world.device) as telemetry:
         seconds = [stepper.timed(options.steps) for _ in range(options.repeats)]
     peaks = _gather(memory.gib(), world)
-    run.measurements["telemetry"] = telemetry.means()
-    if world.is_main:  # whose measurements become the record
-        _speed(run, seconds)
-    if all(peak is not None for peak in peaks):
-        run.measurements["peak_memory_gib"] = {"max": max(peaks), "per_rank": peaks, "what": memory.what}
-    if (rate := host_to_device_gb_per_s(batches[0], world.device)) is not None:
-        run.measurements["h2d_gb_per_s"] = rate
     losses = stepper.losses()
-    run.measurements["loss"] = {"first": losses[0], "last": losses[-1]}
+    measurements = Measurements(
+        time_to_first_step_s=time_to_first_step_s,
+        parity=parity,
+        communication=communication,
+        telemetry=telemetry.means(),
+        # None where the system does not tell
+        peak_memory_gib=None if None in peaks else MemoryPeaks(max(peaks), tuple(peaks), memory.kind),
+        h2d_gb_per_s=host_to_device_gb_per_s(batches[0], world.device),
+        loss=Losses(losses[0], losses[-1]),
+        **(_speed(run, seconds) if world.is_main else {}),  # whose measurements become the record
+    )
     if options.profile or options.memory_snapshot:
         from podtune.bench.cell.profiling import profile_step
 
         run.watchdog.beat("profiling")
-        profile_step(stepper.step, Path(options.output), options, world, run.measurements)
-    return run.measurements
+        profile, exposed = profile_step(stepper.step, Path(options.output), options, world)
+        if profile and communication and exposed is not None:
+            share = exposed / profile["step_s"]
+            communication = replace(communication, seconds_exposed=exposed, share=share)
+        measurements = replace(measurements, profile=profile, communication=communication)
+    return measurements
 
 
 class _Stepper:
@@ -216,33 +220,23 @@ def _losses_of_one_process(run: Run) -> list[float]:
 
 def compare_losses(
     reference: list[float] | None, losses: list[float], options: Options, world: World
-) -> Json:
-    """``parity``: whether the first losses equal one process's, within the precision's tolerance."""
+) -> Parity:
+    """Whether the first losses equal one process's, within the precision's tolerance."""
     if reference is None:
-        return {
-            "status": "skipped",
-            "reason": "asked for" if options.skip_parity else "one process cannot hold the model",
-        }
+        asked_for = options.skip_parity
+        return Parity("skipped", "asked for" if asked_for else "one process cannot hold the model")
     pairs = list(zip(losses, reference, strict=False))
     differences = [abs(loss - expected) / abs(expected) for loss, expected in pairs]
     worst = max(differences) if all(map(math.isfinite, differences)) else math.inf  # NaN is equal to nothing
-    found: Json = {
-        "max_relative_difference": worst,
-        "tolerance": TOLERANCE[options.precision],
-        "steps": len(pairs),
-        "losses": losses[: len(pairs)],
-        "reference_losses": reference,
-    }
+    tolerance = TOLERANCE[options.precision]
+    status, reason = "ok" if worst <= tolerance else "failed", None
     if options.norm == "batch" and world.world_size * options.accumulation * (options.micro_batches or 1) > 1:
-        return {
-            "status": "undefined",
-            "reason": ("batch norm makes every way of splitting the batch another function"),
-            **found,
-        }
-    return {"status": "ok" if worst <= TOLERANCE[options.precision] else "failed", **found}
+        status = "undefined"
+        reason = "batch norm makes every way of splitting the batch another function"
+    return Parity(status, reason, worst, tolerance, len(pairs), tuple(losses[: len(pairs)]), tuple(reference))
 
 
-def _count_communication(run: Run, stepper: _Stepper) -> None:
+def _count_communication(run: Run, stepper: _Stepper) -> Communication | None:
     """Count one untimed step on every rank; what is reported is the rank that sends most."""
     with CountCommunication() as counter:
         stepper.step()
@@ -253,36 +247,43 @@ def _count_communication(run: Run, stepper: _Stepper) -> None:
     }
     by_rank = _gather(counts, run.world)
     if run.world.world_size == 1:
-        return
+        return None
     sent = [sum(counts["sent_bytes"].values()) for counts in by_rank]
     busiest = by_rank[sent.index(max(sent))]
-    run.measurements["communication"] = {
-        "bytes_per_step": max(sent),
-        "bytes_by_collective": busiest["sent_bytes"],
-        "message_bytes_by_collective": busiest["message_bytes"],
-        "calls_by_collective": busiest["calls"],
-        "bytes_per_rank": sent,
+    return Communication(
+        bytes_per_step=max(sent),
+        bytes_by_collective=busiest["sent_bytes"],
+        message_bytes_by_collective=busiest["message_bytes"],
+        calls_by_collective=busiest["calls"],
+        bytes_per_rank=tuple(sent),
+    )
+
+
+def _speed(run: Run, seconds: list[list[float]]) -> dict[str, Any]:
+    """The measurements that follow from the seconds of each step, by their names."""
+    options, world = run.options, run.world
+    timing, rows = Spread.of(*seconds), options.global_batch_size
+    flops = rows * flops_per_row(run.build_model, options.sequence_length)
+    speed: dict[str, Any] = {
+        "steps": timing.n,
+        "samples": timing.n * rows,
+        "step_time_s": timing,
+        "flops_per_step": flops,
     }
-
-
-def _speed(run: Run, seconds: list[list[float]]) -> None:
-    options, world, found = run.options, run.world, run.measurements
-    timing = spread(seconds)
-    steps, rows = timing["n"], options.global_batch_size
-    found["steps"], found["samples"] = steps, steps * rows
-    found["step_time_s"] = timing
-    flops = found["flops_per_step"] = rows * flops_per_row(run.build_model, options.sequence_length)
     if isinstance(run.size, ResNetSize):
-        found["samples_per_s"] = rows / timing["mean"]
+        speed["samples_per_s"] = rows / timing.mean
     else:
         tokens = rows * options.sequence_length
-        found["tokens"] = steps * tokens
-        found["tokens_per_s"] = tokens / timing["mean"]
-        found["flops_per_token"] = flops / tokens
+        speed |= {
+            "tokens": timing.n * tokens,
+            "tokens_per_s": tokens / timing.mean,
+            "flops_per_token": flops / tokens,
+        }
     if world.device_type == "cuda":
         peak = peak_flops(torch.cuda.get_device_name(), options.precision)
         if peak is not None:
-            found["mfu"] = flops / timing["mean"] / (peak * world.world_size)
+            speed["mfu"] = flops / timing.mean / (peak * world.world_size)
+    return speed
 
 
 def _gather(value: Any, world: World) -> list[Any]:

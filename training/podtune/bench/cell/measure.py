@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from podtune.bench.strategies.contract import Batch, BuildModel
+from podtune.run.record import CUDA_PEAK, RESIDENT_PEAK, RESIDENT_PEAK_SINCE_START
 
 GIB = 2**30
 COPIES = 10
@@ -58,7 +59,7 @@ class PeakMemory:
 
     def __init__(self, device: str) -> None:
         self.device = device
-        self.what = "CUDA allocator" if device.startswith("cuda") else "resident peak of the process"
+        self.kind = CUDA_PEAK if device.startswith("cuda") else RESIDENT_PEAK
 
     def restart(self) -> None:
         """Forget the peak so far."""
@@ -68,7 +69,7 @@ class PeakMemory:
         try:
             Path("/proc/self/clear_refs").write_text("5")
         except OSError:
-            self.what = "resident peak of the process since it started"
+            self.kind = RESIDENT_PEAK_SINCE_START
 
     def gib(self) -> float | None:
         """The peak; None where the system does not tell."""
@@ -199,25 +200,3 @@ def _nvml_handle(device: str) -> Any:
     except pynvml.NVMLError:
         return None
     return handle
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    """The value below which ``share`` of the sorted values lie, linearly between neighbours."""
-    ordered = sorted(values)
-    position = share * (len(ordered) - 1)
-    low = int(position)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (position - low) * (ordered[high] - ordered[low])
-
-
-def spread(seconds_by_repeat: list[list[float]]) -> dict[str, Any]:
-    """``step_time_s``: mean, std, p50, p95 and n over all steps of all repeats, and each repeat's median."""
-    every = [second for repeat in seconds_by_repeat for second in repeat]
-    return {
-        "mean": statistics.fmean(every),
-        "std": statistics.stdev(every) if len(every) > 1 else 0.0,
-        "p50": percentile(every, 0.5),
-        "p95": percentile(every, 0.95),
-        "n": len(every),
-        "p50_by_repeat": [percentile(repeat, 0.5) for repeat in seconds_by_repeat],
-    }

@@ -21,13 +21,12 @@ Interval = tuple[float, float]
 
 
 def profile_step(
-    step: Callable[[], None], output: Path, options: Options, world: World, measurements: Json
-) -> None:
-    """Every rank takes the steps; rank 0 writes trace, operators and memory picture, and adds to
-    ``measurements``.
+    step: Callable[[], None], output: Path, options: Options, world: World
+) -> tuple[Json | None, float | None]:
+    """Every rank takes the steps; rank 0 writes trace, operators and memory picture.
 
-    ``communication.seconds_exposed`` and ``share``: the part of the step in which bytes were on their way and
-    nothing was computed.
+    Returns, on rank 0, ``profile`` of the measurements, and with several ranks the seconds of the step in
+    which bytes were on their way and nothing was computed.
     """
     if options.memory_snapshot:
         torch.cuda.memory._record_memory_history()
@@ -36,7 +35,7 @@ def profile_step(
             torch.cuda.memory._dump_snapshot(str(output / SNAPSHOT))  # type: ignore[no-untyped-call]
         torch.cuda.memory._record_memory_history(enabled=None)
     if not options.profile:
-        return
+        return None, None
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if world.device_type == "cuda" else [])
     with profile(activities=activities, record_shapes=True, profile_memory=True) as profiler:
         started = time.perf_counter()
@@ -45,23 +44,21 @@ def profile_step(
             torch.cuda.synchronize()
         seconds = time.perf_counter() - started
     if not world.is_main:
-        return
+        return None, None
     profiler.export_chrome_trace(str(output / TRACE))
     averages = profiler.key_averages()
     by = "self_cuda_time_total" if world.device_type == "cuda" else "self_cpu_time_total"
     (output / OPERATORS).write_text(averages.table(sort_by=by, row_limit=TOP), encoding="utf-8")
     events: list[Json] = json.loads((output / TRACE).read_text(encoding="utf-8"))["traceEvents"]
-    measurements["profile"] = {
+    measured: Json = {
         "trace": TRACE,
         "operators": OPERATORS,
         "step_s": seconds,
         "top_operators": top_operators(averages, world.device_type),
     }
     if draw_memory(events, output / MEMORY):
-        measurements["profile"]["memory_timeline"] = MEMORY
-    if world.world_size > 1:
-        exposed = exposed_seconds(events)
-        measurements["communication"] |= {"seconds_exposed": exposed, "share": exposed / seconds}
+        measured["memory_timeline"] = MEMORY
+    return measured, exposed_seconds(events) if world.world_size > 1 else None
 
 
 def top_operators(averages: Iterable[Any], device_type: str) -> list[Json]:

@@ -23,7 +23,17 @@ from podtune.bench.sweep.sweep import Cell, Expansion, Sweep, code_hash
 from podtune.machine.provenance import provenance
 from podtune.run.distributed import Pod
 from podtune.run.errors import CANNOT_CREATE, PEER_LOST, SOFTWARE, UNAVAILABLE, UserError
-from podtune.run.record import RUN_FILE, Json, Status, emit_record, end_record, new_record, now, write_json
+from podtune.run.record import (
+    RUN_FILE,
+    Json,
+    Measurements,
+    Status,
+    emit_record,
+    end_record,
+    new_record,
+    now,
+    write_json,
+)
 
 CELL_FILE, SWEEP_FILE, LOG_FILE = "cell.json", "sweep.json", "log.txt"
 State = Literal["ok", "oom", "error", "kept"]
@@ -224,14 +234,17 @@ def summary(record: Json) -> str:
     """How a cell went, in a few words."""
     if record.get("status") != "ok":
         return f"{record.get('status', 'no record')}: {' '.join(str(record.get('reason', '')).split())[:160]}"
-    found = record.get("measurements", {})
-    step = found.get("step_time_s", {})
-    speed = (
-        f"{found['tokens_per_s']:,.0f} tokens/s"
-        if "tokens_per_s" in found
-        else f"{found.get('samples_per_s', 0):,.1f} images/s"
-    )
-    return f"{step.get('mean', 0) * 1000:.1f} ms a step (std {step.get('std', 0) * 1000:.1f}), {speed}"
+    measured = Measurements.read(record)
+    step, tokens, samples = measured.step_time_s, measured.tokens_per_s, measured.samples_per_s
+    parts = []
+    if step:
+        spread = "" if step.std is None else f" (std {step.std * 1000:.1f})"
+        parts.append(f"{step.mean * 1000:.1f} ms a step{spread}")
+    if tokens is not None:
+        parts.append(f"{tokens:,.0f} tokens/s")
+    if samples is not None:
+        parts.append(f"{samples:,.1f} images/s")
+    return ", ".join(parts)
 
 
 def _failure(cell: Cell, outcome: Outcome, seconds: float, *, killed_for_memory: bool, log: Path) -> Json:

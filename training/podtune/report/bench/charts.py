@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -287,10 +286,11 @@ def _step_time(cells: Sequence[Cell]) -> Bars:
         Row(
             cell.label,
             cell.key,
-            [_milliseconds(cell.step("mean")), _milliseconds(cell.planned("step_time_s"))],
-            [_milliseconds(cell.step("std")), None],
+            [_milliseconds(step.mean), _milliseconds(cell.planned("step_time_s"))],
+            [_milliseconds(step.std), None],
         )
         for cell in cells
+        if (step := cell.step_time)
     ]
     return Bars(
         "step-time",
@@ -304,11 +304,11 @@ def _step_time(cells: Sequence[Cell]) -> Bars:
 
 def _memory(cells: Sequence[Cell]) -> Bars:
     rows = [Row(cell.label, cell.key, [cell.memory_gib, cell.planned("total_gib")]) for cell in cells]
-    what = {str(cell.measured("peak_memory_gib", "what")) for cell in cells if cell.memory_gib is not None}
+    kinds = {str(peaks.kind) for cell in cells if (peaks := cell.measurements.peak_memory_gib)}
     note = (
-        f"Measured: {', '.join(sorted(what))}, of the fullest process. Plan: weights, gradients, optimizer, "
+        f"Measured: {', '.join(sorted(kinds))}, of the fullest process. Plan: weights, gradients, optimizer, "
         "activations."
-        if what
+        if kinds
         else ""
     )
     return Bars("memory", "Peak memory a process", "GiB", ["measured", "plan"], rows, note=note)
@@ -371,13 +371,14 @@ def breakdown(cell: Cell, group: Group) -> tuple[float, float, float] | None:
     The rest is communication that shows and the strategy's own overhead; None without a single process to
     compare with.
     """
-    alone, mean = group.at("single", 1) or group.at(cell.strategy, 1), cell.step("mean")
-    if alone is None or mean is None or cell.plan is None:
+    one_process, step = group.at("single", 1) or group.at(cell.strategy, 1), cell.step_time
+    alone = one_process.step_time if one_process else None
+    if alone is None or step is None or cell.plan is None:
         return None
     bubble = cell.bubble or 0.0
-    compute = min(mean, (alone.step("mean") or math.nan) / cell.world_size)
-    idle = min(mean - compute, compute * bubble / (1 - bubble))
-    return compute, idle, mean - compute - idle
+    compute = min(step.mean, alone.mean / cell.world_size)
+    idle = min(step.mean - compute, compute * bubble / (1 - bubble))
+    return compute, idle, step.mean - compute - idle
 
 
 def _breakdown(group: Group) -> Bars:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from podtune.report.bench.records import Source
-from podtune.run.record import Json
+from podtune.run.record import Json, Measurements, Spread
 
 # How simple a strategy is to run and to understand: among equals the first is advised.
 SIMPLEST_FIRST = (
@@ -53,12 +54,9 @@ class Cell:
     efficiency: float | None = None
     efficiency_of: str = ""
 
-    def measured(self, *keys: str) -> Any:
-        """A value of ``measurements``, or None."""
-        value: Any = self.record.get("measurements", {})
-        for key in keys:
-            value = value.get(key) if isinstance(value, dict) else None
-        return value
+    @cached_property
+    def measurements(self) -> Measurements:
+        return Measurements.read(self.record)
 
     def planned(self, key: str) -> Any:
         """A value of the plan, or None."""
@@ -80,7 +78,7 @@ class Cell:
     @property
     def parity(self) -> str:
         """ok, failed, skipped, undefined, or unknown."""
-        return str(self.measured("parity", "status") or "unknown")
+        return self.measurements.parity.status if self.measurements.parity else "unknown"
 
     @property
     def fast(self) -> bool:
@@ -89,37 +87,43 @@ class Cell:
 
     @property
     def unit(self) -> str:
-        return "tokens/s" if self.measured("tokens_per_s") is not None else "images/s"
+        return "tokens/s" if self.measurements.tokens_per_s is not None else "images/s"
 
     @property
     def throughput(self) -> float | None:
         """Tokens or images a second over all processes."""
         if not self.fast:
             return None
-        value = self.measured("tokens_per_s")
-        found: float | None = self.measured("samples_per_s") if value is None else value
-        return found
+        measured = self.measurements
+        return measured.samples_per_s if measured.tokens_per_s is None else measured.tokens_per_s
 
-    def step(self, which: str) -> float | None:
-        """mean, std, p50 or p95 of the step time in seconds."""
-        found: float | None = self.measured("step_time_s", which) if self.fast else None
-        return found
+    @property
+    def step_time(self) -> Spread | None:
+        return self.measurements.step_time_s if self.fast else None
+
+    @property
+    def mean_step_s(self) -> float:
+        """Of a cell with a speed: its record was refused if it had no step time."""
+        assert self.step_time is not None
+        return self.step_time.mean
 
     @property
     def noise(self) -> float:
         """How far the mean step time may be off, in seconds: its standard error, or half the range of the
         repeats' medians.
         """
-        repeats: list[float] = self.measured("step_time_s", "p50_by_repeat") or [0.0]
-        count: int = self.measured("step_time_s", "n") or 1
-        return max((self.step("std") or 0.0) / math.sqrt(count), (max(repeats) - min(repeats)) / 2)
+        step = self.step_time
+        if step is None:
+            return 0.0
+        repeats = step.p50_by_repeat or (0.0,)
+        return max((step.std or 0.0) / math.sqrt(step.n), (max(repeats) - min(repeats)) / 2)
 
     def as_fast_as(self, other: Cell) -> bool:
         """True if the two mean step times differ by no more than twice their noise together."""
-        mine, theirs = self.step("mean"), other.step("mean")
+        mine, theirs = self.step_time, other.step_time
         if mine is None or theirs is None:
             return False
-        return abs(mine - theirs) <= 2 * math.hypot(self.noise, other.noise)
+        return abs(mine.mean - theirs.mean) <= 2 * math.hypot(self.noise, other.noise)
 
     @property
     def formula_bytes(self) -> float | None:
@@ -136,16 +140,14 @@ class Cell:
     @property
     def memory_gib(self) -> float | None:
         """Peak of the fullest process."""
-        found: float | None = self.measured("peak_memory_gib", "max") if self.fast else None
-        return found
+        peaks = self.measurements.peak_memory_gib if self.fast else None
+        return peaks.max if peaks else None
 
     @property
     def sent_bytes(self) -> float | None:
         """Counted, of the rank that sends most; None for one process, which has nobody to send to."""
-        found: float | None = (
-            self.measured("communication", "bytes_per_step") if self.fast and self.world_size > 1 else None
-        )
-        return found
+        communication = self.measurements.communication if self.fast and self.world_size > 1 else None
+        return communication.bytes_per_step if communication else None
 
 
 @dataclass

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from podtune.run.errors import NO_INPUT, UserError
-from podtune.run.record import MARKER, RUN_FILE, SCHEMA, Json
+from podtune.run.record import MARKER, RUN_FILE, SCHEMA, Json, Measurements
 
 Collect = Callable[[Iterable[str]], tuple[list[Json], list[str]]]
 
@@ -136,25 +136,26 @@ def fault_of(record: Json) -> str | None:
             return f"'{key}' is {value!r}"
     if record["status"] != "ok":
         return None
-    found = record["measurements"]
-    step = found.get("step_time_s")
-    if not isinstance(step, dict) or not all(_positive(step.get(key)) for key in ("mean", "p50", "p95", "n")):
+    measured = Measurements.read(record)
+    step = measured.step_time_s
+    if step is None or not all(map(_positive, (step.mean, step.p50, step.p95, step.n))):
         return "its status is ok and it has no step time"
-    if not _not_negative(step.get("std")):
-        return f"its step time's std is {step.get('std')!r}"
+    if not (step.n == 1 if step.std is None else _not_negative(step.std)):
+        return f"the standard deviation of its step time is {step.std!r}"
     rows = record["global_batch_size"]
-    for name, per_row in (
-        ("samples_per_s", 1),
-        ("tokens_per_s", record["config"].get("sequence_length") or 0),
-    ):
-        speed = found.get(name)
+    sequence_length = record["config"].get("sequence_length") or 0
+    speeds = (
+        ("samples_per_s", measured.samples_per_s, 1),
+        ("tokens_per_s", measured.tokens_per_s, sequence_length),
+    )
+    for name, speed, per_row in speeds:
         if speed is None:
             continue
         if not _positive(speed):
             return f"{name} is {speed!r}"
-        if not math.isclose(speed * step["mean"], rows * per_row, rel_tol=0.01):
-            return f"{name} {speed:.4g} contradicts its step time {step['mean']:.4g} s and batch of {rows}"
-    if "samples_per_s" not in found and "tokens_per_s" not in found:
+        if not math.isclose(speed * step.mean, rows * per_row, rel_tol=0.01):
+            return f"{name} {speed:.4g} contradicts its step time {step.mean:.4g} s and batch of {rows}"
+    if measured.samples_per_s is None and measured.tokens_per_s is None:
         return "its status is ok and it has no speed"
     return None
 

@@ -69,7 +69,8 @@ def report(folder: Path, planner: Planner, collect: Collect, *, pictures: bool =
 
 def _row(cell: Cell) -> dict[str, Any]:
     """A cell's figures by name: the CSV's columns and the JSON's keys."""
-    sent, formula = cell.sent_bytes, cell.formula_bytes
+    sent, formula, step = cell.sent_bytes, cell.formula_bytes, cell.step_time
+    loss = cell.measurements.loss if cell.fast else None
     return {
         "model": cell.record["model"],
         "strategy": cell.strategy,
@@ -78,19 +79,19 @@ def _row(cell: Cell) -> dict[str, Any]:
         "parity": cell.parity,
         "throughput": cell.throughput,
         "unit": cell.unit if cell.throughput is not None else None,
-        "step_time_mean_s": cell.step("mean"),
-        "step_time_std_s": cell.step("std"),
-        "step_time_p50_s": cell.step("p50"),
-        "step_time_p95_s": cell.step("p95"),
+        "step_time_mean_s": step.mean if step else None,
+        "step_time_std_s": step.std if step else None,
+        "step_time_p50_s": step.p50 if step else None,
+        "step_time_p95_s": step.p95 if step else None,
         "step_time_plan_s": cell.planned("step_time_s"),
-        "mfu": cell.measured("mfu") if cell.fast else None,
+        "mfu": cell.measurements.mfu if cell.fast else None,
         "efficiency": cell.efficiency,
         "peak_memory_gib": cell.memory_gib,
         "peak_memory_plan_gib": cell.planned("total_gib"),
         "bytes_per_step": sent,
         "bytes_per_step_formula": formula,
         "bubble_formula": cell.bubble,
-        "loss_last": cell.measured("loss", "last") if cell.fast else None,
+        "loss_last": loss.last if loss else None,
         "precision": cell.record["config"].get("precision"),
         "global_batch_size": cell.record.get("global_batch_size"),
         "commit": (cell.record.get("provenance") or {}).get("git_sha"),
@@ -120,8 +121,10 @@ def _speed_table(one: Group, name: Callable[[Cell], str]) -> Table:
     ]
     rows: list[list[TableCell]] = []
     for cell in one.measured:
-        times = [_times(cell.step(which), 1000) for which in ("mean", "std", "p50", "p95")]
-        shares = [_times(cell.efficiency, 100), _times(cell.measured("mfu"), 100)]
+        step = cell.step_time
+        seconds = (step.mean, step.std, step.p50, step.p95) if step else (None,) * 4
+        times = [_times(value, 1000) for value in seconds]
+        shares = [_times(cell.efficiency, 100), _times(cell.measurements.mfu, 100)]
         rows.append(
             [
                 name(cell),

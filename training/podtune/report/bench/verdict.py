@@ -32,9 +32,9 @@ def advice(group: Group) -> list[str]:
 
 def _alone(single: Cell, cells: Sequence[Cell]) -> list[str]:
     """With one process nothing is distributed, and what a strategy loses is its machinery's cost."""
-    speed = f"{shown(single.throughput)} {single.unit}, {shown((single.step('mean') or 0) * 1000)} ms a step"
+    speed = f"{shown(single.throughput)} {single.unit}, {shown(single.mean_step_s * 1000)} ms a step"
     costs = {
-        cell.strategy: (cell.step("mean") or 0) / (single.step("mean") or 1) - 1
+        cell.strategy: cell.mean_step_s / single.mean_step_s - 1
         for cell in cells
         if cell is not single and not cell.as_fast_as(single)
     }
@@ -43,7 +43,7 @@ def _alone(single: Cell, cells: Sequence[Cell]) -> list[str]:
         for name, cost in sorted(costs.items(), key=lambda item: item[1])
         if cost > CLEAR_LOSS
     ]
-    least = min(cells, key=lambda cell: cell.step("p50") or 0)
+    least = min(cells, key=lambda cell: cell.step_time.p50 if cell.step_time else 0.0)
     machinery = (
         f" The machinery alone costs {_list(dear)} of the step."
         if dear
@@ -64,7 +64,7 @@ def _advice_at(world_size: int, cells: Sequence[Cell]) -> list[str]:
     )
     chosen = equals[0]
     processes = "one process" if world_size == 1 else f"{world_size} processes"
-    speed = f"{shown(chosen.throughput)} {chosen.unit}, {shown((chosen.step('mean') or 0) * 1000)} ms a step"
+    speed = f"{shown(chosen.throughput)} {chosen.unit}, {shown(chosen.mean_step_s * 1000)} ms a step"
     others = [cell.strategy for cell in equals[1:]]
     if len(cells) == 1:
         return [f"With {processes} only {chosen.strategy} was measured: {speed}."]
@@ -158,7 +158,9 @@ def cautions(group: Group) -> list[str]:
             "were disturbed. Measure again."
         )
     restless = [
-        cell.label for cell in group.measured if (cell.step("std") or 0) > RESTLESS * (cell.step("mean") or 1)
+        cell.label
+        for cell in group.measured
+        if (step := cell.step_time) and (step.std or 0.0) > RESTLESS * step.mean
     ]
     if restless:
         lines.append(
@@ -197,14 +199,10 @@ def failures(cells: Sequence[Cell]) -> list[tuple[Cell, str]]:
     for cell in cells:
         if cell.throughput is None:
             reason = " ".join(str(cell.record.get("reason") or "").split())
-            if cell.parity == "failed":
-                difference, tolerance = (
-                    cell.measured("parity", "max_relative_difference"),
-                    cell.measured("parity", "tolerance"),
-                )
+            if (parity := cell.measurements.parity) and parity.status == "failed":
                 reason = (
-                    f"parity: failed, losses differ by {shown(difference)} where {shown(tolerance)} is "
-                    "allowed"
+                    f"parity: failed, losses differ by {shown(parity.max_relative_difference)} where "
+                    f"{shown(parity.tolerance)} is allowed"
                 )
             found.append((cell, f"{cell.record['status']}: {reason or 'no reason given'}"))
     return found

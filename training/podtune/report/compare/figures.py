@@ -10,8 +10,8 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from podtune.report.runs.runs import Curve, Run, number
-from podtune.run.record import Json
+from podtune.report.runs.runs import Curve, Run
+from podtune.run.record import Json, Losses
 
 SHARES = (0.25, 0.5, 0.75, 1.0)
 COMPARED = (("eval", "loss"), ("eval", "mean_token_accuracy"), ("train", "loss"))
@@ -100,34 +100,30 @@ def at_equal(runs: Sequence[Run], axis: str) -> list[Json]:
 def final_figures(run: Run) -> Json:
     """The figures at the end of a run; what was not measured is None."""
     mean, _, count = train_end(run)
-    found: Json = {
-        "steps": run.measured("steps") or _whole(run.last("train", "step")),
-        "tokens": run.measured("tokens") or _whole(run.last("train", "tokens")),
+    measured = run.measurements
+    loss, step_time, peaks = measured.loss or Losses(), measured.step_time_s, measured.peak_memory_gib
+    figures: Json = {
+        "steps": measured.steps or _whole(run.last("train", "step")),
+        "tokens": measured.tokens or _whole(run.last("train", "tokens")),
         "seconds": run.seconds(),
-        "eval loss": run.last("eval", "loss")
-        if run.entries.get("eval")
-        else number(run.measured("loss", "eval")),
+        "eval loss": run.last("eval", "loss") if run.entries.get("eval") else loss.eval,
         "best eval loss": run.best("eval", "loss"),
         "eval perplexity": run.last("eval", "perplexity"),
         "eval mean_token_accuracy": run.last("eval", "mean_token_accuracy"),
-        "train loss": run.last("train", "loss")
-        if run.entries.get("train")
-        else number(run.measured("loss", "last")),
+        "train loss": run.last("train", "loss") if run.entries.get("train") else loss.last,
         "train loss, mean of the last tenth": mean if count > 1 else None,
-        "tokens_per_s": number(run.measured("tokens_per_s")),
-        "samples_per_s": number(run.measured("samples_per_s")),
-        "step_time_s p50": number(run.measured("step_time_s", "p50")),
-        "step_time_s p95": number(run.measured("step_time_s", "p95")),
-        "mfu": number(run.measured("mfu")),
-        "peak_memory_gib": number(run.measured("peak_memory_gib", "max")),
+        "tokens_per_s": measured.tokens_per_s,
+        "samples_per_s": measured.samples_per_s,
+        "step_time_s p50": step_time.p50 if step_time else None,
+        "step_time_s p95": step_time.p95 if step_time else None,
+        "mfu": measured.mfu,
+        "peak_memory_gib": peaks.max if peaks else None,
     }
-    answers = flat(run.measured("answers"))
-    found |= {
+    return figures | {
         f"answers {key}": value
-        for key, value in answers.items()
+        for key, value in flat(measured.answers).items()
         if key.endswith(("exact_match", "loss", "perplexity"))
     }
-    return found
 
 
 def _whole(value: float | None) -> int | None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from podtune.report.compare.figures import by_place, flat, interpolate, settings, train_end
-from podtune.report.runs.runs import Run, number
+from podtune.report.runs.runs import Run
 from podtune.run.record import Json
 
 LAST_EVALUATIONS = 8
@@ -195,13 +195,13 @@ def speed(runs: Sequence[Run], names: Sequence[str]) -> Json | None:
     """Which is faster, and whether by more than the spread of its steps (the standard error of their
     mean).
     """
-    key = next(
-        (key for key in ("tokens_per_s", "samples_per_s") if all(number(run.measured(key)) for run in runs)),
-        None,
-    )
-    if key is None:
+    measured = [run.measurements for run in runs]
+    for key in ("tokens_per_s", "samples_per_s"):
+        rates = [rate for one in measured if (rate := getattr(one, key))]
+        if len(rates) == len(runs):
+            break
+    else:
         return None
-    rates = [number(run.measured(key)) or 0.0 for run in runs]
     errors = [_relative_error(run) for run in runs]
     order = sorted(range(len(rates)), key=rates.__getitem__, reverse=True)
     best, second = order[0], order[1]
@@ -232,5 +232,7 @@ def speed(runs: Sequence[Run], names: Sequence[str]) -> Json | None:
 
 def _relative_error(run: Run) -> float | None:
     """Standard error of the mean step time, relative to it."""
-    mean, std, count = (number(run.measured("step_time_s", key)) for key in ("mean", "std", "n"))
-    return std / math.sqrt(count) / mean if mean and std is not None and count else None
+    step_time = run.measurements.step_time_s
+    if step_time is None or step_time.std is None or not (step_time.mean and step_time.n):
+        return None
+    return step_time.std / math.sqrt(step_time.n) / step_time.mean

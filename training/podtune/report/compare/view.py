@@ -11,7 +11,7 @@ from typing import Any
 from podtune.report.draw.page import Section, bullets, page, paragraph
 from podtune.report.draw.plots import Series, bar_chart, line_chart
 from podtune.report.draw.tables import Cell, Column, Table, duration, shown
-from podtune.report.runs.runs import Run, number
+from podtune.report.runs.runs import Run
 from podtune.run.record import Json
 
 AT = {"step": "at equal steps", "tokens": "at equal tokens", "time": "at equal time since the start"}
@@ -227,10 +227,9 @@ def _memory_chart(runs: Sequence[Run], names: Sequence[str]) -> str:
                 for index, (run, name) in enumerate(zip(runs, names, strict=True))
             ]
             return line_chart("Memory", x="step", y=label, series=series)
-    peaks = [
-        (name, number(run.measured("peak_memory_gib", "max"))) for run, name in zip(runs, names, strict=True)
-    ]
-    return bar_chart("Peak memory", y="GiB, of the largest rank", bars=peaks)
+    peaks = [run.measurements.peak_memory_gib for run in runs]
+    bars = [(name, peak.max if peak else None) for name, peak in zip(names, peaks, strict=True)]
+    return bar_chart("Peak memory", y="GiB, of the largest rank", bars=bars)
 
 
 def _wide(series: Sequence[Series]) -> bool:

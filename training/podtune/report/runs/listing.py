@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from podtune.report.draw.tables import Column, Table, duration
-from podtune.report.runs.runs import Run, load_run, number, progress, unique_names
+from podtune.report.runs.runs import Run, load_run, progress, unique_names
 from podtune.run.errors import USAGE, UserError, near
-from podtune.run.record import Json
+from podtune.run.record import Json, Losses, number
 
 FIELDS = (
     "name", "mode", "model", "strategy", "world", "status", "steps", "tokens", "tokens_per_s",
@@ -49,7 +49,8 @@ def _row(run: Run, name: str) -> Row:
     record, seconds = run.record, run.seconds()
     status = run.status
     world = record.get("world_size")
-    steps, tokens = run.measured("steps"), run.measured("tokens")
+    measured = run.measurements
+    loss = measured.loss or Losses()
     values: dict[str, Any] = {
         "name": name,
         "mode": record.get("mode"),
@@ -57,18 +58,16 @@ def _row(run: Run, name: str) -> Row:
         "strategy": record.get("strategy"),
         "world": world,
         "status": status,
-        "steps": steps if steps is not None else _whole(run.last("train", "step")),
-        "tokens": tokens if tokens is not None else _whole(run.last("train", "tokens")),
-        "tokens_per_s": run.measured("tokens_per_s") or run.last("train", "tokens_per_s"),
+        "steps": measured.steps if measured.steps is not None else _whole(run.last("train", "step")),
+        "tokens": measured.tokens if measured.tokens is not None else _whole(run.last("train", "tokens")),
+        "tokens_per_s": measured.tokens_per_s or run.last("train", "tokens_per_s"),
         "loss": _first(
-            run.measured("loss", "eval"),
+            loss.eval,
             run.last("eval", "loss"),
-            run.measured("loss", "last"),
+            loss.last,
             run.last("train", "loss"),
         ),
-        "best_loss": min(
-            filter(None, (run.best("eval", "loss"), number(run.measured("loss", "eval")))), default=None
-        ),
+        "best_loss": min(filter(None, (run.best("eval", "loss"), loss.eval)), default=None),
         "seconds": seconds,
         "device_hours": seconds / 3600 * world if seconds is not None and isinstance(world, int) else None,
         "age_s": time.time() - run.started_at,

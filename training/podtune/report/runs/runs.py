@@ -14,13 +14,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from podtune.run.collection import without_collection
 from podtune.run.errors import DATA, NO_INPUT, UserError
 from podtune.run.follow import state
 from podtune.run.heartbeat import STALE_S, read_beat
-from podtune.run.record import METRICS_FILE, RUN_FILE, SCHEMA, Json
+from podtune.run.record import METRICS_FILE, RUN_FILE, SCHEMA, Json, Losses, Measurements, number
 
 AXES = {"step": "step", "tokens": "tokens", "time": "time since start (s)"}
 Curve = tuple[list[float], list[float]]
@@ -59,12 +58,10 @@ class Run:
         """Seconds since the epoch."""
         return timestamp(self.record.get("started_at"))
 
-    def measured(self, *keys: str) -> Any:
-        """A value of ``measurements`` by its path, or None."""
-        found: Any = self.record.get("measurements") or {}
-        for key in keys:
-            found = found.get(key) if isinstance(found, dict) else None
-        return found
+    @property
+    def measurements(self) -> Measurements:
+        """What the record says was measured."""
+        return Measurements.read(self.record)
 
     def last(self, split: str, metric: str) -> float | None:
         """The last recorded value, NaN included, or None."""
@@ -245,13 +242,14 @@ def _check(run: Run) -> None:
     if run.status in ("running", "died"):
         return
     where = run.path / RUN_FILE
-    recorded, steps = run.measured("steps"), [int(entry["step"]) for entry in run.entries.get("train", [])]
-    if isinstance(recorded, int) and steps and steps[-1] > recorded:
+    measured, steps = run.measurements, [int(entry["step"]) for entry in run.entries.get("train", [])]
+    recorded, loss = measured.steps, measured.loss or Losses()
+    if recorded is not None and steps and steps[-1] > recorded:
         run.problems.append(
             f"{where}: contradicts {METRICS_FILE}: {recorded} steps, but there is a line of step {steps[-1]}"
         )
-    for split, key in (("train", "last"), ("eval", "eval")):
-        said, found = number(run.measured("loss", key)), run.last(split, "loss")
+    for split, said in (("train", loss.last), ("eval", loss.eval)):
+        found = run.last(split, "loss")
         if (
             said is not None
             and found is not None
@@ -323,10 +321,3 @@ def timestamp(value: object) -> float:
         return datetime.datetime.fromisoformat(str(value)).timestamp()
     except ValueError:
         return math.nan
-
-
-def number(value: object) -> float | None:
-    """``value`` as a float, its "nan" and "inf" strings included; None for anything else."""
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
-    return float(value) if isinstance(value, str) and value in ("nan", "inf", "-inf") else None

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from podtune.report.draw.tables import duration, shown
-from podtune.report.runs.runs import Run, load_run, number, progress
+from podtune.report.runs.runs import Run, load_run, progress
 from podtune.run.follow import MetricsTail
 from podtune.run.log_lines import is_slow, per_pod, waits_for_data
-from podtune.run.record import RUN_FILE, Json
+from podtune.run.record import RUN_FILE, Json, number
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -136,7 +136,7 @@ class View(ABC):
         for entry in reversed(self.run.entries.get("eval", [])):
             if isinstance(entry.get("sample"), str):
                 return str(entry["sample"])
-        samples = self.run.measured("answers", "samples")
+        samples = (self.run.measurements.answers or {}).get("samples")
         if isinstance(samples, list) and samples and isinstance(samples[-1], dict):
             return f"{samples[-1].get('prompt', '')} → {samples[-1].get('tuned', '')}"
         return None

@@ -5,7 +5,6 @@ Rank 0.
 from __future__ import annotations
 
 import math
-import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -16,7 +15,7 @@ import psutil
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from podtune.run.log_lines import eval_line, start_line, train_line
-from podtune.run.record import MetricsLog
+from podtune.run.record import Losses, Measurements, MetricsLog, Spread
 from podtune.sft.train.meter import Meter, system_metrics
 
 
@@ -127,35 +126,23 @@ class Progress(TrainerCallback):  # type: ignore[misc]
             self._display.stop()
             self._log.close()
 
-    def measurements(self) -> dict[str, Any]:
-        """The record's measurements that this process can know alone. Step times leave out the first two
-        steps.
+    def measurements(self) -> Measurements:
+        """What this process can know alone. Step times leave out the first two steps, speed the first
+        logging step.
         """
         times = self.step_times[2:] or self.step_times
         windows = self._windows[1:] or self._windows
-        found: dict[str, Any] = {
-            "steps": self._from_step + len(self.step_times),
-            "tokens": self._tokens,
-            "loss": self.losses,
-        }
-        if self._seen:
-            found["samples"] = samples_seen(*self._seen, self._rows)
-        if windows:
-            found["tokens_per_s"] = sum(tokens for tokens, _ in windows) / sum(
-                seconds for _, seconds in windows
-            )
-        if times:
-            ordered = sorted(times)
-            found["step_time_s"] = {
-                "mean": statistics.fmean(times),
-                "std": statistics.pstdev(times),
-                "p50": statistics.median(ordered),
-                "p95": ordered[min(len(ordered) - 1, math.ceil(0.95 * len(ordered)) - 1)],
-                "n": len(times),
-            }
-        if self.time_to_first_step_s is not None:
-            found["time_to_first_step_s"] = self.time_to_first_step_s
-        return found
+        return Measurements(
+            steps=self._from_step + len(self.step_times),
+            tokens=self._tokens,
+            loss=Losses(**self.losses) if self.losses else None,
+            samples=samples_seen(*self._seen, self._rows) if self._seen else None,
+            tokens_per_s=sum(tokens for tokens, _ in windows) / sum(seconds for _, seconds in windows)
+            if windows
+            else None,
+            step_time_s=Spread.of(times) if times else None,
+            time_to_first_step_s=self.time_to_first_step_s,
+        )
 
 
 def samples_seen(args: TrainingArguments, steps: int, rows: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,18 @@ from podtune.run.distributed import World
 from podtune.run.errors import UserError, exit_code, out_of_memory, warn
 from podtune.run.heartbeat import Claim, Heartbeat
 from podtune.run.log_lines import head_line
-from podtune.run.record import Status, emit_record, end_record, new_record, now, write_json
+from podtune.run.record import (
+    CUDA_PEAK,
+    RESIDENT_PEAK_SINCE_START,
+    Measurements,
+    MemoryPeaks,
+    Status,
+    emit_record,
+    end_record,
+    new_record,
+    now,
+    write_json,
+)
 from podtune.sft.train.meter import Meter
 from podtune.sft.train.progress import Progress, repeated_rows
 
@@ -156,10 +168,9 @@ class Run:
             *earlier.get("attempts", []),
             {"started_at": now(), "from_step": self.step},
         ]
-        if first := earlier.get("measurements", {}).get("loss"):
-            self.progress.losses |= {
-                key: value for key, value in first.items() if key in ("first", "eval_first")
-            }
+        if first := Measurements.read(earlier).loss:
+            losses = {"first": first.first, "eval_first": first.eval_first}
+            self.progress.losses |= {key: loss for key, loss in losses.items() if loss is not None}
         self._write()
         self._heartbeat = Heartbeat(self.output_dir)
         self.progress.on_step = self._heartbeat.step
@@ -223,16 +234,16 @@ class Run:
         self.step = trainer.state.global_step
         if not self.world.is_main:
             return
-        found = self.progress.measurements() | {"steps": self.step, "tokens": tokens}
-        found["peak_memory_gib"] = {
-            "max": max(peaks),
-            "per_rank": peaks,
-            "kind": "allocator" if self.world.device_type == "cuda" else "resident",
-        }
-        found |= trainer.utilisation(
-            found.get("tokens_per_s"), max(1, self.rows.facts["tokens"] // self.rows.facts["rows"])
-        )
-        self.record["measurements"] = found
+        measurements = self.progress.measurements()
+        rows = self.rows.facts
+        kind = CUDA_PEAK if self.world.device_type == "cuda" else RESIDENT_PEAK_SINCE_START
+        self.record["measurements"] = replace(
+            measurements,
+            steps=self.step,
+            tokens=tokens,
+            peak_memory_gib=MemoryPeaks(max(peaks), tuple(peaks), kind),
+            **trainer.utilisation(measurements.tokens_per_s, max(1, rows["tokens"] // rows["rows"])),
+        ).to_json()
 
     def end(self, status: Status, code: int, reason: str = "") -> None:
         """Close the record on the volume, in Aim and on stdout, and say how it went. Rank 0."""
@@ -257,7 +268,7 @@ class Run:
     def failed(self, error: BaseException) -> None:
         """Close the record after ``error``; whatever was measured until then stays in it."""
         if self.record and self.record["status"] == "running":
-            self.record["measurements"] = self.progress.measurements()
+            self.record["measurements"] = self.progress.measurements().to_json()
             self.end("oom" if out_of_memory(error) else "error", exit_code(error), str(error)[:2000])
 
     def answer(self) -> None:
@@ -284,14 +295,14 @@ class Run:
 
     def summary(self) -> list[str]:
         """The closing lines for people."""
-        found, status = self.record["measurements"], self.record["status"]
-        loss = found.get("loss", {})
-        speed = f", {found['tokens_per_s']:,.0f} tokens/s" if "tokens_per_s" in found else ""
-        lines = [f"{status}: {found.get('steps', 0)} steps, {found.get('tokens', 0):,} tokens{speed}"]
+        measured, status = Measurements.read(self.record), self.record["status"]
+        loss = measured.loss
+        speed = f", {measured.tokens_per_s:,.0f} tokens/s" if measured.tokens_per_s is not None else ""
+        lines = [f"{status}: {measured.steps or 0} steps, {measured.tokens or 0:,} tokens{speed}"]
         if self.record["reason"]:
             lines.append(self.record["reason"])
-        if "eval" in loss:
-            lines.append(f"eval loss {loss['eval_first']:.4f} -> {loss['eval']:.4f}")
+        if loss and loss.eval_first is not None and loss.eval is not None:
+            lines.append(f"eval loss {loss.eval_first:.4f} -> {loss.eval:.4f}")
         if status == "ok":
             lines.append(f"model   {self.output_dir / 'final'}")
         lines.append(f"record  {self.output_dir / 'run.json'}, {self.output_dir / 'metrics.jsonl'}")

@@ -319,7 +319,7 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
             dist.all_gather_object(peaks, peak)
         return peaks
 
-    def utilisation(self, tokens_per_s: float | None, mean_length: int) -> dict[str, float]:
+    def utilisation(self, tokens_per_s: float | None, mean_length: int) -> dict[str, Any]:
         """``flops_per_token`` at rows of ``mean_length`` tokens and, where the hardware's peak is known,
         ``mfu``.
         """
