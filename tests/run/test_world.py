@@ -2,7 +2,7 @@
 
 import pytest
 
-from podtune.run.distributed import World, read_world
+from podtune.run.distributed import World, read_world, setup_distributed, why_no_cuda
 from podtune.run.errors import UserError
 
 TORCHRUN = {
@@ -35,3 +35,41 @@ def test_a_contradiction_is_named(env: dict[str, str], complaint: str) -> None:
     with pytest.raises(UserError, match=complaint) as caught:
         read_world(env)
     assert 64 <= caught.value.code <= 78
+
+
+@pytest.mark.parametrize("promised", ["1", "8"])
+def test_gpus_that_were_promised_and_cannot_be_used_are_an_error_with_torchs_reason(
+    promised: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    monkeypatch.setenv("PODTUNE_GPUS_PER_POD", promised)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    error = "CUDA driver initialization failed, error 802: system not yet initialized"
+
+    def init() -> None:
+        raise RuntimeError(error)
+
+    monkeypatch.setattr(torch.cuda, "init", init)
+    with pytest.raises(UserError, match=f"{promised} GPUs? promised.*CUDA can use none: {error}") as caught:
+        setup_distributed()
+    assert caught.value.code == 69
+    assert setup_distributed(use_cpu=True).device_type == "cpu", "asked for, the CPU is used"
+
+
+def test_fewer_usable_gpus_than_promised_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setenv("PODTUNE_GPUS_PER_POD", "8")
+    for name, value in (("is_available", True), ("device_count", 7), ("init", None)):
+        monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
+    with pytest.raises(UserError, match=r"8 GPUs promised.* CUDA can use 7"):
+        setup_distributed()
+
+
+def test_torchs_own_reason_is_told() -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    assert "NVIDIA" in why_no_cuda() or "CUDA" in why_no_cuda()

@@ -207,3 +207,30 @@ def test_the_cpu_attends_row_by_row_and_says_why() -> None:
     chosen = choose_attention("cpu")
     assert chosen.implementation == PER_ROW
     assert "row" in chosen.reason
+
+
+@pytest.mark.parametrize("names_sharing", [True, False])
+def test_the_variable_length_kernel_is_called_in_the_words_of_its_torch(
+    names_sharing: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch 2.11 has no ``enable_gqa``."""
+    from torch.nn.attention import varlen
+
+    called: dict[str, Any] = {}
+
+    def newer(q: Any, k: Any, v: Any, a: Any, b: Any, m: int, n: int, *, scale: Any, window_size: Any,
+              enable_gqa: bool = False) -> torch.Tensor:  # fmt: skip
+        called.update(scale=scale, window_size=window_size, enable_gqa=enable_gqa)
+        return torch.empty_like(q)
+
+    def older(
+        q: Any, k: Any, v: Any, a: Any, b: Any, m: int, n: int, *, scale: Any, window_size: Any
+    ) -> torch.Tensor:
+        called.update(scale=scale, window_size=window_size)
+        return torch.empty_like(q)
+
+    monkeypatch.setattr(varlen, "varlen_attn", newer if names_sharing else older)
+    query, key = torch.empty(1, 4, 9, 8), torch.empty(1, 2, 9, 8)
+    out = attention._varlen(query, key, key, boundaries((4, 5)), 5, 0.5, 3)
+    assert out.shape == (1, 9, 4, 8)
+    assert called == {"scale": 0.5, "window_size": (2, 0)} | ({"enable_gqa": True} if names_sharing else {})

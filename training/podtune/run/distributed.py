@@ -12,12 +12,14 @@ import os
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
-from podtune.run.errors import CONFIG, UNAVAILABLE, PeerLost, UserError
+from podtune.run.errors import CONFIG, UNAVAILABLE, PeerLost, UserError, out_of_memory, out_of_space
 
 T = TypeVar("T")
 DEFAULT_TIMEOUT_S = 600.0
+GPUS_PER_POD = "PODTUNE_GPUS_PER_POD"  # what the chart promises a pod
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,18 @@ class World:
     def device(self) -> str:
         """The torch device of this process, ``cuda:1`` or ``cpu``."""
         return f"cuda:{self.local_rank}" if self.device_type == "cuda" else self.device_type
+
+    @property
+    def gpu_path(self) -> bool:
+        """True where training takes the branch that a GPU takes: on one, or where it is forced."""
+        return self.device_type == "cuda" or forced_gpu_path()
+
+
+def forced_gpu_path() -> bool:
+    """True under PODTUNE_FORCE_GPU_PATH=1, by which tests run on a CPU what otherwise only a GPU runs: the
+    fused head on scored rows, bf16 and activation checkpointing by default, verdicts one step late.
+    """
+    return os.environ.get("PODTUNE_FORCE_GPU_PATH") == "1"
 
 
 def read_world(env: Mapping[str, str] = os.environ) -> World:
@@ -160,18 +174,18 @@ def setup_distributed(timeout_s: float = DEFAULT_TIMEOUT_S, *, use_cpu: bool = F
     """Open the default process group and return this process's :class:`World`.
 
     A single process without torchrun opens none. ``timeout_s`` bounds the rendezvous and every collective; it
-    is passed here, before accelerate looks, because accelerate drops it on the CPU. With more processes than
-    GPUs on a node the CPU is never silently used: that is an error.
+    is passed here, before accelerate looks, because accelerate drops it on the CPU. A CPU never stands in for
+    GPUs that were promised and cannot be used: that is an error.
 
     Raises:
-        UserError: the environment contradicts itself or there are too few GPUs.
+        UserError: the environment contradicts itself, or there are too few GPUs that CUDA can open.
         PeerLost: the others did not arrive within ``timeout_s``; says whom this process waited for.
     """
     import torch
     import torch.distributed as dist
 
     world = read_world()
-    device_type = "cuda" if torch.cuda.is_available() and not use_cpu else "cpu"
+    device_type = "cpu" if use_cpu else _device_type()
     if device_type == "cuda":
         if world.local_rank >= torch.cuda.device_count():
             raise UserError(
@@ -211,6 +225,49 @@ def setup_distributed(timeout_s: float = DEFAULT_TIMEOUT_S, *, use_cpu: bool = F
             "(GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME)"
         ) from error
     return world
+
+
+def _device_type() -> str:
+    """``cuda`` where it works, ``cpu`` where no GPU is expected.
+
+    Raises:
+        UserError: fewer usable GPUs than the pod was promised (PODTUNE_GPUS_PER_POD), or devices that CUDA
+            cannot open, with torch's own reason; the same job on the CPU would take a thousand times as long.
+    """
+    import torch
+
+    usable = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    promised = promised_gpus()
+    # a GPU that is hidden on purpose is not expected
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    devices = 0 if hidden else len(list(Path("/dev").glob("nvidia[0-9]*")))
+    if usable < promised or (devices and not usable):
+        count = promised or devices
+        there = f"promised to this pod ({GPUS_PER_POD})" if promised else "on this machine"
+        raise UserError(
+            f"{count} GPU{'s' if count > 1 else ''} {there}, and CUDA can use {usable or 'none'}: "
+            f"{why_no_cuda()}",
+            where=socket.gethostname(),
+            fix="podtune doctor looks at driver and devices; or ask for the CPU: --use_cpu (--cpu)",
+            code=UNAVAILABLE,
+        )
+    return "cuda" if usable else "cpu"
+
+
+def promised_gpus() -> int:
+    """GPUs that whoever started this pod says it has, 0 where nothing is said."""
+    return _integer(os.environ, GPUS_PER_POD, 0)
+
+
+def why_no_cuda() -> str:
+    """Torch's own reason why CUDA cannot be used, on one line; ``torch.cuda.is_available`` swallows it."""
+    import torch
+
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+    except (RuntimeError, AssertionError) as error:
+        return " ".join(str(error).split())[:300]
+    return "the others are hidden (CUDA_VISIBLE_DEVICES)"
 
 
 def _store_of_a_restart(world: World, timeout: datetime.timedelta) -> dict[str, Any]:
@@ -270,26 +327,47 @@ def on_main(world: World, function: Callable[[], T]) -> T:
     return result
 
 
+# How CUDA says that this GPU is broken: the same job runs on another one. The words of
+# cudaGetErrorString and of NVML.
+BROKEN_GPU = (
+    "uncorrectable ECC error",
+    "uncorrectable NVLink error",
+    "unspecified launch failure",
+    "hardware stack error",
+    "busy or unavailable",
+    "fallen off the bus",
+    "GPU is lost",
+    "CUDA error: unknown error",
+)
+PEER_SIGNS = (
+    "Connection closed by peer",
+    "Connection reset",
+    "Timed out waiting",
+    "Broken pipe",
+    "NCCL",
+    "wait timeout",
+    "collective operation",
+)
+
+
 def peer_failure(error: BaseException) -> PeerLost | None:
-    """``error`` as a :class:`PeerLost` if it is how a collective reports a dead, hung or unreachable rank;
-    else None.
+    """``error`` as a :class:`PeerLost` if a restart (elsewhere) may mend it: a dead, hung or unreachable
+    rank, or a GPU that broke.
+
+    None for everything else, full memory and full /dev/shm included, of which NCCL tells in its own words:
+    they are full in every attempt.
     """
     if isinstance(error, PeerLost):
         return error
     import torch.distributed as dist
 
     text = str(error)
-    signs = (
-        "Connection closed by peer",
-        "Connection reset",
-        "Timed out waiting",
-        "Broken pipe",
-        "NCCL",
-        "wait timeout",
-        "collective operation",
-    )
+    if isinstance(error, UserError) or out_of_memory(error) or out_of_space(error):
+        return None
+    if isinstance(error, RuntimeError) and any(sign in text for sign in BROKEN_GPU):
+        return PeerLost(f"a GPU of {socket.gethostname()} failed: {text.splitlines()[0][:300]}")
     if isinstance(error, dist.DistError) or (
-        isinstance(error, RuntimeError) and any(sign in text for sign in signs)
+        isinstance(error, RuntimeError) and any(sign in text for sign in PEER_SIGNS)
     ):
         return PeerLost(f"another rank died or stopped answering: {text.splitlines()[0][:300]}")
     return None

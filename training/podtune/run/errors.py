@@ -76,7 +76,9 @@ def report(error: BaseException, *, rank: int | None = None) -> int:
             "\n  fix: a smaller per_device_train_batch_size or max_length, activation_checkpointing, LoRA, "
             "or --strategy fsdp on more GPUs"
         )
-    if out_of_space(error):
+    if out_of_space(error) and "/dev/shm" in text:
+        text += "\n  fix: give the pod more shared memory: shm.sizeLimit in the chart, --shm-size in Docker"
+    elif out_of_space(error):
         text += (
             "\n  fix: free space or enlarge the volume (persistence.output.size), or lower save_total_limit; "
             "complete checkpoints are kept "
@@ -109,11 +111,24 @@ def exit_code(error: BaseException) -> int:
     return 1
 
 
+#: how the libraries under torch say that a GPU's memory is full, in errors of other types than torch's own
+OUT_OF_MEMORY_SIGNS = (
+    "CUDA out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "CUDA error: out of memory",
+    "'out of memory'",  # NCCL quotes CUDA
+    "Triton Error [CUDA]: out of memory",
+)
+
+
 def out_of_memory(error: BaseException) -> bool:
-    """True for torch's OutOfMemoryError (by name, so that torch need not be loaded) and Python's
-    MemoryError.
+    """True for full memory: torch's OutOfMemoryError (by name, so that torch need not be loaded), Python's
+    MemoryError, and what cuBLAS, Triton and NCCL say of it.
     """
-    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in OUT_OF_MEMORY_SIGNS)
 
 
 def out_of_space(error: BaseException) -> bool:

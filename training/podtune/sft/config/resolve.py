@@ -168,17 +168,17 @@ def hardware_choices(settings: Settings, world: World) -> tuple[dict[str, Any], 
 
     values = settings.values
     chosen: dict[str, Any] = {}
-    on_cpu = world.device_type == "cpu"
+    on_cpu, as_gpu = world.device_type == "cpu", world.gpu_path
     if not settings.given("bf16") and not settings.given("fp16"):
         # bf16 where the hardware computes in it; without it the CPU stays in fp32 and a GPU takes fp16
-        fast = torch.cpu._is_avx512_bf16_supported() if on_cpu else torch.cuda.is_bf16_supported()
-        chosen |= {"bf16": fast, "fp16": not fast and not on_cpu}
+        fast = torch.cpu._is_avx512_bf16_supported() if on_cpu else torch.cuda.is_bf16_supported(False)
+        chosen |= {"bf16": fast or (on_cpu and as_gpu), "fp16": not fast and not on_cpu}
     bf16, fp16 = (chosen.get(key, values.get(key)) for key in ("bf16", "fp16"))
     precision = "bf16 autocast" if bf16 else "fp16 autocast" if fp16 else "fp32"
     if not any(settings.given(key) for key in ("activation_checkpointing", "gradient_checkpointing")):
         # On the CPU memory is not what is short, and recomputing costs a fifth of the speed; on a GPU TRL's
         # default stands.
-        chosen["activation_checkpointing"] = not on_cpu
+        chosen["activation_checkpointing"] = as_gpu
     checkpointing = any(
         (values | chosen).get(key) for key in ("activation_checkpointing", "gradient_checkpointing")
     )
@@ -202,6 +202,7 @@ def hardware_choices(settings: Settings, world: World) -> tuple[dict[str, Any], 
         f"{attention} attention ({reason})",
         padding,
         "compiled" if values.get("torch_compile") else "not compiled",
+        *(["the GPU's branch, forced (PODTUNE_FORCE_GPU_PATH)"] if on_cpu and as_gpu else []),
     ]
     return chosen, notes
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+from podtune.machine.building import sole_builder
 from podtune.run.distributed import World
 from podtune.run.errors import UNAVAILABLE, UserError
 
@@ -60,9 +62,13 @@ def require_deepspeed(world: World) -> None:
         )
     import deepspeed
 
-    deepspeed.init_distributed(
-        dist_backend="gloo" if world.device_type == "cpu" else "nccl", auto_mpi_discovery=False, verbose=False
-    )
+    if world.device_type == "cpu":  # a GPU builds nothing
+        from torch.utils.cpp_extension import _get_build_directory
+
+        with sole_builder(Path(_get_build_directory("deepspeed_shm_comm", False))):
+            deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False, verbose=False)
+    else:
+        deepspeed.init_distributed(dist_backend="nccl", auto_mpi_discovery=False, verbose=False)
 
 
 def strategy_settings(strategy: str, world: World) -> dict[str, Any]:

@@ -9,6 +9,7 @@ know) takes plain SDPA.
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, NamedTuple
 
 import torch
@@ -265,7 +266,9 @@ def _varlen(
 
     query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))
     window = (-1 if sliding_window is None else sliding_window - 1, 0)
-    grouped = query.shape[1] != key.shape[1]
+    # torch 2.11 shares heads unasked and does not know the word
+    named = "enable_gqa" in inspect.signature(varlen_attn).parameters
+    options: dict[str, Any] = {"enable_gqa": query.shape[1] != key.shape[1]} if named else {}
     out: Any = varlen_attn(
         query,
         key,
@@ -276,7 +279,7 @@ def _varlen(
         longest,
         scale=scaling,
         window_size=window,
-        enable_gqa=grouped,
+        **options,
     )
     attended: torch.Tensor = out[None]
     return attended

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
+from podtune.run.distributed import forced_gpu_path
+
 IGNORED = -100  # label of a token that is not trained
 _PLAIN_LOGITS_BYTES = 2**30  # beyond it, scoring in chunks (TRL's fused head) is worth a second projection
 
@@ -98,13 +100,22 @@ def _fused(model: Any, inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tens
     return -outputs.log_probs.sum(), outputs.is_top1.sum(), outputs.label_mask.sum()
 
 
+def score_as_on_a_gpu() -> None:
+    """Let TRL's fused head take the scored rows alone, as it does on a GPU; its kernels keep their torch form
+    on the CPU.
+    """
+    import trl.trainer.utils
+
+    trl.trainer.utils._use_triton = lambda device: True
+
+
 def _score_in_chunks(trainer: Any, labels: torch.Tensor) -> bool:
     """Whether to take TRL's fused head: always on a GPU, elsewhere when the logits would fill memory.
 
     Sharded weights are gathered differently by the two, so ranks must not choose by what their own batch
     holds.
     """
-    if labels.device.type != "cpu":
+    if labels.device.type != "cpu" or forced_gpu_path():
         return True
     if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
         return False

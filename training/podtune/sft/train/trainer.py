@@ -4,6 +4,7 @@ lean loss.
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import resource
 import shutil
@@ -19,10 +20,10 @@ from transformers import PrinterCallback, TrainerCallback, TrainerControl, Train
 from trl import SFTConfig, SFTTrainer
 
 from podtune.run import checkpoint
-from podtune.run.distributed import World
+from podtune.run.distributed import World, forced_gpu_path
 from podtune.run.errors import CONFIG, DATA, UNAVAILABLE, UserError
 from podtune.sft.data.batching import balance, row_lengths
-from podtune.sft.train.loss import lean_loss, logs_next, why_not_lean
+from podtune.sft.train.loss import lean_loss, logs_next, score_as_on_a_gpu, why_not_lean
 from podtune.sft.train.meter import Meter
 
 _RUNNING, _STOP, _NONFINITE = 0, 1, 2
@@ -80,6 +81,8 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
                 fix="name the base model with --use_peft, or merge the adapter first (podtune model merge)",
                 code=CONFIG,
             )
+        if forced_gpu_path():
+            score_as_on_a_gpu()
         self.remove_callback(PrinterCallback)  # podtune.sft.train.progress says it in one tidy line
         self.world, self.meter, self.facts = world, meter, facts
         self.why_not_lean = why_not_lean(self) if lean else "as asked"
@@ -129,6 +132,11 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
                 where="strategy",
                 fix="--strategy ddp, or start it under torchrun",
                 code=CONFIG,
+            )
+        if wanted and (plugin := self.accelerator.state.fsdp_plugin).mixed_precision_policy is not None:
+            # accelerate would round the fp32 loss, and the gradients' sum over ranks, to the 8 bits of bf16
+            plugin.mixed_precision_policy = dataclasses.replace(
+                plugin.mixed_precision_policy, reduce_dtype=torch.float32, output_dtype=None
             )
 
     # ---- loss and what is counted ----
@@ -180,24 +188,34 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
     def agree(self, stop: bool, *, certain: bool) -> int:
         """What all ranks do after this step: go on, stop and save, or give up on a loss that is not finite.
 
-        A GPU is not waited for unless ``certain`` (before anything is saved or evaluated): its verdict on
-        this step is read after the next one.
+        A GPU is not waited for unless ``certain``: its verdict on this step is read after the next one.
         """
         state = torch.tensor(_NONFINITE if self._saw_nonfinite(certain) else _STOP if stop else _RUNNING)
         if self.world.world_size > 1:
             dist.all_reduce(state, op=dist.ReduceOp.MAX)
         return int(state)
 
+    def refuse_nonfinite(self) -> None:
+        """Before anything is saved, evaluated or called finished: no step so far had a loss or gradient that
+        is not finite. A collective call.
+
+        Raises:
+            UserError: one had.
+        """
+        if self.agree(False, certain=True) == _NONFINITE:
+            raise _nonfinite_error(self.state.global_step)
+
     def _saw_nonfinite(self, certain: bool) -> bool:
-        if certain or self._nonfinite.device.type == "cpu":
+        if certain or not self.world.gpu_path:
             return bool(self._nonfinite)
         before, copied = self._verdict
         if copied is not None:
             copied.synchronize()
         seen = bool(before)
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event = torch.cuda.Event() if self._nonfinite.is_cuda else None  # type: ignore[no-untyped-call]
         self._verdict = (self._nonfinite.to("cpu", non_blocking=True), event)
-        event.record()
+        if event is not None:
+            event.record()
         return seen
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
@@ -215,6 +233,10 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
             self._evaluated.zero_()
         super().log(logs, start_time)
 
+    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        self.refuse_nonfinite()
+        return super().evaluate(*args, **kwargs)
+
     # ---- checkpoints ----
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         # A tied weight is saved once: that its second name is missing from a checkpoint is as it should be.
@@ -228,6 +250,7 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
         return str(Path(output) / checkpoint.SAVING) if self._saving else str(output)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        self.refuse_nonfinite()
         output, limit = Path(self.args.output_dir), self.args.save_total_limit
         name = f"checkpoint-{self.state.global_step}"
         aside = output / checkpoint.SAVING / name
@@ -257,8 +280,9 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
         """True after the last step, False after a stop that all ranks agreed on.
 
         Raises:
-            UserError: neither; the data ended.
+            UserError: neither; the data ended, or the last step gave no finite loss.
         """
+        self.refuse_nonfinite()
         state = self.state
         if state.global_step < state.max_steps and not stopped:
             raise UserError(
@@ -358,6 +382,16 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
         gc.collect()
 
 
+def _nonfinite_error(step: int) -> UserError:
+    return UserError(
+        f"the loss or its gradient is not finite at step {step}; nothing was saved after it",
+        where="training",
+        fix="lower learning_rate, check max_grad_norm and the data, or use bf16 or fp32 instead of fp16; "
+        "the last checkpoint is from before",
+        code=DATA,
+    )
+
+
 class StopTogether(TrainerCallback):  # type: ignore[misc]
     """SIGTERM to any rank: all ranks finish the same step, save, and stop. A loss that is not finite: all
     ranks stop, unsaved.
@@ -385,15 +419,7 @@ class StopTogether(TrainerCallback):  # type: ignore[misc]
         assert self.trainer is not None
         decision = self.trainer.agree(self.requested, certain=control.should_save or control.should_evaluate)
         if decision == _NONFINITE:
-            raise UserError(
-                f"the loss or its gradient is not finite at step {state.global_step}; nothing was saved "
-                "after it",
-                where="training",
-                fix="lower learning_rate, check max_grad_norm and the data, or use bf16 or fp32 instead of "
-                "fp16; "
-                "the last checkpoint is from before",
-                code=DATA,
-            )
+            raise _nonfinite_error(state.global_step)
         if decision == _STOP:
             self.agreed = True
             control.should_training_stop = True

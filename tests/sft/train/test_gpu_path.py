@@ -1,0 +1,111 @@
+"""What a GPU runs, run on the CPU (PODTUNE_FORCE_GPU_PATH): the fused head on scored rows alone, bf16,
+activation checkpointing, and the verdict on a step's loss one step late.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from launch import Launcher, metrics
+
+from podtune.run import checkpoint
+
+STEPS = 6
+FORCED = {"PODTUNE_FORCE_GPU_PATH": "1"}
+LORA = ("--use_peft", "--lora_dropout", 0)
+
+
+@pytest.fixture(scope="module")
+def options(qa_data: Path, micro_model: Path) -> list[object]:
+    """Six steps of eight rows each."""
+    words = ["--model_name_or_path", micro_model, "--dataset_name", qa_data / "train.parquet"]
+    words += ["--max_steps", STEPS, "--global_batch_size", 8, "--learning_rate", "2e-3", "--seed", 7]
+    return [*words, "--logging_steps", 1, "--max_length", 128, "--save_strategy", "no"]
+
+
+@pytest.fixture(scope="module")
+def reference(
+    launcher: Launcher, options: list[object], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Path]:
+    """One process in fp32 on the branch of a CPU, all parameters and an adapter; ddp in bf16 on a GPU's."""
+    folder = tmp_path_factory.mktemp("reference")
+    launcher.run(*options, "--bf16", "false", "--output_dir", folder / "all")
+    launcher.run(*options, *LORA, "--bf16", "false", "--output_dir", folder / "lora")
+    launcher.run(*options, "--strategy", "ddp", "--output_dir", folder / "bf16", ranks=2, env=FORCED)
+    return {name: folder / name for name in ("all", "lora", "bf16")}
+
+
+def largest_difference(one: Path, other: Path, name: str = "loss") -> float:
+    mine, theirs = metrics(one, name=name), metrics(other, name=name)
+    assert list(mine) == list(theirs) == list(range(1, STEPS + 1))
+    return max(abs(mine[step] - theirs[step]) / abs(theirs[step]) for step in mine)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "ranks", "trained"),
+    [
+        *[("single", 1, "all"), ("ddp", 2, "all"), ("fsdp", 2, "all"), ("fsdp-grad-op", 2, "all")],
+        *[("hsdp", 4, "all"), ("zero2", 2, "all"), ("zero3", 2, "all")],
+        *[("single", 1, "lora"), ("fsdp", 2, "lora"), ("zero3", 2, "lora")],
+    ],
+)
+def test_the_gpus_branch_trains_like_one_process_on_the_cpus(
+    strategy: str,
+    ranks: int,
+    trained: str,
+    reference: dict[str, Path],
+    options: list[object],
+    launcher: Launcher,
+    tmp_path: Path,
+) -> None:
+    words = LORA if trained == "lora" else ()
+    output = launcher.run(
+        *options, *words, "--bf16", "false", "--strategy", strategy if ranks > 1 else "auto",
+        "--output_dir", tmp_path, ranks=ranks, env=FORCED,
+    )  # fmt: skip
+    assert "activation checkpointing on" in output
+    assert "the GPU's branch, forced" in output
+    assert largest_difference(tmp_path, reference[trained]) < 1e-5
+    assert largest_difference(tmp_path, reference[trained], "grad_norm") < 1e-4
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", "zero3"])
+def test_a_sharded_run_in_bf16_logs_the_loss_that_ddp_logs(
+    strategy: str,
+    reference: dict[str, Path],
+    options: list[object],
+    launcher: Launcher,
+    tmp_path: Path,
+) -> None:
+    output = launcher.run(*options, "--strategy", strategy, "--output_dir", tmp_path, ranks=2, env=FORCED)
+    assert "bf16 autocast" in output
+    assert largest_difference(tmp_path, reference["bf16"]) < 1e-3
+
+
+@pytest.mark.parametrize("save_strategy", ["no", "epoch"])
+def test_a_loss_that_is_not_finite_in_the_last_step_is_neither_saved_nor_called_finished(
+    save_strategy: str, micro_model: Path, launcher: Launcher, tmp_path: Path
+) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(f'{{"question": "q{number}", "answer": "a"}}\n' for number in range(8)))
+    words = ["--model_name_or_path", micro_model, "--dataset_name", rows, "--global_batch_size", 4]
+    words += ["--learning_rate", "1e30", "--max_grad_norm", 0, "--bf16", "false"]  # the second step is lost
+    words += ["--num_train_epochs", 1 if save_strategy == "no" else 2, "--save_strategy", save_strategy]
+    output = launcher.run(*words, "--output_dir", tmp_path / "run", env=FORCED, codes=[65])
+    assert "not finite at step 2" in output
+    assert not (tmp_path / "run" / "final").exists()
+    assert not checkpoint.checkpoints(tmp_path / "run")
+    record = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert (record["status"], record["exit_code"]) == ("error", 65)
+
+
+def test_a_gpu_that_was_promised_and_cannot_be_used_ends_training_before_anything_is_loaded(
+    options: list[object], launcher: Launcher, tmp_path: Path
+) -> None:
+    output = launcher.run(
+        *options, "--output_dir", tmp_path / "run", env={"PODTUNE_GPUS_PER_POD": "1"}, codes=[69]
+    )
+    assert "1 GPU promised to this pod (PODTUNE_GPUS_PER_POD), and CUDA can use none: " in output
+    assert not (tmp_path / "run" / "run.json").exists()
