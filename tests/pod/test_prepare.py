@@ -10,6 +10,7 @@ import pytest
 
 from podtune.pod import prepare
 from podtune.run.errors import UserError
+from podtune.run.lock import hold
 from podtune.run.record import now, write_json
 from podtune.sft.data import cache
 
@@ -94,7 +95,7 @@ def test_the_other_pods_wait_for_the_one_that_works_and_say_for_what(
     values = {key: value for key, value in settings.values.items() if prepare.decides_tokens(key)}
     marker = cache.default_folder().parents[1] / prepare.MARKERS / f"{prepare.key(values, '')}.json"
     marker.parent.mkdir(parents=True)
-    with cache.lock(marker.with_suffix(".lock"), until=lambda: False):
+    with hold(marker.with_suffix(".lock"), until=lambda: False, wait_s=1, what="preparing"):
         marker.with_suffix(".doing").write_text("run-worker-3, which is downloading it")
         thread = threading.Thread(target=worker, daemon=True)
         thread.start()
@@ -115,7 +116,10 @@ def test_waiting_has_a_bound_that_names_the_holder(volumes: Path) -> None:
     }
     lock = cache.default_folder().parents[1] / prepare.MARKERS / f"{prepare.key(values, '')}.lock"
     lock.parent.mkdir(parents=True)
-    with cache.lock(lock, until=lambda: False), pytest.raises(UserError, match="process"):
+    with (
+        hold(lock, until=lambda: False, wait_s=1, what="preparing"),
+        pytest.raises(UserError, match="process"),
+    ):
         prepare.prepare(config, timeout_s=0.2)
 
 

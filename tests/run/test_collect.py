@@ -1,18 +1,23 @@
 """A record in a log comes back exactly or not at all, whatever happened to the log."""
 
 import copy
+import hashlib
 import io
 import json
 import random
 import subprocess
 import sys
+import time
+import zlib
+from base64 import b64encode
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from podtune.run.collect import collect
-from podtune.run.record import LINE_LENGTH, MARKER, emit_record, end_record, new_record
+from podtune.run.collect import LINE_LENGTH, collect, emit_record
+from podtune.run.errors import MARKER, UserError
+from podtune.run.record import end_record, new_record, write_json
 
 
 def a_record(name: str = "cell", noise: int = 9000) -> dict[str, Any]:
@@ -73,13 +78,16 @@ def test_the_same_record_in_two_logs_counts_once() -> None:
 
 @pytest.mark.parametrize("width", [80, 120, 1000, 4000])
 @pytest.mark.parametrize("prefix", ["", "2026-11-21T02:00:00Z "])
-def test_lines_that_a_tool_wrapped_are_put_back(width: int, prefix: str) -> None:
+def test_a_record_whose_lines_a_tool_wrapped_is_refused_and_named(width: int, prefix: str) -> None:
     wrapped = [
         f"{prefix}{line[start : start + width]}\n"
         for line in TEXT.splitlines()
         for start in range(0, max(1, len(line)), width)
     ]
-    assert collect(wrapped).records == [RECORD]
+    found = collect(wrapped)
+    assert found.records == []
+    reasons = " ".join(map(str, found.damaged))
+    assert "wrapped" in reasons or "cut in two" in reasons
 
 
 def test_docker_json_logs_are_read_as_they_are() -> None:
@@ -177,3 +185,67 @@ def test_the_command_writes_the_records_and_exits_65_naming_the_damaged(tmp_path
     empty = subprocess.run(command, capture_output=True, text=True)
     assert empty.returncode == 65
     assert "missing" in empty.stderr
+
+
+def header(tag: str, lines: int, size: int, digest: str = "") -> str:
+    return f"{MARKER} begin {tag} lines={lines} bytes={size} sha256={(digest or tag).ljust(64, '0')}\n"
+
+
+def test_a_log_made_to_exhaust_its_reader_costs_seconds_and_not_gigabytes() -> None:
+    tag = "0123456789ab"
+    bomb = b64encode(zlib.compress(b"[" + b"{}," * 21_000_000 + b"{}]", 9)).decode()
+    chunks = [bomb[start : start + LINE_LENGTH] for start in range(0, len(bomb), LINE_LENGTH)]
+    digits = "0123456789abcdef"
+    variants = [
+        f"{MARKER} {tag} {index} {letter * LINE_LENGTH}\n" for index in range(4) for letter in "ABCDEFGHI"
+    ]
+    many = [f"{MARKER} {tag} 0 {number:04096d}\n" for number in range(400)]
+    headers = [header(tag, 4, 4_000_000, tag + digit) for digit in digits]
+    began = time.process_time()
+    logs: list[list[str]] = [
+        [header(tag, len(chunks), 63_000_003), *(f"{MARKER} {tag} {n} {c}\n" for n, c in enumerate(chunks))],
+        [*headers, *variants],
+        [*headers, *many],
+        [header(tag, 999_999, 10)],
+    ]
+    for log in logs:
+        assert collect(log).records == []
+        assert collect(log).damaged
+    assert time.process_time() - began < 20
+
+
+@pytest.mark.parametrize("content", [b"[" * 100_000, b'{"schema": [[[' + b"[" * 5000, b'"\\ud800"'])
+def test_a_record_that_is_no_json_object_is_damage_and_no_traceback(content: bytes) -> None:
+    digest, packed = hashlib.sha256(content).hexdigest(), b64encode(zlib.compress(content)).decode()
+    log = [header(digest[:12], 1, len(content), digest), f"{MARKER} {digest[:12]} 0 {packed}\n"]
+    assert len(collect(log).damaged) == 1
+
+
+def test_half_a_surrogate_pair_in_a_record_survives_the_way(tmp_path: Path) -> None:
+    record = a_record() | {"reason": "cut \ud83d"}
+    (again,) = collect(lines_of(printed(record))).records
+    write_json(tmp_path / "run.json", again)
+    assert json.loads((tmp_path / "run.json").read_text()) == record
+
+
+def test_an_error_that_quotes_a_record_is_no_record() -> None:
+    said = str(UserError(f"column '{TEXT}' is no text", where="data.jsonl"))
+    assert "\n" not in said
+    assert collect([said]).records == []
+
+
+def test_the_command_replaces_no_other_record_and_follows_no_link(tmp_path: Path) -> None:
+    log, out = tmp_path / "pod.log", tmp_path / "out"
+    log.write_text(TEXT)
+    command = [sys.executable, "-m", "podtune.cli", "collect", str(log), "--output", str(out)]
+    assert subprocess.run(command, capture_output=True).returncode == 0
+    assert subprocess.run(command, capture_output=True).returncode == 0  # the same one again
+    (written,) = out.glob("*/run.json")
+    written.write_text(json.dumps(RECORD | {"status": "error"}))
+    refused = subprocess.run(command, capture_output=True, text=True)
+    assert (refused.returncode, "another record" in refused.stderr) == (73, True)
+    written.unlink()
+    written.parent.rmdir()
+    written.parent.symlink_to(tmp_path)
+    refused = subprocess.run(command, capture_output=True, text=True)
+    assert (refused.returncode, "is a link" in refused.stderr) == (73, True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -136,3 +137,18 @@ def test_durations_are_short() -> None:
         "1h00m",
         "2h03m",
     ]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "step 1/1  loss " + "1" * 16_000,
+        "step 1/1  loss " + "1," * 1900,
+        "eval at step 1  loss 1,2  perplexity 3",
+        "step 1/2  loss 1.0  lr 1e-3  gpu 1.2.3 GiB",
+    ],
+)
+def test_a_line_made_to_exhaust_or_break_the_parser_is_read_at_once_or_not_at_all(line: str) -> None:
+    began = time.process_time()
+    parse(line)
+    assert time.process_time() - began < 1

@@ -38,7 +38,11 @@ def test_a_resumed_metrics_file_has_one_line_for_each_step_and_split(tmp_path: P
     resumed.write("train", 2, {"loss": 99.0})
     resumed.write("train", 3, {"loss": 3.5})
     resumed.close()
-    assert [(entry["step"], entry["loss"]) for entry in read_metrics(path)] == [(1, 1.0), (2, 2.0), (3, 3.5)]
+    assert [(entry["step"], entry["loss"]) for entry in read_metrics(path)[0]] == [
+        (1, 1.0),
+        (2, 2.0),
+        (3, 3.5),
+    ]
 
 
 def test_a_record_with_nan_is_still_json_and_says_nan(tmp_path: Path) -> None:
@@ -88,3 +92,22 @@ def test_the_memory_of_an_earlier_benchmark_record_is_read_by_the_new_name() -> 
 )
 def test_odd_measurements_are_absent(odd: object) -> None:
     assert Measurements.read({"measurements": odd}) == Measurements()
+
+
+def test_a_broken_line_costs_that_line_and_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "metrics.jsonl"
+    log = MetricsLog(path)
+    for step in range(1, 101):
+        log.write("train", step, {"loss": 1.0})
+    log.close()
+    lines = path.read_bytes().split(b"\n")
+    lines[9] = lines[9].replace(b"train", b"tr\0in")
+    lines[20], lines[30] = b'{"step": 1e999, "split": "train"}', b"[" * 10_000
+    path.write_bytes(b"\n".join(lines))
+    entries, broken = read_metrics(path)
+    assert (len(entries), broken) == (97, [10, 21, 31])
+    resumed = MetricsLog(path, from_step=80)
+    assert len(resumed.kept) == 77
+    assert f"{path}: lines that cannot be read are dropped: 10, 21, 31" in capsys.readouterr().err

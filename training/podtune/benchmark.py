@@ -22,6 +22,7 @@ from podtune.bench.models import Size
 from podtune.bench.options import Options, read_options
 from podtune.machine.provenance import provenance
 from podtune.run import errors
+from podtune.run.collect import emit_record
 from podtune.run.distributed import World, cleanup_distributed, peer_failure, read_world, setup_distributed
 from podtune.run.errors import PeerLost, UserError
 from podtune.run.record import (
@@ -29,7 +30,6 @@ from podtune.run.record import (
     Json,
     Measurements,
     Status,
-    emit_record,
     end_record,
     new_record,
     write_json,

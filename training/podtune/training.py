@@ -26,7 +26,8 @@ from podtune.run.distributed import (
     setup_distributed,
 )
 from podtune.run.errors import OK, PREEMPTED, report
-from podtune.run.heartbeat import Claim, claim
+from podtune.run.heartbeat import claim
+from podtune.run.lock import Lock
 from podtune.sft.config import settings as config
 from podtune.sft.data import inputs
 
@@ -138,7 +139,7 @@ def load(arguments: Arguments, world: World, stop: StopTogether) -> tuple[Podtun
     # one process tokenises, the others wait for its cache
     rows = inputs.prepare(arguments, tokenizer, vocabulary_size(arguments))
     facts = resume_facts(arguments, world, rows)
-    held: list[Claim] = []
+    held: list[Lock] = []
     # two jobs in one folder would ruin both
     on_main(world, lambda: held.append(claim(Path(arguments.training.output_dir))))
     resume = on_main(world, lambda: find_checkpoint(arguments, facts))

@@ -18,9 +18,10 @@ from podtune.cluster.live.client import connect
 from podtune.cluster.live.follow import Unseen
 from podtune.cluster.live.job_log import JobWatch, RunLog
 from podtune.report.runs.job import JobView
+from podtune.run.collect import emit_record
 from podtune.run.errors import UserError
 from podtune.run.log_lines import eval_line, head_line, start_line, train_line
-from podtune.run.record import Json, emit_record, end_record, new_record
+from podtune.run.record import Json, end_record, new_record
 
 START = datetime.datetime.now(datetime.UTC).replace(microsecond=0) - datetime.timedelta(minutes=30)
 

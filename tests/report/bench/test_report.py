@@ -16,9 +16,8 @@ import pytest
 from podtune.plan.beside import plans
 from podtune.report.bench.records import fault_of
 from podtune.report.bench.report import report
-from podtune.run.collect import collect
+from podtune.run.collect import collect, emit_record
 from podtune.run.errors import UserError
-from podtune.run.record import emit_record
 
 SHA = "0123456789abcdef0123456789abcdef01234567"
 

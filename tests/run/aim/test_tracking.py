@@ -123,7 +123,7 @@ def in_aim(repo: str, run_hash: str) -> tuple[Any, Points]:
 
 def in_files(run_dir: Path) -> Points:
     points: Points = {}
-    for entry in read_metrics(run_dir / METRICS_FILE):
+    for entry in read_metrics(run_dir / METRICS_FILE)[0]:
         for name, column in entry.pop("per_rank", {}).items():
             for rank, value in enumerate(column):
                 points.setdefault((name, entry["split"], rank), {})[entry["step"]] = float(value)
@@ -166,7 +166,7 @@ def test_a_metrics_file_that_was_cut_back_by_a_resume_leaves_no_old_point(
     follower = Follower(run_dir, repo)
     follower.update()
     follower.leave()
-    lines = [line for line in read_metrics(run_dir / METRICS_FILE) if line["step"] <= 12]
+    lines = [line for line in read_metrics(run_dir / METRICS_FILE)[0] if line["step"] <= 12]
     (run_dir / METRICS_FILE).write_text("".join(json.dumps(line) + "\n" for line in lines))
     follower = Follower(run_dir, repo)
     follower.update()

@@ -14,13 +14,14 @@ from pathlib import Path
 
 import pytest
 
+from podtune.run import lock
 from podtune.run.errors import CANNOT_CREATE, UNAVAILABLE, UserError
 from podtune.sft.data import cache
 
 MAKER = """
 import os, sys
 from pathlib import Path
-from podtune.sft import cache
+from podtune.sft.data import cache
 folder, log = Path(sys.argv[1]), sys.argv[2]
 def make(path):
     with open(log, "a") as file:
@@ -56,7 +57,7 @@ def test_of_many_processes_one_does_the_work_and_all_get_it(tmp_path: Path) -> N
 
 
 def test_a_dead_process_s_lock_is_taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "STALE_S", 0.3)
+    monkeypatch.setattr(lock, "STALE_S", 0.3)
     (tmp_path / "key.lock").write_text(json.dumps({"host": "gone", "pid": 1}))
     _, _, was_there = cache.get_or_make(tmp_path, "key", make, wait_s=20)
     assert not was_there
@@ -66,9 +67,9 @@ def test_a_dead_process_s_lock_is_taken_over(tmp_path: Path, monkeypatch: pytest
 def test_a_living_process_s_lock_is_waited_for_within_the_bound(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cache, "STALE_S", 0.5)
-    monkeypatch.setattr(cache, "HEARTBEAT_S", 0.05)
-    with cache.lock(tmp_path / "key.lock", until=lambda: False, wait_s=1) as held:
+    monkeypatch.setattr(lock, "STALE_S", 0.5)
+    monkeypatch.setattr(lock, "BEAT_S", 0.05)
+    with lock.hold(tmp_path / "key.lock", until=lambda: False, wait_s=1, what="preparing") as held:
         assert held
         with pytest.raises(UserError, match=f"process {os.getpid()} on") as refusal:
             cache.get_or_make(tmp_path, "key", make, wait_s=2)

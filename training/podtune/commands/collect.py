@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -43,7 +43,7 @@ def collect(
 
     from podtune.run.collect import collect as collect_lines
     from podtune.run.collect import collect_files
-    from podtune.run.record import write_json
+    from podtune.run.errors import shown
 
     if bool(logs) == bool(job):
         raise UserError(
@@ -75,11 +75,9 @@ def collect(
         try:
             for record, tag in zip(found.records, found.tags, strict=True):
                 name = re.sub(r"[^A-Za-z0-9._-]+", "-", str(record.get("name") or "run")).strip(".-") or "run"
-                folder = Path(output) / f"{name}-{tag[:6]}"
-                folder.mkdir(parents=True, exist_ok=True)
-                write_json(folder / "run.json", record)
+                _keep(Path(output) / f"{name[:100]}-{tag}", record)
                 if not as_json:
-                    typer.echo(f"{folder}/run.json: {record.get('status')}")
+                    typer.echo(f"{output}/{name[:100]}-{tag}/run.json: {shown(str(record.get('status')))}")
         except OSError as error:
             raise UserError(
                 (f"cannot be written: {error.strerror}"),
@@ -102,3 +100,23 @@ def collect(
             fix="collect the complete logs: kubectl logs --tail=-1, before rotation",
             code=DATA,
         )
+
+
+def _keep(folder: Path, record: dict[str, Any]) -> None:
+    """Write the record below ``folder``, which may hold the same one already and no other."""
+    from podtune.run.record import write_json
+
+    if folder.is_symlink():
+        raise UserError("is a link", where=str(folder), fix="remove it", code=CANNOT_CREATE)
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        different = json.loads((folder / "run.json").read_text(encoding="utf-8")) != record
+    except FileNotFoundError:
+        different = False
+    except ValueError:
+        different = True
+    if different:
+        raise UserError(
+            "holds another record", where=str(folder), fix="give an --output of its own", code=CANNOT_CREATE
+        )
+    write_json(folder / "run.json", record)

@@ -171,7 +171,7 @@ def _checked(text: str, *, quiet: bool) -> list[dict[str, Any]]:
 
 def _printer(names: list[str], stream: Any) -> Any:
     """Writes whole lines from several threads, each after its pod's name, in colour on a terminal."""
-    from podtune.run.record import MARKER
+    from podtune.run.errors import MARKER
 
     lock, width = threading.Lock(), max(len(name) for name in names)
     colours = {name: COLOURS[index % len(COLOURS)] for index, name in enumerate(names)}

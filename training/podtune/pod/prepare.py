@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from podtune.run.errors import CANNOT_CREATE, CONFIG, NO_INPUT, SOFTWARE, UNAVAILABLE, UserError, near, warn
+from podtune.run.lock import hold
 from podtune.run.record import now, write_json
 from podtune.sft import hub
 from podtune.sft.config import settings as config
@@ -88,7 +89,9 @@ def prepare(
         return
     lock = marker.with_suffix(".lock")
     waiting = _Waiting(lock)
-    with cache.lock(lock, until=lambda: waiting.until(marker), wait_s=timeout_s) as held:
+    with hold(
+        lock, until=lambda: waiting.until(marker), wait_s=timeout_s, what="preparing this data"
+    ) as held:
         if held and not marker.exists():
             started = time.monotonic()
             steps = _steps(values, build)

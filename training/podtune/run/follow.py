@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from podtune.run.heartbeat import life
-from podtune.run.record import METRICS_FILE, RUN_FILE, SCHEMA, Json
+from podtune.run.record import METRICS_FILE, RUN_FILE, SCHEMA, Json, metrics_entries
 
 _FINGERPRINT_BYTES = 4096
 MAX_DEPTH = 4
@@ -36,13 +36,14 @@ class MetricsTail:
         self.position = position or Position()
         # inode and size at the last look: nothing is opened if both stand
         self._seen: tuple[int, int] | None = None
+        self.broken = 0  # lines that were read and are none
 
     def read(self) -> tuple[list[Json], bool]:
         """The new entries, and True if the file is no longer the one read before, in which case they start at
         its top.
 
         A torn last line stays unread until it is complete; a complete line that is no metrics line is
-        skipped.
+        skipped and counted in ``broken``.
         """
         try:
             status = self.path.stat()
@@ -61,21 +62,15 @@ class MetricsTail:
             end = start + block.rfind(b"\n") + 1
             self.position = Position(end, _digest(file.fileno(), end))
         self._seen = (status.st_ino, status.st_size)
-        return [entry for line in block[: end - start].splitlines() if (entry := _entry(line))], rewritten
+        entries, broken = metrics_entries(block[: end - start].split(b"\n"))
+        self.broken = len(broken) + (0 if rewritten else self.broken)
+        return entries, rewritten
 
 
 def _digest(file: int, offset: int) -> str:
     start = max(0, offset - _FINGERPRINT_BYTES)
     found = os.pread(file, offset - start, start)
     return hashlib.sha256(found).hexdigest()[:16] if len(found) == offset - start else "short"
-
-
-def _entry(line: bytes) -> Json | None:
-    try:
-        entry = json.loads(line)
-    except ValueError:
-        return None
-    return entry if isinstance(entry, dict) and "step" in entry and "split" in entry else None
 
 
 def read_record(run_dir: Path) -> Json | None:
@@ -94,8 +89,9 @@ def state(run_dir: Path, record: Json) -> tuple[str, str]:
     end.
     """
     status, reason = str(record.get("status", "running")), str(record.get("reason") or "")
-    if status == "running" and life(run_dir) == "dead":
-        return "error", "died"
+    if status == "running":
+        alive = life(run_dir)
+        return ("error", "died") if alive == "dead" else (status, alive if alive == "silent" else reason)
     return status, reason
 
 

@@ -1,7 +1,7 @@
 """Signs of life in a run's folder: who owns it, and whether it still goes on. Needs no torch.
 
-Two files: ``.lock`` is held by rank 0 for as long as it lives (the kernel lets go of it when the process
-dies, however it dies) and ``.heartbeat`` is rewritten every few seconds. A reader tells a run that goes on
+Two files: ``.lock`` is held by rank 0 for as long as it lives (:mod:`podtune.run.lock`) and ``.heartbeat`` is
+rewritten every few seconds. A reader tells a run that goes on
 from one that died without a word by the heartbeat, and a run that hangs from one that works by the time of
 its last step.
 """
@@ -9,8 +9,6 @@ its last step.
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import json
 import os
 import socket
@@ -21,13 +19,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
-from podtune.run.errors import CANNOT_CREATE, UserError
+from podtune.run.errors import CANNOT_CREATE, PeerLost, UserError
+from podtune.run.files import remove_parts, write_whole
+from podtune.run.lock import Lock, holder, job_of, started, take
 
 HEARTBEAT_FILE, LOCK_FILE = ".heartbeat", ".lock"
 INTERVAL_S = 5.0
 STALE_S = 60.0  # twelve missed beats: a paused disk or a slow network file system is not a death
+WATCH_S = 15.0  # three beats: a foreign heartbeat that moves meanwhile is alive, whatever its clock says
+ENDING_S = 60.0  # a pod that is deleted may take as long
 
-Life = Literal["alive", "dead", "unknown"]
+Life = Literal["alive", "dead", "silent", "unknown"]
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ class Beat:
     step_at: float
     pid: int
     host: str
+    started: float | None = None  # of the process, see :func:`podtune.run.lock.started`
 
 
 class Heartbeat:
@@ -89,12 +92,11 @@ class Heartbeat:
             "step_at": self._step_at,
             "pid": os.getpid(),
             "host": socket.gethostname(),
+            "started": started(os.getpid()),
         }
-        part = self._path.with_name(f"{self._path.name}.{os.getpid()}.part")
         # a full or vanished volume is reported by what needs it, not by the pulse
         with contextlib.suppress(OSError):
-            part.write_text(json.dumps(beat), encoding="utf-8")
-            part.replace(self._path)
+            write_whole(self._path, json.dumps(beat), flush=False)
 
 
 def read_beat(run_dir: Path) -> Beat | None:
@@ -107,102 +109,69 @@ def read_beat(run_dir: Path) -> Beat | None:
             float(found["step_at"]),
             int(found["pid"]),
             str(found["host"]),
+            found.get("started"),
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def life(run_dir: Path, *, at: float | None = None) -> Life:
+def life(run_dir: Path) -> Life:
     """Whether the process that last beat in ``run_dir`` lives. ``unknown``: there was never a heartbeat.
 
-    On the same host the process itself is asked, so a death shows at once; from elsewhere it shows after
-    STALE_S seconds.
+    On the same host the process itself is asked, whatever the volume and the clocks say. From elsewhere an
+    old heartbeat is ``silent``: a dead process, a volume that does not answer, or another clock.
     """
     beat = read_beat(run_dir)
     if beat is None:
         return "unknown"
-    if beat.host == socket.gethostname() and not _runs(beat.pid, beat.time):
-        return "dead"
-    return "alive" if (at or time.time()) - beat.time < STALE_S else "dead"
+    if beat.host == socket.gethostname():
+        return "alive" if _runs(beat) else "dead"
+    return "alive" if time.time() - beat.time < STALE_S else "silent"
 
 
-def _runs(pid: int, beat_at: float) -> bool:
-    """True if process ``pid`` exists here, is no zombie, and is not a later process with the same number."""
-    import psutil
-
-    try:
-        process = psutil.Process(pid)
-        return process.status() != psutil.STATUS_ZOMBIE and float(process.create_time()) < beat_at + 2.0
-    except psutil.Error:
-        return False
+def _runs(beat: Beat) -> bool:
+    """True if the process that beat exists here, and is not a later one with the same number."""
+    now = started(beat.pid)
+    return now is not None and beat.started in (now, None)
 
 
-class Claim:
-    """The right to write in a run's folder, until :meth:`release` or the death of the process."""
-
-    def __init__(self, file: int, path: Path) -> None:
-        self._file, self._path = file, path
-
-    def release(self) -> None:
-        """Let the next job in. Harmless when repeated."""
-        if self._file >= 0:
-            os.ftruncate(self._file, 0)
-            os.close(self._file)
-            self._file = -1
-
-    def __enter__(self) -> Claim:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.release()
-
-
-def claim(run_dir: Path, *, patience_s: float = 2.5 * INTERVAL_S) -> Claim:
+def claim(run_dir: Path, *, patience_s: float = WATCH_S, ending_s: float = ENDING_S) -> Lock:
     """Take ``run_dir`` for this process. Call it on rank 0 only, before anything is written, and keep what it
     returns.
 
-    A POSIX record lock: the kernel drops it when the process dies, forked data workers do not inherit it, and
-    NFS carries it between nodes. Where the file system has no locks, or does not carry them between nodes, a
-    foreign heartbeat decides: one that still moves within ``patience_s`` seconds belongs to a living job; a
-    still one is stale and is taken over.
+    A process of the same job that holds it still, because its pod is ending, is waited for ``ending_s``.
 
     Raises:
         UserError: another job writes here; names its host, process and last step.
+        PeerLost: this job's own last attempt has not ended; to be tried again.
     """
     path = Path(run_dir) / LOCK_FILE
     path.parent.mkdir(parents=True, exist_ok=True)
-    file = os.open(path, os.O_RDWR | os.O_CREAT, 0o664)
-    try:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno in (errno.EACCES, errno.EAGAIN):
-            owner = os.pread(file, 300, 0).decode(errors="replace").strip()
-            os.close(file)
-            raise _taken(run_dir, owner or "a running process") from None
-    if (beat := read_beat(run_dir)) and _foreign_and_fresh(beat) and _moves(run_dir, beat, patience_s):
-        os.close(file)
-        raise _taken(run_dir, f"process {beat.pid} on {beat.host}, at step {beat.step}")
-    os.ftruncate(file, 0)
-    os.pwrite(file, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
-    return Claim(file, path)
+    end = time.monotonic() + ending_s
+    while (lock := take(path, also=lambda: _moving(run_dir), patience_s=patience_s)) is None:
+        job = os.environ.get("PODTUNE_JOB_NAME")
+        if not job or job_of(path) != job:
+            raise _taken(run_dir)
+        if time.monotonic() > end:
+            raise PeerLost(f"this job's last attempt has not ended after {ending_s:.0f} s: {holder(path)}")
+        time.sleep(0.5)
+    remove_parts(path.parent)
+    return lock
 
 
-def _foreign_and_fresh(beat: Beat) -> bool:
-    return beat.host != socket.gethostname() and time.time() - beat.time < STALE_S
+def _moving(run_dir: Path) -> tuple[float, int] | None:
+    """What of the heartbeat changes while its process lives, also one whose ``.lock`` was taken away."""
+    beat = read_beat(run_dir)
+    return (beat.time, beat.step) if beat and _may_live(beat) else None
 
 
-def _moves(run_dir: Path, before: Beat, patience_s: float) -> bool:
-    end = time.monotonic() + patience_s
-    while time.monotonic() < end:
-        time.sleep(min(0.25, patience_s))
-        if (now := read_beat(run_dir)) and now.time != before.time:
-            return True
-    return False
+def _may_live(beat: Beat) -> bool:
+    return beat.host != socket.gethostname() or _runs(beat)
 
 
-def _taken(run_dir: Path, owner: str) -> UserError:
+def _taken(run_dir: Path) -> UserError:
+    beat = read_beat(run_dir)
+    owner = f"process {beat.pid} on {beat.host}, at step {beat.step}" if beat else holder(run_dir / LOCK_FILE)
     return UserError(
         f"another job writes here: {owner}",
         where=str(run_dir),

@@ -18,21 +18,22 @@ SLOW_RATIO = 1.5
 DATA_WAIT_SHARE = 0.1  # of a step that waits for data, from which on that is worth saying
 DATA_WAIT_SHARE_GPU = 0.5  # a GPU meanwhile works on the step before
 
-_NUMBER = r"(-?[\d,]*\.?\d+(?:e[-+]?\d+)?|nan|-?inf)"
-_DURATION = r"(?:(\d+)h(\d\d)m|(\d+)m(\d\d)s|(\d+)s)"
+LONGEST = 4096  # a longer line is none of ours
+_NUMBER = r"(-?\d{1,20}(?:,\d{3}){0,6}(?:\.\d{1,20})?(?:e[-+]?\d{1,3})?|nan|-?inf)"
+_DURATION = r"(?:(\d{1,9})h(\d\d)m|(\d{1,9})m(\d\d)s|(\d{1,9})s)"
 _HEAD = re.compile(
-    r"(?P<name>.+?): (?P<strategy>[a-z0-9-]+) on (?P<world_size>\d+) x (?P<device>\w+) "
-    r"\((?P<nnodes>\d+) nodes?\), "
+    r"(?P<name>.+?): (?P<strategy>[a-z0-9-]+) on (?P<world_size>\d{1,9}) x (?P<device>\w+) "
+    r"\((?P<nnodes>\d{1,9}) nodes?\), "
 )
-_START = re.compile(r"training: steps (\d+) to (\d+)")
+_START = re.compile(r"training: steps (\d{1,12}) to (\d{1,12})")
 _TRAIN = re.compile(
-    rf"step +(\d+)/(\d+)  loss {_NUMBER}(?:  grad {_NUMBER})?  lr {_NUMBER}(?:  {_NUMBER} tokens/s  eta "
-    rf"{_DURATION})?(?P<system>  .*)?"
+    rf"step +(\d{{1,12}})/(\d{{1,12}})  loss {_NUMBER}(?:  grad {_NUMBER})?  lr {_NUMBER}"
+    rf"(?:  {_NUMBER} tokens/s  eta {_DURATION})?(?P<system>  .*)?"
 )
-_EVAL = re.compile(rf"eval at step (\d+)  loss {_NUMBER}  perplexity {_NUMBER}")
-_POD = re.compile(r"(?:(\d+)%)?(?: ?([\d.]+) GiB)?")
-_SLOW = re.compile(r"slow rank (\d+) \(([\d.]+)x\)")
-_WAIT = re.compile(r"data wait (\d+)%")
+_EVAL = re.compile(rf"eval at step (\d{{1,12}})  loss {_NUMBER}  perplexity {_NUMBER}")
+_POD = re.compile(r"(?:(\d{1,3})%)?(?: ?(\d{1,9}(?:\.\d{1,9})?) GiB)?")
+_SLOW = re.compile(r"slow rank (\d{1,9}) \((\d{1,9}(?:\.\d{1,9})?)x\)")
+_WAIT = re.compile(r"data wait (\d{1,3})%")
 
 
 def head_line(
@@ -145,11 +146,18 @@ def parse(line: str) -> list[Json]:
     Their ``split`` is train, eval or system, as in metrics.jsonl; or ``head`` (name, strategy, world_size,
     device, nnodes) or ``start`` (step, max_steps).
     """
+    if len(line) > LONGEST:
+        return []
     if match := _TRAIN.fullmatch(line):
         return _train_entries(match)
     if match := _EVAL.fullmatch(line):
         return [
-            {"split": "eval", "step": int(match[1]), "loss": float(match[2]), "perplexity": float(match[3])}
+            {
+                "split": "eval",
+                "step": int(match[1]),
+                "loss": _float(match[2]),
+                "perplexity": _float(match[3]),
+            }
         ]
     if match := _START.fullmatch(line):
         return [{"split": "start", "step": int(match[1]), "max_steps": int(match[2])}]
@@ -167,19 +175,23 @@ def parse(line: str) -> list[Json]:
     return []
 
 
+def _float(text: str) -> float:
+    return float(text.replace(",", ""))
+
+
 def _train_entries(match: re.Match[str]) -> list[Json]:
     step = int(match[1])
     train: Json = {
         "split": "train",
         "step": step,
         "max_steps": int(match[2]),
-        "loss": float(match[3]),
-        "learning_rate": float(match[5]),
+        "loss": _float(match[3]),
+        "learning_rate": _float(match[5]),
     }
     if match[4]:
-        train["grad_norm"] = float(match[4])
+        train["grad_norm"] = _float(match[4])
     if match[6]:
-        train["tokens_per_s"] = float(match[6].replace(",", ""))
+        train["tokens_per_s"] = _float(match[6])
         hours, minutes_of_hour, minutes, seconds_of_minute, seconds = (
             int(match[index] or 0) for index in range(7, 12)
         )

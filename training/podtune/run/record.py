@@ -1,4 +1,4 @@
-"""The record of a run: run.json, metrics.jsonl, and a copy on stdout that outlives the pod. Needs no torch.
+"""The record of a run: run.json and metrics.jsonl. Needs no torch.
 
 Every figure a report shows comes from here. What could not be measured is absent, never zero.
 """
@@ -6,25 +6,23 @@ Every figure a report shows comes from here. What could not be measured is absen
 from __future__ import annotations
 
 import datetime
-import hashlib
 import json
 import math
 import os
 import statistics
 import types
 import typing
-import zlib
-from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 from functools import cache
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any, Literal
+
+from podtune.run.errors import warn
+from podtune.run.files import replacing, write_whole
 
 SCHEMA = "podtune.run/1"
 RUN_FILE, METRICS_FILE = "run.json", "metrics.jsonl"
-MARKER = "PODTUNE-RECORD/1"
-LINE_LENGTH = 4096  # container runtimes split lines at 16 KiB
 
 Status = Literal["running", "ok", "oom", "preempted", "error"]
 Json = dict[str, Any]
@@ -245,33 +243,31 @@ def finite(value: Any) -> Any:
 
 def write_json(path: Path, content: Json) -> None:
     """Write ``content`` so that a reader sees the old file or the new one, never half of one."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    with part.open("w", encoding="utf-8") as file:
+    with replacing(path) as file:
         json.dump(finite(content), file, indent=2, ensure_ascii=False)
         file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
 
 
 class MetricsLog:
     """metrics.jsonl: one object a line, append-only over restarts, one line for a step and split.
 
-    On opening for a resume from ``from_step``, later lines and a torn last line are dropped (they will be
-    written again), so that the file is what an uninterrupted run would have left. Rank 0 only.
+    On opening for a resume from ``from_step``, later lines are dropped (they will be written again), so that
+    the file is what an uninterrupted run would have left. A line that cannot be read costs that line, and is
+    said. Rank 0 only.
     """
 
     def __init__(self, path: Path, *, from_step: int = 0) -> None:
         self.path = path
+        self.kept: list[Json] = []
         if path.exists():
-            kept = [line for line in read_metrics(path) if int(line["step"]) <= from_step]
-            part = path.with_name(f".{path.name}.part")
-            part.write_text("".join(_line(entry) for entry in kept), encoding="utf-8")
-            part.replace(path)
-            self._written = {(int(entry["step"]), entry["split"]) for entry in kept}
-        else:
-            self._written = set()
-        self._file = path.open("a", encoding="utf-8")
+            entries, broken = read_metrics(path)
+            if broken:
+                warn(f"{path}: lines that cannot be read are dropped: {_some(broken)}")
+            self.kept = [entry for entry in entries if entry["step"] <= from_step]
+            write_whole(path, "".join(_line(entry) for entry in self.kept))
+        self._written = {(entry["step"], entry["split"]) for entry in self.kept}
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+        self._file = os.fdopen(os.open(path, flags, 0o664), "a", encoding="utf-8", errors="backslashreplace")
 
     def write(self, split: Literal["train", "eval", "system"], step: int, metrics: Json) -> None:
         """Append a line with ``time``, ``step``, ``split`` and ``metrics``; a step and split already there is
@@ -295,36 +291,34 @@ def _line(entry: Json) -> str:
     return json.dumps(finite(entry), ensure_ascii=False) + "\n"
 
 
-def read_metrics(path: Path) -> list[Json]:
-    """The lines of a metrics file up to the first that is torn; a run killed in mid-write leaves one."""
-    entries: list[Json] = []
-    with path.open(encoding="utf-8", errors="replace") as file:
-        for line in file:
-            try:
-                entry = json.loads(line)
-            except ValueError:
-                break
-            if not (isinstance(entry, dict) and "step" in entry and "split" in entry):
-                break
+def _some(numbers: list[int]) -> str:
+    return ", ".join(map(str, numbers[:5])) + (f" and {len(numbers) - 5} more" if len(numbers) > 5 else "")
+
+
+def metrics_entry(line: bytes | str) -> Json | None:
+    """A line of a metrics file, or None if it is torn, or none: every reader's judgement."""
+    try:
+        entry = json.loads(line)
+        if type(entry["step"]) is int and isinstance(entry["split"], str):
+            return dict(entry)
+    except (ValueError, KeyError, TypeError, RecursionError):
+        pass
+    return None
+
+
+def metrics_entries(lines: Iterable[bytes]) -> tuple[list[Json], list[int]]:
+    """The entries of ``lines``, and the numbers of those that are none. Empty lines are neither."""
+    entries, broken = [], []
+    for number, line in enumerate(lines, 1):
+        if (entry := metrics_entry(line)) is not None:
             entries.append(entry)
-    return entries
+        elif line.strip():
+            broken.append(number)
+    return entries, broken
 
 
-def emit_record(record: Json, stream: IO[str]) -> None:
-    """Print the record between versioned markers, compressed, in short numbered lines with length and
-    checksum.
-
-    ``podtune collect`` finds it again in any container log, even where lines of other programs fall between.
-    Format: a begin line with the id, the count of lines, the bytes of JSON and their SHA-256; the lines ``id
-    index payload`` (zlib, base64); an end line with the id.
+def read_metrics(path: Path) -> tuple[list[Json], list[int]]:
+    """The entries of a metrics file, and the numbers of its broken lines; a run killed in mid-write leaves
+    one.
     """
-    content = json.dumps(finite(record), ensure_ascii=False, separators=(",", ":")).encode()
-    digest = hashlib.sha256(content).hexdigest()
-    packed = b64encode(zlib.compress(content, 9)).decode()
-    chunks = [packed[start : start + LINE_LENGTH] for start in range(0, len(packed), LINE_LENGTH)]
-    tag = digest[:12]
-    lines = [f"{MARKER} begin {tag} lines={len(chunks)} bytes={len(content)} sha256={digest}"]
-    lines += [f"{MARKER} {tag} {index} {chunk}" for index, chunk in enumerate(chunks)]
-    lines.append(f"{MARKER} end {tag}")
-    stream.write("\n" + "\n".join(lines) + "\n")
-    stream.flush()
+    return metrics_entries(path.read_bytes().split(b"\n"))

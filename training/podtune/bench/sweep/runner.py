@@ -21,6 +21,7 @@ from typing import IO, Any, Literal
 from podtune.bench.sweep.launch import ForkServer, Launcher, Outcome, Torchrun
 from podtune.bench.sweep.sweep import Cell, Expansion, Sweep, code_hash
 from podtune.machine.provenance import provenance
+from podtune.run.collect import emit_record
 from podtune.run.distributed import Pod
 from podtune.run.errors import CANNOT_CREATE, PEER_LOST, SOFTWARE, UNAVAILABLE, UserError
 from podtune.run.record import (
@@ -28,7 +29,6 @@ from podtune.run.record import (
     Json,
     Measurements,
     Status,
-    emit_record,
     end_record,
     new_record,
     now,

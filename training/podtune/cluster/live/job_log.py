@@ -18,9 +18,8 @@ from podtune.cluster.live.client import JOB_KINDS, Cluster, Refused, Unreachable
 from podtune.cluster.live.diagnose import phase, problems, restarts, state
 from podtune.cluster.live.follow import ENDED, TRAINING_CONTAINER, Unseen, sentence
 from podtune.run.collect import collect
-from podtune.run.errors import NO_INPUT, NO_PERMISSION, UserError
+from podtune.run.errors import MARKER, NO_INPUT, NO_PERMISSION, UserError
 from podtune.run.log_lines import parse
-from podtune.run.record import MARKER
 
 Json = dict[str, Any]
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from podtune.run.errors import NO_INPUT, UserError
-from podtune.run.record import MARKER, RUN_FILE, SCHEMA, Json, Measurements
+from podtune.run.errors import MARKER, NO_INPUT, UserError
+from podtune.run.record import RUN_FILE, SCHEMA, Json, Measurements
 
 Collect = Callable[[Iterable[str]], tuple[list[Json], list[str]]]
 

@@ -19,7 +19,16 @@ from podtune.run.collection import without_collection
 from podtune.run.errors import DATA, NO_INPUT, UserError
 from podtune.run.follow import state
 from podtune.run.heartbeat import STALE_S, read_beat
-from podtune.run.record import METRICS_FILE, RUN_FILE, SCHEMA, Json, Losses, Measurements, number
+from podtune.run.record import (
+    METRICS_FILE,
+    RUN_FILE,
+    SCHEMA,
+    Json,
+    Losses,
+    Measurements,
+    metrics_entry,
+    number,
+)
 
 AXES = {"step": "step", "tokens": "tokens", "time": "time since start (s)"}
 Curve = tuple[list[float], list[float]]
@@ -40,9 +49,11 @@ class Run:
 
     @cached_property
     def status(self) -> str:
-        """ok, oom, preempted, error, running, or died: running by its record, and its process is gone."""
+        """ok, oom, preempted, error, running; died (its process is gone); silent (elsewhere, no
+        heartbeat).
+        """
         status, reason = state(self.path, self.record)
-        return "died" if reason == "died" else status
+        return reason if reason in ("died", "silent") else status
 
     def last_step(self) -> tuple[int, float] | None:
         """The step that its process has reached, and when (seconds since the epoch); None if unknown."""
@@ -143,7 +154,7 @@ def load_run(path: Path, *, curves: bool = True) -> Run:
     record = _read_record(folder)
     run = Run(folder, record, str(record.get("name") or folder.name))
     metrics = folder / METRICS_FILE
-    if metrics.exists():
+    if metrics.is_file():
         lines = metrics.read_bytes().split(b"\n") if curves else _overview(metrics.read_bytes())
         with without_collection():
             _read_lines(run, lines, numbered=curves)
@@ -200,7 +211,7 @@ def _overview(content: bytes) -> list[bytes]:
 
 
 def _read_lines(run: Run, lines: list[bytes], *, numbered: bool) -> None:
-    """Parse ``lines`` into ``run.entries``: up to the first torn one; the first of two with one step and
+    """Parse ``lines`` into ``run.entries``: a torn one is left out; the first of two with one step and
     split.
     """
     where = run.path / METRICS_FILE
@@ -209,13 +220,11 @@ def _read_lines(run: Run, lines: list[bytes], *, numbered: bool) -> None:
     for index, line in enumerate(lines, 1):
         if not line:
             continue
-        try:
-            entry = json.loads(line)
-            split, step = str(entry["split"]), int(entry["step"])
-        except (ValueError, KeyError, TypeError):
+        if (entry := metrics_entry(line)) is None:
             at = f" line {index}" if numbered else ""
-            run.problems.append(f"{where}{at}: torn or no metrics line; used up to there")
-            break
+            run.problems.append(f"{where}{at}: torn or no metrics line; left out")
+            continue
+        split, step = entry["split"], entry["step"]
         if (split, step) in seen:
             if {**entry, "time": ""} != {**seen[split, step], "time": ""}:
                 run.problems.append(
@@ -239,7 +248,7 @@ def _read_lines(run: Run, lines: list[bytes], *, numbered: bool) -> None:
 
 def _check(run: Run) -> None:
     """Compare the two files of a run that ended: its record and its metrics must tell the same story."""
-    if run.status in ("running", "died"):
+    if run.status in ("running", "silent", "died"):
         return
     where = run.path / RUN_FILE
     measured, steps = run.measurements, [int(entry["step"]) for entry in run.entries.get("train", [])]

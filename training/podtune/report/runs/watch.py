@@ -6,7 +6,6 @@ It only reads, so it can be started and stopped at will: a folder's files on any
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from abc import ABC, abstractmethod
@@ -15,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from podtune.report.draw.tables import duration, shown
 from podtune.report.runs.runs import Run, load_run, progress
-from podtune.run.follow import MetricsTail
+from podtune.run.follow import MetricsTail, read_record
 from podtune.run.log_lines import is_slow, per_pod, waits_for_data
-from podtune.run.record import RUN_FILE, Json, number
+from podtune.run.record import Json, number
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -63,7 +62,7 @@ class View(ABC):
     @property
     def over(self) -> bool:
         """Whether nothing more will come."""
-        return self.run.status != "running"
+        return self.run.status not in ("running", "silent")
 
     def render(self, *, width: int) -> RenderableType:
         """A panel of at most ``width`` characters."""
@@ -152,6 +151,10 @@ class View(ABC):
                 "the process is gone and left no result: see its log; the same command resumes from the last "
                 "checkpoint"
             )
+        if run.status == "silent":
+            found.append(
+                "no sign of life from its host for a minute: it died, its volume hangs, or the clocks differ"
+            )
         if going.stalled and going.silent_s is not None:
             found.append(f"no step for {duration(going.silent_s)}: a rank hangs, or the data does not come")
         last = run.last("train", "loss")
@@ -208,7 +211,6 @@ class FolderView(View):
         super().__init__(load_run(Path(run_dir), curves=False))
         self.run.entries = {}
         self._tail = MetricsTail(self.run.path)
-        self._record_at = 0
         self.update()
 
     def update(self) -> None:
@@ -218,13 +220,9 @@ class FolderView(View):
             self.run.entries = {}
         for entry in entries:
             self.run.entries.setdefault(str(entry["split"]), []).append(entry)
-        changed_at = (self.run.path / RUN_FILE).stat().st_mtime_ns
-        if changed_at != self._record_at:
-            self._record_at = changed_at
-            self.run.record = json.loads((self.run.path / RUN_FILE).read_text(encoding="utf-8"))
-        self.run.__dict__.pop(
-            "status", None
-        )  # computed once a look: a heartbeat can stop without any file changing
+        self.run.record = read_record(self.run.path) or self.run.record  # it may be gone: then as it was
+        # computed once a look: a heartbeat can stop without any file changing
+        self.run.__dict__.pop("status", None)
 
 
 def sparkline(values: list[float], width: int) -> str:

@@ -8,23 +8,18 @@ the same file into memory.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
-import socket
-import threading
-import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from podtune.run.errors import CANNOT_CREATE, UNAVAILABLE, UserError
+from podtune.run.errors import CANNOT_CREATE, UserError
+from podtune.run.lock import hold
 
 DATA_FILE, INFO_FILE = "data.arrow", "info.json"
-HEARTBEAT_S = 2.0
-STALE_S = 20.0  # ten missed heartbeats: the holder is gone
 WAIT_S = 3600.0
 
 Info = dict[str, Any]
@@ -74,7 +69,10 @@ def get_or_make(
         return *found, True
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with lock(folder / f"{key}.lock", until=lambda: read(folder, key) is not None, wait_s=wait_s) as held:
+        lock = folder / f"{key}.lock"
+        with hold(
+            lock, until=lambda: read(folder, key) is not None, wait_s=wait_s, what="preparing this data"
+        ) as held:
             found = read(folder, key)
             if found or not held:
                 found = found or read(folder, key)
@@ -109,88 +107,3 @@ def _write(folder: Path, key: str, make: Callable[[Path], Info]) -> tuple[Path, 
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     return folder / key / DATA_FILE, info
-
-
-@contextlib.contextmanager
-def lock(path: Path, *, until: Callable[[], bool], wait_s: float = WAIT_S) -> Iterator[bool]:
-    """Hold the lock file ``path``; yields False instead as soon as ``until()`` is true, because another did
-    the work.
-
-    The holder touches the file every :data:`HEARTBEAT_S`. A lock whose heartbeat nobody saw move for
-    :data:`STALE_S` (by this process's own clock: those of pods differ) is taken over.
-
-    Raises:
-        UserError: a living holder kept it for ``wait_s``; names it.
-    """
-    end = time.monotonic() + wait_s
-    beat, seen = None, time.monotonic()
-    held = False
-    while not held:
-        if until():
-            yield False
-            return
-        held = _acquire(path)
-        if held:
-            break
-        now_beat = _beat(path)
-        if now_beat != beat:
-            beat, seen = now_beat, time.monotonic()
-        elif time.monotonic() - seen > STALE_S:
-            _take_away(path)
-            continue
-        if time.monotonic() > end:
-            raise UserError(
-                f"another process has been preparing this data for {wait_s:.0f} s: {_holder(path)}",
-                where=str(path),
-                fix="look at that process; or prepare the data before the job, with podtune data prepare",
-                code=UNAVAILABLE,
-            )
-        time.sleep(0.1)
-    stop = threading.Event()
-    thread = threading.Thread(target=_show_life, args=(path, stop), daemon=True)
-    thread.start()
-    try:
-        yield True
-    finally:
-        stop.set()
-        thread.join()
-        path.unlink(missing_ok=True)
-
-
-def _acquire(path: Path) -> bool:
-    try:
-        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
-    except FileExistsError:
-        return False
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        json.dump({"host": socket.gethostname(), "pid": os.getpid()}, file)
-    return True
-
-
-def _beat(path: Path) -> int | None:
-    try:
-        return path.stat().st_mtime_ns
-    except OSError:
-        return None
-
-
-def _take_away(path: Path) -> None:
-    """Remove a stale lock by renaming it, which only one of those that wait can do."""
-    grave = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.stale")
-    with contextlib.suppress(FileNotFoundError):
-        path.rename(grave)
-        grave.unlink()
-
-
-def _holder(path: Path) -> str:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        return f"process {content['pid']} on {content['host']}"
-    except (OSError, ValueError, KeyError):
-        return "unknown"
-
-
-def _show_life(path: Path, stop: threading.Event) -> None:
-    while not stop.wait(HEARTBEAT_S):
-        with contextlib.suppress(OSError):
-            os.utime(path)

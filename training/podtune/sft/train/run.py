@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 from podtune.machine.provenance import provenance
 from podtune.run import checkpoint
 from podtune.run.checkpoint import Checkpoint
+from podtune.run.collect import emit_record
 from podtune.run.distributed import World
 from podtune.run.errors import UserError, exit_code, out_of_memory, warn
-from podtune.run.heartbeat import Claim, Heartbeat
+from podtune.run.heartbeat import Heartbeat
+from podtune.run.lock import Lock
 from podtune.run.log_lines import head_line
 from podtune.run.record import (
     CUDA_PEAK,
@@ -22,7 +24,6 @@ from podtune.run.record import (
     Measurements,
     MemoryPeaks,
     Status,
-    emit_record,
     end_record,
     new_record,
     now,
@@ -122,7 +123,7 @@ class Run:
         rows: Inputs,
         tokenizer: Any,
         resume: Checkpoint | None,
-        held: list[Claim],
+        held: list[Lock],
     ) -> None:
         training = arguments.training
         self.arguments, self.world, self.rows, self.tokenizer = arguments, world, rows, tokenizer

@@ -1,0 +1,145 @@
+"""One lock between processes and pods: kept from the living, taken from the dead, whatever the clocks say."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from podtune.run import lock
+from podtune.run.errors import PeerLost, UserError
+from podtune.run.files import open_new, remove_parts, replacing, write_whole
+from podtune.run.heartbeat import HEARTBEAT_FILE, LOCK_FILE, Heartbeat, claim, life
+
+FOREIGN = """
+import json, os, select, sys, time
+beats = 0
+while not select.select([0], [], [], 0.02)[0]:
+    beats += 1
+    now = time.time() + float(sys.argv[2])
+    content = {"time": now + beats, "step": 6, "step_at": now, "pid": 1, "host": "pod-on-another-node"}
+    with open(sys.argv[1] + ".new", "w") as file:
+        json.dump(content, file)
+    os.replace(sys.argv[1] + ".new", sys.argv[1])
+    if beats == 1:
+        print("beating", flush=True)
+"""
+CLAIM = """
+import sys
+from pathlib import Path
+from podtune.run.heartbeat import claim
+lock = claim(Path(sys.argv[1]))
+print("mine", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("clock_s", [86_400, 0, -86_400])
+def test_a_foreign_heartbeat_that_moves_is_alive_whatever_its_clock_says(
+    tmp_path: Path, clock_s: int
+) -> None:
+    mover = subprocess.Popen(
+        [sys.executable, "-c", FOREIGN, str(tmp_path / HEARTBEAT_FILE), str(clock_s)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert mover.stdout
+    assert mover.stdout.readline() == "beating\n"
+    with pytest.raises(UserError, match="process 1 on pod-on-another-node, at step 6"):
+        claim(tmp_path, patience_s=20)
+    mover.communicate("")
+    claim(tmp_path, patience_s=0.3).release()  # and a still one does not hold the folder
+
+
+def test_a_lock_file_that_was_removed_by_hand_lets_no_second_job_in(tmp_path: Path) -> None:
+    with claim(tmp_path), Heartbeat(tmp_path, interval_s=0.05):
+        (tmp_path / LOCK_FILE).unlink()
+        second = subprocess.run(
+            [sys.executable, "-c", CLAIM, str(tmp_path)], capture_output=True, text=True, timeout=120
+        )
+    assert "another job writes here" in second.stderr
+
+
+def test_the_last_attempt_of_the_same_job_is_waited_for_and_then_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PODTUNE_JOB_NAME", "my-run")
+    first = subprocess.Popen(
+        [sys.executable, "-c", CLAIM, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert first.stdout
+    assert first.stdout.readline() == "mine\n"
+    with pytest.raises(PeerLost, match="last attempt has not ended"):
+        claim(tmp_path, ending_s=0.1)
+    monkeypatch.setenv("PODTUNE_JOB_NAME", "another-run")
+    with pytest.raises(UserError, match="another job writes here"):
+        claim(tmp_path)
+    monkeypatch.setenv("PODTUNE_JOB_NAME", "my-run")
+    first.kill()
+    first.communicate()
+    claim(tmp_path, ending_s=60).release()
+
+
+def test_where_there_are_no_locks_of_the_kernel_one_of_two_gets_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock, "BEAT_S", 0.05)
+
+    def none(*_: object) -> None:
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr("fcntl.lockf", none)
+    mine = lock.take(tmp_path / "l")
+    assert mine is not None
+    sign = json.loads((tmp_path / "l").read_text())
+    foreign = sign | {"host": "elsewhere", "beats": 0}
+    mine.release()
+    (tmp_path / "l").write_text(json.dumps(foreign))
+    moving = iter(range(100_000))
+    assert lock.take(tmp_path / "l", also=lambda: next(moving), patience_s=5) is None
+    taken = lock.take(tmp_path / "l", patience_s=0.2)
+    assert taken is not None
+    taken.release()
+
+
+def test_a_live_process_of_this_host_is_never_called_dead(tmp_path: Path) -> None:
+    with Heartbeat(tmp_path):
+        content = json.loads((tmp_path / HEARTBEAT_FILE).read_text())
+        for hours in (-24, 24, 24 * 400):  # a frozen volume, a clock that was set
+            (tmp_path / HEARTBEAT_FILE).write_text(json.dumps(content | {"time": time.time() + hours * 3600}))
+            assert life(tmp_path) == "alive"
+        (tmp_path / HEARTBEAT_FILE).write_text(json.dumps(content | {"started": 1.0}))
+        assert life(tmp_path) == "dead", "a later process has the number"
+
+
+def test_links_that_others_planted_are_not_followed(tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("precious")
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / LOCK_FILE).symlink_to(precious)
+    with pytest.raises(OSError, match="symbolic"):
+        claim(run)
+    (run / "run.json").symlink_to(precious)
+    write_whole(run / "run.json", "{}")  # replaces the link itself
+    assert not (run / "run.json").is_symlink()
+    (run / "new").symlink_to(precious)
+    with pytest.raises(FileExistsError):
+        open_new(run / "new")
+    assert precious.read_text() == "precious"
+
+
+def test_a_write_that_fails_leaves_the_old_content_and_nothing_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("old")
+    with pytest.raises(TypeError), replacing(tmp_path / "a") as file:
+        json.dump({"a": object}, file)
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("a", "old")]
+    (tmp_path / ".a.0123456789abcdef.part").touch()  # of a writer that was killed
+    remove_parts(tmp_path)
+    assert os.listdir(tmp_path) == ["a"]
