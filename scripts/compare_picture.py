@@ -1,6 +1,6 @@
 """Make docs/images/compare.png: the compare page of two demo runs, as a browser shows it. Needs chromium.
 
-make demo && make demo DEMO_ARGS='--name slower --learning-rate 5e-4' && make picture
+make demo && make demo DEMO_ARGS='--name slower --learning_rate 3e-4' && make picture
 """
 
 from __future__ import annotations

@@ -1,20 +1,20 @@
-"""The main job on real input, here: data, a small model, a fine-tune on two processes, one answer before and
-after.
+"""The main job on real input, here: questions, a small model, a fine-tune on two processes, and how many
+held-out questions it answers before and after.
 
     python scripts/demo.py --output demo
+    python scripts/demo.py --output demo/commands --kind commands    # English to podtune commands
 
-Everything is made on this machine: a question-answer set from the documentation strings of the installed
-Python packages, a SmolLM3-architecture model of 7 million parameters, and the run itself by the program and
-the configuration that a cluster uses. Run again, it resumes; nothing is made twice.
+Everything is made on this machine: questions about the characters of Unicode from Python's own database, a
+SmolLM3-architecture model with random weights, and the run itself by the program and the configuration
+(deploy/demo.yaml) that a cluster uses. Run again, it resumes; nothing is made twice. Other options go to the
+training program.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -24,57 +24,30 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument(
-        "--output", type=Path, default=Path("demo"), help=("folder for data, model, run and Aim repo")
-    )
-    parser.add_argument("--steps", type=int, default=400, help="optimizer steps")
-    parser.add_argument("--processes", type=int, default=2, help="local processes")
+    parser.add_argument("--output", type=Path, default=Path("demo"), help="folder for all that is made")
+    parser.add_argument("--kind", default="unicode", help="of questions, as podtune data build --kind")
+    parser.add_argument("--processes", default="2", help="local processes")
     parser.add_argument("--name", default="run", help="name of the run, a folder under --output")
-    parser.add_argument("--learning-rate", type=float, default=2e-3, help="peak learning rate")
-    options, more = parser.parse_known_args()  # whatever else is given goes to the training program
+    options, more = parser.parse_known_args()
     started = time.monotonic()
     data, model, run, aim = (options.output / name for name in ("data", "model", options.name, "aim"))
     say(f"the demo makes everything under {options.output}/ (no GPU, no cluster and no download needed)")
     if not (data / "card.json").exists():
-        step(
-            ("data: questions and answers from the documentation of the installed packages"),
-            "podtune",
-            "data",
-            "build",
-            "--output",
-            data,
-        )
+        step("data: questions and answers", "data", "build", "--kind", options.kind, "--output", data)
     if not (model / "config.json").exists():
         step(
-            "model: SmolLM3 architecture, about 7 M parameters",
-            "podtune",
-            "model",
-            "build",
-            "--size",
-            "tiny",
-            "--data",
-            data,
-            "--output",
-            model,
+            "model: SmolLM3 architecture with random weights, a tokenizer for these questions",
+            *("model", "build", "--size", "micro", "--data", data, "--output", model),
         )
     step(
-        f"fine-tune: {options.processes} processes, {options.steps} steps",
-        *(
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            "--nproc-per-node",
-            options.processes,
-        ),
-        *("-m", "podtune.training", "--config", ROOT / "deploy" / "demo.yaml"),
+        f"fine-tune: {options.processes} processes",
+        *("train", "-n", options.processes, "--config", ROOT / "deploy" / "demo.yaml"),
         *("--model_name_or_path", model, "--dataset_name", data, "--output_dir", run, "--aim_repo", aim),
-        *("--max_steps", options.steps, "--learning_rate", options.learning_rate, *more),
+        *more,
     )
-    record = json.loads((run / "run.json").read_text())
-    closing(record, options.output, run, aim, time.monotonic() - started)
+    closing(json.loads((run / "run.json").read_text()), options, run, time.monotonic() - started)
     return 0
 
 
@@ -82,52 +55,68 @@ def say(text: str) -> None:
     print(f"\n== {text}", flush=True)
 
 
-def step(title: str, *command: object) -> None:
-    """Run one command, shown as it could be typed; the demo ends where a step fails."""
-    words = [str(word) for word in command]
+def step(title: str, *words: object) -> None:
+    """Run one podtune command, shown as it could be typed; the demo ends where a step fails."""
+    command = ["podtune", *map(str, words)]
     say(title)
-    print(
-        "$ " + " ".join(words).replace((f"{sys.executable} -m torch.distributed.run"), "torchrun"), flush=True
-    )
-    threads = str(max(1, (os.cpu_count() or 1) // 2))  # torchrun would say at length that it chooses 1
-    done = subprocess.run(words, cwd=ROOT, env={"OMP_NUM_THREADS": threads, **os.environ})
-    if done.returncode:
-        raise SystemExit(done.returncode)
+    print("$ " + " ".join(command), flush=True)
+    code = subprocess.run(command, cwd=ROOT).returncode
+    if code:
+        raise SystemExit(code)
 
 
-def closing(record: dict[str, Any], output: Path, run: Path, aim: Path, seconds: float) -> None:
-    """The last screen: what was made, one answer before and after, and what to type next."""
+def closing(record: dict[str, Any], options: argparse.Namespace, run: Path, seconds: float) -> None:
+    """The last screen: held-out questions answered before and after, some of them, and what to type next."""
     measured = record["measurements"]
     loss, answers = measured["loss"], measured.get("answers")
     say(f"done in {seconds:.0f} s")
     print(f"eval loss      {loss['eval_first']:.3f} -> {loss['eval']:.3f}")
     if "tokens_per_s" in measured:
-        print(
-            f"speed          {measured['tokens_per_s']:,.0f} real tokens/s, "
-            f"{measured['peak_memory_gib']['max']:.1f} GiB a process at most"
-        )
+        memory = measured["peak_memory_gib"]["max"]
+        print(f"speed          {measured['tokens_per_s']:,.0f} real tokens/s, {memory:.1f} GiB a process")
     if answers:
-        base, tuned, sample = answers["base"], answers["tuned"], answers["samples"][0]
-        print(
-            f"exact match    {base['exact_match']:.1%} -> {tuned['exact_match']:.1%} of "
-            f"{answers['rows']} "
-            "held-out questions"
-        )
-        print(f"question       {sample['prompt']}\n  reference    {sample['reference']}")
-        print(f"  before       {sample['base'][:110]}\n  after        {sample['tuned'][:110]}")
-    print(f"model          {run / 'final'}")
+        print("\n".join(["", *answer_lines(answers)]))
+    print(f"\nmodel          {run / 'final'}")
     print(f"metrics        {run / 'metrics.jsonl'}, {run / 'run.json'}, {run / 'loss.png'}")
-    print(f"Aim repo       {aim}")
     print("\nnext:")
+    if answers:
+        question = answers["samples"][-1]["prompt"]
+        print(f'  .venv/bin/podtune generate {run} --prompt "{question}"    # ask it yourself')
     print(
-        f"  .venv/bin/podtune compare {run} {output / 'slower'}    # after: make demo DEMO_ARGS='--name "
-        "slower --learning-rate 5e-4'"
+        f"  .venv/bin/podtune compare {run} {options.output / 'slower'}    "
+        "# after: make demo DEMO_ARGS='--name slower --learning_rate 3e-4'"
     )
-    print(f"  .venv/bin/aim up --repo {aim}    # the curves in a browser")
-    print(
-        "  make demo DEMO_ARGS='--steps 600 --allow_resume_change'    # resume from the last checkpoint, "
-        "for 200 steps more"
-    )
+    print(f"  .venv/bin/aim up --repo {options.output / 'aim'}    # the curves in a browser")
+    print("  make demo DEMO_ARGS='--kind commands --output demo/commands'    # English to podtune commands")
+
+
+def answer_lines(answers: dict[str, Any]) -> list[str]:
+    """Exact match by kind of question, beside what the most frequent answers would score; three right answers
+    and a wrong one.
+    """
+    base, tuned = answers["base"]["exact_match"], answers["tuned"]["exact_match"]
+    lines = [
+        f"held-out questions answered exactly   {base:.1%} -> {tuned:.1%} of {answers['rows']}"
+        f"   (the most frequent answer of each kind: {answers['most_frequent_answer']:.1%})"
+    ]
+    for kind, score in answers.get("by_kind", {}).items():
+        lines.append(f"  {kind:<12} {score['base']:>6.1%} -> {score['tuned']:>6.1%} of {score['rows']}")
+    right = [sample for sample in answers["samples"] if sample["tuned"] == sample["reference"]]
+    wrong = [sample for sample in answers["samples"] if sample["tuned"] != sample["reference"]]
+    for sample in [*right[:3], *wrong[:1]]:
+        verdict = "right" if sample in right else f"wrong: {sample['reference']}"
+        lines += [
+            f"  {sample['prompt']}",
+            f"    before   {readable(sample['base'])}",
+            f"    after    {sample['tuned'][:90]}   ({verdict})",
+        ]
+    return lines
+
+
+def readable(text: str) -> str:
+    """A short answer as it is, and ``(noise)`` for what a model of random weights says."""
+    words = text.split()
+    return text if words and len(text) < 90 and len(set(words)) > len(words) // 2 else "(noise)"
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ def qa_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from podtune.qa.build import build
 
     folder = tmp_path_factory.mktemp("qa")
-    build(folder, rows=600)
+    build(folder, kind="docs", rows=600)
     return folder
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import click
 import pytest
 import typer
 
@@ -74,15 +75,16 @@ def command_lines(text: str) -> list[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.parent.name + "/" + page.name)
 def test_every_podtune_command_in_the_documents_exists_with_its_options(page: Path) -> None:
-    from podtune.cli import COMMANDS, build
+    from podtune.cli import app
 
-    top: Any = typer.main.get_command(build(list(COMMANDS)))
+    top: Any = typer.main.get_command(app)
+    nowhere = click.Context(top)
     for line in command_lines(page.read_text()):
         command = top
         words = line.split()[1:]
-        while hasattr(command, "commands") and words and re.fullmatch(r"[a-z][a-z-]*", words[0]):
-            assert words[0] in command.commands, line
-            command = command.commands[words.pop(0)]
+        while isinstance(command, click.Group) and words and re.fullmatch(r"[a-z][a-z-]*", words[0]):
+            assert words[0] in command.list_commands(nowhere), line
+            command = command.get_command(nowhere, words.pop(0))
         options = {
             option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)
         }

@@ -51,6 +51,12 @@ def test_the_profiles_of_real_situations_are_there():
     assert expected.split() == PROFILES
 
 
+def test_the_smoke_job_trains_what_the_demo_trains():
+    smoke = yaml.safe_load(yaml.safe_load((VALUES / "cpu-smoke.yaml").read_text())["config"])
+    demo = yaml.safe_load((VALUES.parent / "demo.yaml").read_text())
+    assert smoke == demo | {"model_name_or_path": "/models/podtune-micro", "dataset_name": "/data/qa"}
+
+
 @pytest.mark.parametrize("profile", PROFILES)
 def test_lint_finds_nothing_in(profile):
     verdict = lint([(profile, rendered(profile))])

@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from podtune.qa import build as qa
-from podtune.qa import python_objects
-from podtune.qa.prose import plain, prose, whole_sentences
+from podtune.qa import documentation
+from podtune.qa.documentation import plain, prose, whole_sentences
 from podtune.run.errors import CANNOT_CREATE, UserError
 
 ROWS = 9000
@@ -27,7 +27,7 @@ ROWS = 9000
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("qa")
-    qa.build(folder, rows=ROWS)
+    qa.build(folder, kind="docs", rows=ROWS)
     return folder
 
 
@@ -40,10 +40,10 @@ def test_there_are_enough_rows_of_every_kind(parts: dict[str, list[dict[str, Any
     card = json.loads((folder / "card.json").read_text())
     assert len(parts["train"]) + len(parts["eval"]) == card["rows"] == ROWS
     assert 0.05 < len(parts["eval"]) / ROWS < 0.15
-    assert set(card["kinds"]) == set(qa._PHRASES)
+    assert set(card["kinds"]) == set(documentation._PHRASES)
     for name, rows in parts.items():
         assert card["files"][f"{name}.parquet"]["rows"] == len(rows)
-        assert {row["kind"] for row in rows} == set(qa._PHRASES)
+        assert {row["kind"] for row in rows} == set(documentation._PHRASES)
     assert card["packages"]["python"]["rows"] > ROWS // 4
     assert len(card["packages"]) > 5
 
@@ -88,13 +88,7 @@ def test_the_command_gives_the_same_bytes_in_another_process(folder: Path, tmp_p
         sys.executable,
         "-m",
         "podtune.cli",
-        "data",
-        "build",
-        "--output",
-        str(tmp_path),
-        "--rows",
-        str(ROWS),
-        "--json",
+        *("data", "build", "--kind", "docs", "--output", str(tmp_path), "--rows", str(ROWS), "--json"),
     ]
     done = subprocess.run(
         command, env=os.environ | {"PYTHONHASHSEED": "7"}, check=True, timeout=200, capture_output=True
@@ -110,12 +104,12 @@ def test_the_command_gives_the_same_bytes_in_another_process(folder: Path, tmp_p
 
 
 def test_a_known_object_is_described_by_its_own_words(parts: dict[str, list[dict[str, Any]]]) -> None:
-    thing = next(item for item in python_objects.documented_objects() if item.name == "bisect.bisect_right")
+    thing = next(item for item in documentation.documented_objects() if item.name == "bisect.bisect_right")
     assert thing.signature == "(a, x, lo=0, hi=None, *, key=None)"
     assert thing.parameters == ("a", "x", "lo", "hi", "key")
     assert thing.required == ("a", "x")
     assert thing.raises == ("ValueError",)
-    assert thing.summary(600) == "Return the index where to insert item x in list a, assuming a is sorted."
+    assert prose(thing.doc)[0] == "Return the index where to insert item x in list a, assuming a is sorted."
 
 
 def test_nothing_of_a_package_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,10 +120,10 @@ def test_nothing_of_a_package_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyP
         'def shout(words: str, times=2) -> str:\n    """Say the words in capitals."""\n    raise SystemExit\n'
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(python_objects, "PACKAGES", (("click", "click"),))
+    monkeypatch.setattr(documentation, "PACKAGES", (("click", "click"),))
     monkeypatch.delitem(sys.modules, "click", raising=False)
-    monkeypatch.setattr(python_objects.sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path / "none")})
-    found = {item.name: item for item in python_objects.documented_objects() if item.package == "click"}
+    monkeypatch.setattr(documentation.sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path / "none")})
+    found = {item.name: item for item in documentation.documented_objects() if item.package == "click"}
     assert found["click.verbs.shout"].signature == "(words: str, times=2) -> str"
     assert found["click.verbs.shout"].raises == ("SystemExit",)
 
@@ -155,8 +149,8 @@ def test_a_folder_that_cannot_be_written_and_too_few_rows_are_refused_at_once(tm
     (tmp_path / "file").touch()
     started = time.monotonic()
     with pytest.raises(UserError, match="cannot be written") as refusal:
-        qa.build(tmp_path / "file" / "qa", rows=50)
+        qa.build(tmp_path / "file" / "qa", kind="unicode", rows=50)
     assert refusal.value.code == CANNOT_CREATE
     with pytest.raises(UserError, match="the least is 20"):
-        qa.build(tmp_path, rows=1)
+        qa.build(tmp_path, kind="unicode", rows=1)
     assert time.monotonic() - started < 1

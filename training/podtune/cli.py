@@ -1,76 +1,145 @@
-"""The podtune command. Each group of subcommands lives in training/podtune/commands and imports what it needs
-when it runs.
-"""
+"""The podtune command. A subcommand is imported when it is run, so that each starts at once."""
 
 from __future__ import annotations
 
 import importlib
+import os
 import sys
+from difflib import get_close_matches
+from typing import Annotated, NamedTuple
 
+import click
 import typer
+from typer.core import TyperGroup
 
 from podtune.run.errors import UserError, report
 
-# name -> its module in training/podtune/commands; a group of commands has an `app` there, a command a
-# function
-COMMANDS = {
-    "data": "data",
-    "model": "model",
-    "bench": "bench",
-    "generate": "generate",
-    "runs": "runs",
-    "compare": "runs",
-    "watch": "runs",
-    "aim-sync": "aim",
-    "doctor": "doctor",
-    "render": "manifests",
-    "lint": "manifests",
-    "dry-run": "dry_run",
-    "submit": "jobs",
-    "status": "jobs",
-    "logs": "jobs",
-    "delete": "jobs",
-    "collect": "collect",
-    "preflight": "preflight",
-    "prepare": "launch",
-    "launch": "launch",
+
+class Entry(NamedTuple):
+    """Where a subcommand is and what `podtune --help` says of it."""
+
+    module: str  # in podtune/commands; a group of commands has an `app` there, a command a function
+    about: str  # at most 60 characters
+
+
+PANELS: dict[str, dict[str, Entry]] = {
+    "Try": {
+        "data": Entry("data", "build a question-answer set, see what would be trained"),
+        "model": Entry("model", "build a small model, look at any, merge an adapter"),
+        "train": Entry("train", "fine-tune on this machine, on one process or several"),
+        "generate": Entry("generate", "ask a model, talk with it, or answer a file"),
+    },
+    "Compare": {
+        "runs": Entry("runs", "list runs with state, progress and loss"),
+        "compare": Entry("runs", "runs side by side: what differs, which is better"),
+        "watch": Entry("runs", "follow a run or a job until it ends"),
+        "aim-sync": Entry("aim", "copy the metrics of runs into an Aim repository"),
+        "bench": Entry("bench", "plan, measure and report ways to distribute training"),
+    },
+    "Cluster": {
+        "doctor": Entry("doctor", "what this machine or a cluster lacks, with the fix"),
+        "render": Entry("manifests", "print the manifests of a job, without helm"),
+        "lint": Entry("manifests", "check PyTorchJobs and TrainJobs before a cluster does"),
+        "dry-run": Entry("dry_run", "run a job's pods as local processes"),
+        "submit": Entry("jobs", "create a job, and follow it"),
+        "status": Entry("jobs", "how a job is doing, and why it does not run"),
+        "logs": Entry("jobs", "the logs of a job's pods"),
+        "delete": Entry("jobs", "delete a job and what the chart made for it"),
+        "collect": Entry("collect", "get a run's record back out of a log"),
+    },
+    "Inside pods": {
+        "prepare": Entry("launch", "fetch model and data, and tokenise, once for all pods"),
+        "preflight": Entry("preflight", "check GPUs and network of the pods before training"),
+        "launch": Entry("launch", "torchrun, with the exit code of the process that failed"),
+    },
 }
+COMMANDS = {name: entry for panel in PANELS.values() for name, entry in panel.items()}
 
 
-def build(names: list[str]) -> typer.Typer:
-    """The command with the subcommands ``names``: one of them starts in a tenth of a second, all take longer
-    to import.
-    """
-    app = typer.Typer(
-        name="podtune",
-        help=(
-            "Fine-tune small language models on Kubernetes, from one pod to many, and measure what it costs."
+class Podtune(TyperGroup):
+    """The group of all subcommands, of which only the ones asked for are imported."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self.commands and cmd_name in COMMANDS:
+            self.commands[cmd_name] = load(cmd_name)
+        return self.commands.get(cmd_name)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if name not in COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
+            near = get_close_matches(name, COMMANDS, n=1)
+            ctx.fail(f"no such command {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        width = max(map(len, COMMANDS))
+        for title, panel in PANELS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(width), entry.about) for name, entry in panel.items()])
+
+
+def load(name: str) -> click.Command:
+    """The subcommand ``name``, imported."""
+    module = importlib.import_module(f"podtune.commands.{COMMANDS[name].module}")
+    parent = typer.Typer(add_completion=False, rich_markup_mode=None, suggest_commands=False)
+    parent.callback()(lambda: None)  # keeps the subcommand's name where there is only one
+    if hasattr(module, "app"):
+        parent.add_typer(module.app, name=name)
+    else:
+        parent.command(name, context_settings=getattr(module, "CONTEXT", None))(
+            getattr(module, name.replace("-", "_"))
+        )
+    return typer.main.get_group(parent).commands[name]
+
+
+app = typer.Typer(
+    cls=Podtune,
+    name="podtune",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    suggest_commands=False,
+)
+
+
+def print_version(asked: bool) -> None:
+    """The line that a report of a problem should begin with."""
+    if asked:
+        from podtune.machine.provenance import version_line
+
+        print(version_line())
+        raise typer.Exit
+
+
+@app.callback()
+def podtune(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", "-V", is_eager=True, callback=print_version, help="Print the version and exit."
         ),
-        no_args_is_help=True,
-        add_completion=False,
-        rich_markup_mode=None,
-        pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"]},
-    )
-    app.callback()(lambda: None)  # keeps the subcommand's name where there is only one
-    for name in names:
-        module = importlib.import_module(f"podtune.commands.{COMMANDS[name]}")
-        if hasattr(module, "app"):
-            app.add_typer(module.app, name=name)
-        else:
-            app.command(name)(getattr(module, name.replace("-", "_")))
-    return app
+    ] = False,
+) -> None:
+    """Fine-tune small language models on Kubernetes, from one pod to many, and measure what it costs."""
 
 
 def main() -> None:
     """Run one command; a user's error becomes one message and its exit code, never a traceback."""
-    asked = sys.argv[1] if len(sys.argv) > 1 else ""
     try:
-        build([asked] if asked in COMMANDS else list(COMMANDS))()
+        app()
     except UserError as error:
         sys.exit(report(error))
     except KeyboardInterrupt:
         sys.exit(130)
+    except BrokenPipeError:  # `| head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import pytest
 from cluster_api import Serving
 from typer.testing import CliRunner, Result
 
-from podtune.cli import COMMANDS, build
+from podtune.cli import app
 from podtune.cluster.live.client import connect
 from podtune.cluster.live.follow import Unseen
 from podtune.cluster.live.job_log import JobWatch, RunLog
@@ -149,7 +149,7 @@ def api(serving: Serving) -> Api:
 
 
 def podtune(*words: str) -> Result:
-    return CliRunner().invoke(build(list(COMMANDS)), list(words), catch_exceptions=True)
+    return CliRunner().invoke(app, list(words), catch_exceptions=True)
 
 
 def test_a_running_job_shows_progress_loss_speed_each_pods_use_and_the_pods(api: Api) -> None:

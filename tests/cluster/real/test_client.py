@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 import yaml
 
-from podtune.cli import COMMANDS, build
+from podtune.cli import app
 from podtune.run.errors import UserError, report
 
 Json = dict[str, Any]
@@ -78,7 +78,7 @@ def podtune(*words: str, kubeconfig: str = "") -> subprocess.CompletedProcess[st
         if kubeconfig:
             patch.setenv("KUBECONFIG", kubeconfig)
         try:
-            code = build(list(COMMANDS))(list(words), standalone_mode=False) or 0
+            code = app(list(words), standalone_mode=False) or 0
         except UserError as error:
             code = report(error)
     return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())

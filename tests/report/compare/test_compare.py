@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from podtune.cli import COMMANDS, build
+from podtune.cli import app
 from podtune.report.compare import view
 from podtune.report.compare.comparison import compare
 from podtune.report.compare.figures import interpolate
@@ -30,7 +30,7 @@ DOCS = Path(__file__).parents[3] / "docs" / "aim.md"
 
 
 def podtune(*words: object) -> Result:
-    return CliRunner().invoke(build(list(COMMANDS)), [str(word) for word in words])
+    return CliRunner().invoke(app, [str(word) for word in words])
 
 
 def comparison(*folders: Path) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from podtune.cli import COMMANDS, build
+from podtune.cli import app
 from podtune.report.draw.page import Section, page, paragraph
 from podtune.report.draw.plots import (
     Axis,
@@ -65,12 +65,7 @@ CATCH = (
 def compared(make_run: RunMaker, tmp_path: Path) -> Path:
     file = tmp_path / "compare.html"
     folders = [make_run("lr-1e-3"), make_run("lr-3e-4", learning_rate=3e-4)]
-    assert (
-        CliRunner()
-        .invoke(build(list(COMMANDS)), ["compare", *map(str, folders), "--html", str(file)])
-        .exit_code
-        == 0
-    )
+    assert CliRunner().invoke(app, ["compare", *map(str, folders), "--html", str(file)]).exit_code == 0
     return file
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from podtune.cli import COMMANDS, build
+from podtune.cli import app
 from podtune.report.runs import listing
 from podtune.report.runs.runs import load_run, progress
 from podtune.report.runs.watch import FolderView, sparkline
@@ -31,7 +31,7 @@ RunMaker = Callable[..., Path]
 
 
 def podtune(*words: str) -> Result:
-    return CliRunner().invoke(build(list(COMMANDS)), list(words), catch_exceptions=True)
+    return CliRunner().invoke(app, list(words), catch_exceptions=True)
 
 
 def names(result: Result) -> list[str]:

@@ -13,7 +13,20 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import podtune
+
 PACKAGES = ("podtune", "torch", "transformers", "trl", "accelerate", "datasets", "peft", "deepspeed", "aim")
+COMMIT_FILE = Path(__file__).resolve().parents[1] / "commit.txt"  # only in a wheel: setup.py writes it
+
+
+def version_line() -> str:
+    """``podtune 0.1.0 (b0ee28b, Python 3.11.7, torch 2.13.0)``; what is unknown or absent is left out."""
+    installed = versions()
+    sha, _, dirty = (git_sha() or "").partition("-")
+    parts = [sha[:7] + (f"-{dirty}" if dirty else ""), f"Python {installed['python']}"]
+    if "torch" in installed:
+        parts.append(f"torch {installed['torch']}")
+    return f"podtune {podtune.__version__} ({', '.join(part for part in parts if part)})"
 
 
 def provenance() -> dict[str, Any]:
@@ -33,14 +46,14 @@ def provenance() -> dict[str, Any]:
 
 
 def git_sha() -> str | None:
-    """The commit of the running code: of the image (PODTUNE_GIT_SHA) or of the checkout, with ``-dirty`` if
-    changed.
+    """The commit of the running code: of the image (PODTUNE_GIT_SHA), of the checkout, with ``-dirty`` if
+    changed, or of what the wheel was built from.
     """
     if sha := os.environ.get("PODTUNE_GIT_SHA"):
         return sha
     root = Path(__file__).resolve().parents[3]
     if not (root / ".git").exists():
-        return None
+        return COMMIT_FILE.read_text().strip() if COMMIT_FILE.exists() else None
 
     def git(*words: str) -> str:
         return subprocess.run(

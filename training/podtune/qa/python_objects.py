@@ -1,45 +1,16 @@
-"""Documented Python objects of this installation, found by parsing source (nothing is imported but C modules
-of the
-interpreter itself) and described by name, signature and documentation string."""
+"""Public Python objects as their source describes them: name, signature, documentation string. Parsed, never
+run.
+"""
 
 from __future__ import annotations
 
 import ast
-import importlib.machinery
-import importlib.metadata
-import importlib.util
-import inspect
-import platform
-import re
-import sys
-import sysconfig
-import types
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
-from typing import Any
 
-from podtune.qa.prose import prose, whole_sentences
-
-# Packages of requirements.txt whose documentation strings are prose; parsed after the standard library, in
-# this order.
-PACKAGES = (
-    ("numpy", "numpy"),
-    ("jinja2", "jinja2"),
-    ("click", "click"),
-    ("typer", "typer"),
-    ("yaml", "PyYAML"),
-    ("packaging", "packaging"),
-    ("filelock", "filelock"),
-    ("fsspec", "fsspec"),
-    ("rich", "rich"),
-    ("psutil", "psutil"),
-    ("huggingface_hub", "huggingface-hub"),
-    ("accelerate", "accelerate"),
-)
-_SKIPPED = {  # tests, programs, tables and what later versions of Python no longer have
+SKIPPED = {  # tests, programs, tables and what later versions of Python no longer have
     *(
         "test",
         "tests",
@@ -96,72 +67,9 @@ class PythonObject:
         """True for functions and methods."""
         return self.sort in ("function", "method")
 
-    @cached_property
-    def _prose(self) -> list[str]:
-        return prose(self.doc)
-
-    def summary(self, longest: int) -> str:
-        """The first paragraph of prose, cut to whole sentences of at most ``longest`` characters; may be
-        empty.
-        """
-        return whole_sentences(self._prose[0], longest) if self._prose else ""
-
-    def details(self, longest: int) -> str:
-        """What follows the first paragraph, cut in the same way; may be empty."""
-        return whole_sentences(" ".join(self._prose[1:5]), longest)
-
-    def returned(self) -> str | None:
-        """A sentence that says what is returned, other than the first paragraph; else the annotation."""
-        for text in self._prose[1:]:
-            match = re.match(r"(?:Returns?|Yields?)\b[: ].*", text)
-            if match and 12 <= len(text) <= 240:
-                return text
-        return (
-            f"{self.annotation}."
-            if self.annotation and self.annotation != "None" and len(self.annotation) < 80
-            else None
-        )
-
-
-def documented_objects() -> Iterator[PythonObject]:
-    """All of them: the standard library first, then :data:`PACKAGES` as far as installed; in a fixed
-    order.
-    """
-    standard = ("python", platform.python_version(), "PSF-2.0")
-    root = Path(sysconfig.get_paths()["stdlib"])
-    for path in sorted(root.rglob("*.py")):
-        parts = path.relative_to(root).parts
-        if not _SKIPPED & {part.removesuffix(".py") for part in parts} and not any(
-            part.startswith(("_", "config-")) for part in parts[:-1]
-        ):
-            yield from _of_file(path, root, standard)
-    yield from _of_interpreter(standard)
-    for package, distribution in PACKAGES:
-        spec = importlib.util.find_spec(package)  # a top-level name: finds, does not import
-        if spec is None or not spec.submodule_search_locations:
-            continue
-        folder = Path(next(iter(spec.submodule_search_locations)))
-        provenance = (distribution, importlib.metadata.version(distribution), _license(distribution))
-        for path in sorted(folder.rglob("*.py")):
-            if not _SKIPPED & {part.removesuffix(".py") for part in path.relative_to(folder.parent).parts}:
-                yield from _of_file(path, folder.parent, provenance)
-
-
-def _license(distribution: str) -> str:
-    metadata = importlib.metadata.metadata(distribution)
-    stated = next((str(metadata[key]) for key in ("License-Expression", "License") if key in metadata), "")
-    if not stated or "\n" in stated or len(stated) > 40:
-        classifiers = [
-            line.split(" :: ")[-1]
-            for line in metadata.get_all("Classifier") or ()
-            if line.startswith("License ::")
-        ]
-        stated = classifiers[0] if classifiers else "see the package"
-    return stated
-
 
 # ---- from source ----
-def _of_file(path: Path, root: Path, provenance: tuple[str, str, str]) -> Iterator[PythonObject]:
+def objects_of_file(path: Path, root: Path, provenance: tuple[str, str, str]) -> Iterator[PythonObject]:
     words = list(path.relative_to(root).with_suffix("").parts)
     if words[-1] == "__init__":
         words.pop()
@@ -328,85 +236,3 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
             yield from _statements(getattr(statement, part, []))
         for branch in (*getattr(statement, "handlers", ()), *getattr(statement, "cases", ())):
             yield from _statements(branch.body)
-
-
-# ---- from the interpreter ----
-def _of_interpreter(provenance: tuple[str, str, str]) -> Iterator[PythonObject]:
-    """The C modules of the standard library, which have no source to parse but text signatures."""
-    for module_name in sorted(sys.stdlib_module_names):
-        if module_name.startswith("_"):
-            continue
-        spec = importlib.util.find_spec(module_name)
-        loader = getattr(spec, "loader", None)
-        compiled = loader is importlib.machinery.BuiltinImporter or isinstance(
-            loader, importlib.machinery.ExtensionFileLoader
-        )
-        if spec is None or not compiled:
-            continue
-        with warnings.catch_warnings(action="ignore"):  # some are deprecated
-            module = importlib.import_module(module_name)
-        if module.__doc__:
-            yield PythonObject(
-                module_name,
-                module_name,
-                "module",
-                module_name,
-                *provenance,
-                doc=inspect.cleandoc(module.__doc__),
-            )
-        for name, value in sorted(vars(module).items()):
-            # hooks are there to be replaced, by a test runner too
-            if not name.startswith("_") and not name.endswith("hook"):
-                yield from _of_value(value, name, module_name, "", provenance)
-
-
-def _of_value(
-    value: object, name: str, module: str, owner: str, provenance: tuple[str, str, str]
-) -> Iterator[PythonObject]:
-    short = f"{owner}.{name}" if owner else name
-    doc = (
-        inspect.cleandoc(getattr(value, "__doc__", None) or "")
-        if isinstance(getattr(value, "__doc__", None), str)
-        else ""
-    )
-    if inspect.isclass(value) and not owner:
-        if doc and (value.__module__ == module or module == "builtins"):
-            yield PythonObject(f"{module}.{short}", short, "class", module, *provenance, doc=doc)
-            for method, item in sorted(vars(value).items()):
-                if not method.startswith("_"):
-                    yield from _of_value(item, method, module, short, provenance)
-    elif doc and isinstance(
-        value, types.BuiltinFunctionType | types.MethodDescriptorType | types.ClassMethodDescriptorType
-    ):
-        yield PythonObject(
-            f"{module}.{short}",
-            short,
-            "method" if owner else "function",
-            module,
-            *provenance,
-            doc=doc,
-            **_text_signature(value),
-        )
-
-
-def _text_signature(value: object) -> dict[str, Any]:
-    try:
-        signature = inspect.signature(value)  # type: ignore[arg-type]
-    except (ValueError, TypeError):
-        return {}
-    kept = [item for item in signature.parameters.values() if item.name not in ("self", "type", "cls")]
-    named = [item for item in kept if item.kind not in (item.VAR_POSITIONAL, item.VAR_KEYWORD)]
-    try:
-        shown = str(signature.replace(parameters=kept))
-    except ValueError:
-        return {}
-    return {
-        "signature": shown,
-        "parameters": tuple(str(item).split("=")[0].split(":")[0] for item in kept),
-        "required": tuple(item.name for item in named if item.default is item.empty),
-        "defaults": {
-            item.name: repr(item.default)
-            for item in named
-            if item.default is not item.empty and len(repr(item.default)) <= 40
-        },
-    }

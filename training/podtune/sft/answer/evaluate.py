@@ -9,6 +9,7 @@ import math
 import os
 import re
 import string
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 TOKENS_PER_BATCH = 4096  # with a vocabulary of 128k that is 2 GiB of fp32 logits
-SAMPLES = 3
+SAMPLES = 20
+MOST_KINDS = 20  # more values than that are not kinds of questions
 
 Row = dict[str, Any]
 
@@ -39,8 +41,10 @@ def compare_with_base(
     """Score both models on the same rows, one after the other so that only one is in memory.
 
     Returns:
-        ``rows``, ``base`` and ``tuned`` (see :func:`score`), and ``samples``: a few rows with prompt,
-        reference and both answers.
+        ``rows``; ``base`` and ``tuned``, each with ``exact_match``, ``loss`` and ``perplexity``; ``samples``:
+        the first rows with prompt, reference and both answers; where the rows have a column ``kind`` of few
+        values ``by_kind``, the exact match of each; ``most_frequent_answer``: what answering each kind with
+        its most frequent reference would score.
     """
     found: dict[str, Any] = {"rows": len(eval_rows)}
     answers: dict[str, list[str]] = {}
@@ -57,6 +61,7 @@ def compare_with_base(
         )
         del model
         gc.collect()
+    found |= by_kind(answers, eval_rows)
     found["samples"] = [
         {
             "prompt": as_text(prompt),
@@ -132,6 +137,30 @@ def exact_match(answers: Sequence[str], rows: Sequence[Row]) -> dict[str, float]
         "exact_match": sum(normalised(text) == normalised(reference) for text, reference in pairs)
         / len(pairs)
     }
+
+
+def by_kind(answers: dict[str, list[str]], rows: Sequence[Row]) -> dict[str, Any]:
+    """``by_kind`` and ``most_frequent_answer`` of :func:`compare_with_base`; rows without a kind are one."""
+    kinds: dict[str, list[int]] = {}
+    for index, row in enumerate(rows):
+        prompt, reference = prompt_and_answer(row)
+        if prompt and reference:
+            kinds.setdefault(str(row.get("kind", "")), []).append(index)
+    if not kinds or len(kinds) > MOST_KINDS:
+        return {}
+    references = [normalised(prompt_and_answer(row)[1] or "") for row in rows]
+    frequent = sum(Counter(references[i] for i in of_kind).most_common(1)[0][1] for of_kind in kinds.values())
+    summary: dict[str, Any] = {"most_frequent_answer": frequent / sum(map(len, kinds.values()))}
+    if len(kinds) > 1:
+        summary["by_kind"] = {
+            kind: {"rows": len(of_kind)}
+            | {
+                which: sum(normalised(texts[i]) == references[i] for i in of_kind) / len(of_kind)
+                for which, texts in answers.items()
+            }
+            for kind, of_kind in sorted(kinds.items())
+        }
+    return summary
 
 
 def normalised(text: str) -> str:

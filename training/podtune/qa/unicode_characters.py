@@ -1,0 +1,100 @@
+"""Questions about characters, from the Unicode database that is part of every Python (``unicodedata``).
+
+A model can answer them about characters that it has never seen, because the answer follows from the words of
+a character's name: which script it has, what kind of character it is, its other letter case, the number it
+stands for, the characters it is made of.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterator
+from fractions import Fraction
+
+from podtune.qa.row import Row, order_of
+
+DESCRIPTION = "Questions and answers about the characters of Unicode, from Python's unicodedata."
+LAST = 0x1FFFF  # the planes above hold ideographs, tags and private use
+MOST_OF_A_KIND = 3_500
+
+_CATEGORIES = {
+    "Lu": "a capital letter",
+    "Ll": "a small letter",
+    "Lt": "a title case letter",
+    "Lm": "a modifier letter",
+    "Lo": "a letter without case",
+    "Mn": "a mark without width",
+    "Mc": "a mark with width",
+    "Me": "an enclosing mark",
+    "Nd": "a decimal digit",
+    "Nl": "a letter that is a number",
+    "No": "a number",
+    "Pc": "a connecting punctuation mark",
+    "Pd": "a dash",
+    "Ps": "an opening bracket",
+    "Pe": "a closing bracket",
+    "Pi": "an opening quotation mark",
+    "Pf": "a closing quotation mark",
+    "Po": "a punctuation mark",
+    "Sm": "a mathematical symbol",
+    "Sc": "a currency symbol",
+    "Sk": "a modifier symbol",
+    "So": "a symbol",
+    "Zs": "a space",
+}
+# Scripts of hundreds and thousands of numbered or combined signs would drown the others.
+_LARGE = re.compile(
+    "CJK|HANGUL|YI |CUNEIFORM|TANGUT|BAMUM|ETHIOPIC|KHITAN|NUSHU|HENTAIGANA|VAI|SIGNWRITING|BRAILLE"
+    "|EGYPTIAN|ANATOLIAN|LINEAR|MENDE|MIAO|CANADIAN|DUPLOYAN|CYPRO|VARIATION|BYZANTINE|MATHEMATICAL"
+)
+_SCRIPT = re.compile(r"(.+?) (?:CAPITAL|SMALL|LETTER|DIGIT|VOWEL|SYLLABLE)\b")
+
+
+def questions(rows: int, seed: int) -> list[Row]:
+    """At most ``rows`` questions, and :data:`MOST_OF_A_KIND` of each kind, drawn by hash."""
+    drawn: list[Row] = []
+    room: dict[str, int] = {}
+    for row in sorted(every_question(), key=lambda row: order_of(seed, row.kind, row.object)):
+        room[row.kind] = room.get(row.kind, MOST_OF_A_KIND) - 1
+        if room[row.kind] >= 0 and len(drawn) < rows:
+            drawn.append(row)
+    # the frequent kinds came first: mixed, so that the first rows of eval stand for all
+    return sorted(drawn, key=lambda row: order_of(seed, row.question))
+
+
+def every_question() -> Iterator[Row]:
+    for code in range(LAST + 1):
+        character = chr(code)
+        name = unicodedata.name(character, "")
+        if name and not _LARGE.match(name):
+            for kind, question, answer in _facts(character, name):
+                yield Row(question, answer, kind, name, group=_group(character, name))
+
+
+def _group(character: str, name: str) -> str:
+    """Both cases of a letter are held out together."""
+    small = character.lower() if len(character.lower()) == 1 else character
+    if len(small.upper()) == 1:  # a final sigma and a sigma have one capital
+        small = small.upper().lower()
+    return unicodedata.name(small, name) if len(small) == 1 else name
+
+
+def _facts(character: str, name: str) -> Iterator[tuple[str, str, str]]:
+    """(kind, question, answer) of one character."""
+    if category := _CATEGORIES.get(unicodedata.category(character)):
+        yield "category", f"What kind of character is {name}?", category
+    if script := _SCRIPT.match(name):
+        yield "script", f"Which script has {name}?", script[1]
+    for form, other in (("capital", character.upper()), ("small", character.lower())):
+        if len(other) == 1 and other != character and (other_name := unicodedata.name(other, "")):
+            yield "letter case", f"What is the {form} form of {name}?", other_name
+    value = unicodedata.numeric(character, -1)
+    if value >= 0:
+        number = Fraction(value).limit_denominator(1000)
+        # not 1/2: exact match looks past punctuation
+        answer = str(number) if number.denominator == 1 else f"{number.numerator} over {number.denominator}"
+        yield "number", f"What number is {name}?", answer
+    parts = unicodedata.normalize("NFD", character)
+    if len(parts) > 1:
+        yield "made of", f"What is {name} made of?", " + ".join(unicodedata.name(part) for part in parts)
