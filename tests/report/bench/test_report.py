@@ -254,8 +254,8 @@ def test_every_cell_of_the_page_and_every_bar_leads_to_its_record(tmp_path: Path
     for target in targets:
         assert page.count(f'id="{target}"') == 1
     assert "http://" not in re.sub(r"<pre.*?</pre>", "", page, flags=re.S).replace("http://www.w3.org", "")
-    links = re.findall(r"\]\((cells/[^)]+)\)", (folder / "report.md").read_text())
-    assert {"cells/0/run.json", "cells/1/run.json", "cells/2/run.json"} <= set(links)
+    links = re.findall(r"\]\((\./cells/[^)]+)\)", (folder / "report.md").read_text())
+    assert {"./cells/0/run.json", "./cells/1/run.json", "./cells/2/run.json"} <= set(links)
     assert all((folder / link).is_file() for link in links)
 
 
@@ -294,3 +294,14 @@ def test_names_from_a_record_cannot_break_the_page(tmp_path: Path) -> None:
     report_on(folder, pictures=True)
     assert "<script>alert(1)" not in (folder / "report.html").read_text()
     assert all(path.parent == folder / "plots" for path in (folder / "plots").rglob("*.png"))
+
+
+def test_a_folder_called_like_a_script_is_a_folder_in_every_link(tmp_path: Path) -> None:
+    cell = tmp_path / "javascript:alert(1)"
+    cell.mkdir()
+    (cell / "run.json").write_text(json.dumps(record()))
+    report_on(tmp_path)
+    for name in ("report.html", "report.md"):
+        text = (tmp_path / name).read_text()
+        assert "./javascript%3Aalert%281%29/run.json" in text
+        assert not re.search(r"""(href="|\]\()\s*javascript:""", text)

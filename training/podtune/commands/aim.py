@@ -37,7 +37,7 @@ def aim_sync(
     Examples:
       podtune aim-sync demo/run --repo demo/aim            # after a run, or after a tracker was lost
       podtune aim-sync demo/run --repo demo/aim --follow   # while it trains
-      podtune aim-sync /output --repo /aim --follow        # every run of a volume, the only writer of the
+      podtune aim-sync /outputs --repo /aim --follow        # every run of a volume, the only writer of the
       repo podtune aim-sync demo/run --repo aim://aim:53800     # to an Aim server
     """
     from podtune.run.aim.sync import sync

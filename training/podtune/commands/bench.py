@@ -224,6 +224,7 @@ def report(
     from podtune.plan.beside import plans
     from podtune.report.bench.report import report as write_report
     from podtune.run.collect import collect
+    from podtune.run.errors import printable
 
     def planner(records: Iterable[Json]) -> list[Json | None]:
         return [None if one is None else one.as_json() for one in plans(records)]
@@ -237,21 +238,14 @@ def report(
         typer.echo(json.dumps(finite(said), indent=2))
         return
     for comparison in said["comparisons"]:
-        typer.echo(
-            "\n".join(
-                [
-                    comparison["title"],
-                    *(f"  {text}" for text in comparison["advice"] + comparison["cautions"]),
-                    "",
-                ]
-            )
-        )
+        sentences = [f"  {text}" for text in comparison["advice"] + comparison["cautions"]]
+        typer.echo(printable("\n".join([comparison["title"], *sentences, ""])))
     for text in [
         *said["not_compared"],
         *said["damaged"],
         *(f"{name}: {why}" for name, why in said["failed"].items()),
     ]:
-        typer.echo(text)
+        typer.echo(printable(text))
     typer.echo("\n".join(said["files"]))
 
 

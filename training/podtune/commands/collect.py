@@ -43,7 +43,7 @@ def collect(
 
     from podtune.run.collect import collect as collect_lines
     from podtune.run.collect import collect_files
-    from podtune.run.errors import shown
+    from podtune.run.errors import printable
 
     if bool(logs) == bool(job):
         raise UserError(
@@ -77,7 +77,8 @@ def collect(
                 name = re.sub(r"[^A-Za-z0-9._-]+", "-", str(record.get("name") or "run")).strip(".-") or "run"
                 _keep(Path(output) / f"{name[:100]}-{tag}", record)
                 if not as_json:
-                    typer.echo(f"{output}/{name[:100]}-{tag}/run.json: {shown(str(record.get('status')))}")
+                    status = printable(str(record.get("status")))
+                    typer.echo(f"{output}/{name[:100]}-{tag}/run.json: {status}")
         except OSError as error:
             raise UserError(
                 (f"cannot be written: {error.strerror}"),

@@ -25,11 +25,13 @@ def runs(
         typer.Argument(help=("Folders to look in, and below."), show_default="the current folder"),
     ] = None,
     where: Annotated[
-        str, typer.Option("--where", help=('For example "learning_rate>1e-5 and status=ok".'))
-    ] = "",
+        list[str] | None,
+        typer.Option("--where", help='A comparison, as "learning_rate>1e-5"; repeated: all must hold.'),
+    ] = None,
     sort: Annotated[
         str, typer.Option("--sort", help=("A field of the table or the record; -FIELD turns it round."))
     ] = "age_s",
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Only the first so many.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="A JSON list on stdout.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Comma-separated values on stdout.")] = False,
     cluster: Annotated[
@@ -45,8 +47,7 @@ def runs(
     Examples:
       podtune runs demo
       podtune runs --cluster -n team-a
-      podtune runs /output --where "learning_rate>1e-5 and status=ok" --sort best_loss
-      podtune runs . --where "status=died or status=running"
+      podtune runs /outputs --where "learning_rate>1e-5" --where status=ok --sort best_loss --limit 20
       podtune runs . --sort=-tokens_per_s --csv
     """
     import json
@@ -66,10 +67,11 @@ def runs(
         rows, unreadable, places = _of_jobs(namespace, context)
     else:
         rows, unreadable, places = _below(folders or [Path()])
-    if where:
-        test = listing.where(where, rows)
-        rows = [row for row in rows if test(row)]
+    for comparison in where or []:
+        rows = listing.where(comparison, rows)
     rows = listing.sort_rows(rows, sort)
+    left_out = max(0, len(rows) - limit) if limit else 0
+    rows = rows[:limit]
     for line in [*unreadable, *(problem for row in rows for problem in row.problems)]:
         warn(line)
     if as_json:
@@ -78,6 +80,8 @@ def runs(
         print(listing.csv_text(rows), end="")
     elif rows:
         print(listing.table(rows).text(width=_width()))
+        if left_out:
+            print(f"and {left_out:,} more")
     else:
         print(f"no {'jobs' if cluster else 'runs'}{' that match' if where else ''} in {places}")
 
@@ -131,7 +135,7 @@ def compare(
     from podtune.report.compare import view
     from podtune.report.compare.comparison import compare as compare_runs
     from podtune.report.runs.runs import load_run
-    from podtune.run.errors import CANNOT_CREATE, USAGE, UserError
+    from podtune.run.errors import CANNOT_CREATE, USAGE, UserError, printable
     from podtune.run.record import finite
 
     if len(folders) < 2:
@@ -156,9 +160,9 @@ def compare(
     if as_json:
         print(json.dumps(finite(found), indent=2, ensure_ascii=False))
     elif as_markdown:
-        print(view.markdown(found))
+        print(printable(view.markdown(found)))
     else:
-        print(view.text(found, width=_width()))
+        print(printable(view.text(found, width=_width())))
         if html is not None:
             print(f"\npage    {html}")
 

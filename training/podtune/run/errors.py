@@ -34,7 +34,7 @@ MARKER = "PODTUNE-RECORD/1"  # begins the lines of a record in a log
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
-def shown(text: str) -> str:
+def printable(text: str) -> str:
     """``text`` of unknown origin for a log or a terminal: no escape sequences, and no line of a record."""
     return _CONTROL.sub("\ufffd", text).replace(MARKER, MARKER.replace("-", " "))
 
@@ -57,7 +57,7 @@ class UserError(Exception):
     def __str__(self) -> str:
         place = f"{self.where}: " if self.where else ""
         remedy = f"\n  fix: {self.fix}" if self.fix else ""
-        return shown(" ".join(f"{place}{self.what}".splitlines()) + remedy)
+        return printable(" ".join(f"{place}{self.what}".splitlines()) + remedy)
 
 
 class PeerLost(RuntimeError):
@@ -66,7 +66,7 @@ class PeerLost(RuntimeError):
 
 def warn(text: str) -> None:
     """Say on stderr what the user should know of a run that goes on."""
-    print(f"podtune: warning: {shown(text)}", file=sys.stderr, flush=True)
+    print(f"podtune: warning: {printable(text)}", file=sys.stderr, flush=True)
 
 
 def report(error: BaseException, *, rank: int | None = None) -> int:
@@ -78,7 +78,7 @@ def report(error: BaseException, *, rank: int | None = None) -> int:
     code = exit_code(error)
     who = "" if rank is None else f"rank {rank}: "
     known = isinstance(error, UserError | PeerLost)
-    text = str(error) if known else shown(f"{type(error).__name__}: {error}")
+    text = str(error) if known else printable(f"{type(error).__name__}: {error}")
     if out_of_memory(error):
         text += (
             "\n  fix: a smaller per_device_train_batch_size or max_length, activation_checkpointing, LoRA, "
@@ -93,7 +93,7 @@ def report(error: BaseException, *, rank: int | None = None) -> int:
             "and the same command resumes from the newest"
         )
     if not known and not isinstance(error, SystemExit):
-        print(shown("".join(traceback.format_exception(error))), file=sys.stderr, end="", flush=True)
+        print(printable("".join(traceback.format_exception(error))), file=sys.stderr, end="", flush=True)
     if not rank or not isinstance(error, UserError):
         print(f"podtune: {'' if rank == 0 else who}error: {text}", file=sys.stderr, flush=True)
     terminate_log(f"{who}{text}", code)

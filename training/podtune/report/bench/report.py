@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from podtune.report.bench.charts import charts
 from podtune.report.bench.groups import Cell, Group, differences, group
@@ -208,7 +209,7 @@ def _summary(found: Found, groups: Sequence[Group]) -> str:
 
 def _markdown(found: Found, groups: Sequence[Group], pictures: Sequence[Sequence[tuple[str, str]]]) -> str:
     def name(cell: Cell) -> str:
-        return f"[{cell.label}]({cell.path})"
+        return f"[{cell.label}]({_href(cell.path)})"
 
     lines = ["# Benchmark report", "", f"{_summary(found, groups)}. Each cell links to its record.", ""]
     lines += [f"- {text}" for text in differences(groups)]
@@ -219,7 +220,7 @@ def _markdown(found: Found, groups: Sequence[Group], pictures: Sequence[Sequence
             lines += ["", _speed_table(one, name).markdown(), "", _cost_table(one, name).markdown(), ""]
         lines += [f"![{title}]({path})" for title, path in drawn]
         if failed := failures(one.cells):
-            lines += ["", "Failed:", "", *(f"- [{cell.label}]({cell.path}): {why}" for cell, why in failed)]
+            lines += ["", "Failed:", "", *(f"- {name(cell)}: {why}" for cell, why in failed)]
     lines += _markdown_rest(found)
     return "\n".join(lines) + "\n"
 
@@ -275,11 +276,17 @@ def _linked(fragment: str) -> str:
     return _LINK.sub(lambda match: f'<a href="#{match[1]}">{match[2]}</a>', fragment)
 
 
+def _href(path: str) -> str:
+    """A link to a file beside the report: ``javascript:x`` may be a folder's name."""
+    return f"./{quote(path)}"
+
+
 def _record(cell: Cell) -> str:
     """The whole record, folded, where every figure's link leads; and the file that it came from."""
     text = html.escape(json.dumps(finite(cell.record), indent=1, ensure_ascii=False))
-    path, title = html.escape(cell.path, quote=True), html.escape(f"{cell.record['model']} {cell.label}")
+    path, title = html.escape(cell.path), html.escape(f"{cell.record['model']} {cell.label}")
     return (
         f'<details id="record-{html.escape(cell.key, quote=True)}"><summary>{title}</summary>'
-        f'<p class="note"><a href="{path}">{path}</a></p><pre class="scroll">{text}</pre></details>'
+        f'<p class="note"><a href="{_href(cell.path)}">{path}</a></p>'
+        f'<pre class="scroll">{text}</pre></details>'
     )

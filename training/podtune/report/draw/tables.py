@@ -19,19 +19,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from podtune.run.errors import printable
+
 Cell = str | int | float | None
 ABSENT = "–"
+NAME_WIDTH = 30  # of a left-aligned column, before others are left out for it
 
 
 @dataclass(frozen=True)
 class Column:
     """``title`` (with the unit in it), how cells are ``align``-ed, and in how many significant ``digits``
-    numbers show.
+    numbers show. Where a terminal is too narrow the column of the highest ``drop`` is left out first; 0
+    stays.
     """
 
     title: str
     align: Literal["left", "right"] = "left"
     digits: int = 4
+    drop: int = 0
 
 
 @dataclass
@@ -54,34 +59,41 @@ class Table:
         ]
 
     def text(self, *, width: int | None = None) -> str:
-        """Aligned plain text. ``width``: cut the widest left-aligned columns so that lines fit into so many
-        characters.
-        """
-        body = self.cells()
-        titles = [column.title for column in self.columns]
-        marked = [
-            [cell + ("*" if (y, x) in self.best else "") for x, cell in enumerate(row)]
-            for y, row in enumerate(body)
-        ]
-        widths = [max([_width(title), *(_width(row[x]) for row in marked)]) for x, title in enumerate(titles)]
+        """Aligned plain text in lines of at most ``width`` characters."""
+        texts = [[column.title for column in self.columns], *self.cells()]
+        for y, x in self.best:
+            texts[y + 1][x] += "*"
+        widths = [max(map(_width, column)) for column in zip(*texts, strict=True)]
+        shown_columns = list(range(len(self.columns)))
         if width is not None:
-            _narrow(widths, [column.align == "left" for column in self.columns], width)
-        lines = [self.caption] if self.caption else []
-        lines.append(
-            "  ".join(
-                _pad(title, w, column.align)
-                for title, w, column in zip(titles, widths, self.columns, strict=True)
-            ).rstrip()
-        )
-        lines.append("  ".join("─" * w for w in widths))
-        for row in marked:
-            lines.append(
-                "  ".join(
-                    _pad(cell, w, column.align)
-                    for cell, w, column in zip(row, widths, self.columns, strict=True)
-                ).rstrip()
-            )
-        return "\n".join([*lines, *(f"  {note}" for note in self.notes)])
+            shown_columns = self._fit(widths, width)
+        lines = []
+        for row in texts:
+            cells = (_pad(row[x], widths[x], self.columns[x].align) for x in shown_columns)
+            lines.append("  ".join(cells).rstrip()[:width])
+        lines.insert(1, "  ".join("─" * widths[x] for x in shown_columns)[:width])
+        caption = [self.caption] if self.caption else []
+        return "\n".join([*caption, *lines, *(f"  {note}" for note in self.notes)])
+
+    def _fit(self, widths: list[int], limit: int) -> list[int]:
+        """The columns that fit into ``limit``; shortens ``widths`` of the left-aligned ones where they must
+        be.
+        """
+
+        def excess(narrowest: int) -> int:
+            needed = [min(widths[x], narrowest) if x in shrinkable else widths[x] for x in columns]
+            return sum(needed) + 2 * (len(needed) - 1) - limit
+
+        shrinkable = {x for x, column in enumerate(self.columns) if column.align == "left"}
+        columns = list(range(len(self.columns)))
+        while excess(NAME_WIDTH) > 0:
+            last = max(columns, key=lambda x: (self.columns[x].drop, x))
+            if not self.columns[last].drop:
+                break
+            columns.remove(last)
+        while excess(limit) > 0 and (wide := [x for x in columns if x in shrinkable and widths[x] > 8]):
+            widths[max(wide, key=lambda x: widths[x])] -= 1
+        return columns
 
     def markdown(self) -> str:
         """A pipe table; cells that stand out are bold."""
@@ -126,8 +138,15 @@ class Table:
         buffer = io.StringIO()
         writer = csv.writer(buffer, lineterminator="\n")
         writer.writerow([column.title for column in self.columns])
-        writer.writerows([["" if cell is None else cell for cell in row] for row in self.rows])
+        writer.writerows([[_csv_cell(cell) for cell in row] for row in self.rows])
         return buffer.getvalue()
+
+
+def _csv_cell(cell: Cell) -> Cell:
+    if not isinstance(cell, str):
+        return "" if cell is None else cell
+    text = shown(cell)
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t")) else text  # no spreadsheet's formula
 
 
 def shown(value: Cell, digits: int = 4) -> str:
@@ -137,7 +156,7 @@ def shown(value: Cell, digits: int = 4) -> str:
     if value is None:
         return ABSENT
     if isinstance(value, str):
-        return value
+        return printable(value.replace("\r", " ").replace("\n", " "))
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int):
@@ -180,21 +199,7 @@ def _width(text: str) -> int:
 
 def _pad(text: str, width: int, align: str) -> str:
     if _width(text) > width:
-        text = text[: max(0, width - 1)] + "…"
+        half = max(0, width - 1) // 2  # the ends tell names apart: sweep-lr-1e-4-…-seed-2
+        text = text[: max(0, width - 1) - half] + "…" + text[len(text) - half :]
     blank = " " * (width - _width(text))
     return blank + text if align == "right" else text + blank
-
-
-def _narrow(widths: list[int], may_shrink: list[bool], limit: int) -> None:
-    """Shorten the widest shrinkable columns, one character at a time, down to 8 each, until a line fits
-    ``limit``.
-    """
-    while sum(widths) + 2 * (len(widths) - 1) > limit:
-        widest = max(
-            (x for x, may in enumerate(may_shrink) if may and widths[x] > 8),
-            key=lambda x: widths[x],
-            default=None,
-        )
-        if widest is None:
-            return
-        widths[widest] -= 1

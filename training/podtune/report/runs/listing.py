@@ -1,13 +1,13 @@
-"""The list of runs: one row a run, filtered by a small expression and sorted by any field. No torch."""
+"""The list of runs: one row a run, filtered by comparisons and sorted by any field. No torch."""
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from podtune.report.draw.tables import Column, Table, duration
 from podtune.report.runs.runs import Run, load_run, progress, unique_names
@@ -116,12 +116,19 @@ def _sortable(value: Any) -> tuple[int, float, str]:
 def table(rows: Sequence[Row]) -> Table:
     """The rows as people read them. The time's cost is the wall clock, and devices times hours."""
     columns = [
-        *map(Column, ("name", "mode", "strategy")),
-        Column("world", "right"),
+        Column("name"),
+        Column("mode", drop=7),
+        Column("strategy", drop=3),
+        Column("world", "right", drop=4),
         Column("status"),
-        *(Column(title, "right") for title in ("steps", "tokens", "tokens/s", "loss", "best", "time")),
-        Column("device h", "right", 3),
-        Column("age", "right"),
+        Column("steps", "right", drop=2),
+        Column("tokens", "right", drop=6),
+        Column("tokens/s", "right", drop=5),
+        Column("loss", "right"),
+        Column("best", "right", drop=1),
+        Column("time", "right", drop=8),
+        Column("device h", "right", 3, drop=9),
+        Column("age", "right", drop=10),
     ]
     body = []
     for row in rows:
@@ -160,105 +167,30 @@ def _status(found: dict[str, Any]) -> str:
     return f"{'stalled' if found.get('stalled') else 'running'}{share}{left}"
 
 
-# ---------------------------------------------------------------- --where
+COMPARISON = re.compile(r"\s*([^\s<>=!~]+)\s*(<=|>=|!=|==|=|<|>|~)\s*(.+?)\s*")
 
 
-Test = Callable[[Row], bool]
-TOKEN = re.compile(
-    r"""\s*(?:(?P<op><=|>=|!=|==|=|<|>|~)|(?P<paren>[()])|"(?P<double>[^"]*)"|'(?P<single>[^']*)'|(?P<word>[^\s()<>=!~"']+))"""
-)
+def where(comparison: str, rows: Sequence[Row]) -> list[Row]:
+    """The rows of which ``learning_rate>1e-5`` is true.
 
-
-def where(expression: str, rows: Sequence[Row]) -> Test:
-    """A test for ``learning_rate>1e-5 and status=ok``.
-
-    Comparisons ``= == != < <= > >=`` and ``~`` (contains) of a field with a number, a word or a quoted text;
-    ``and``, ``or``, ``not`` and parentheses. A field is one of FIELDS, or a path into the record
-    (``data.fingerprint``), its config or its measurements. A run without the field never matches. Nothing is
-    evaluated as code.
+    ``= == != < <= > >=`` and ``~`` (contains) compare a field with a number or a text. A field is one of
+    FIELDS, or a path into the record (``data.fingerprint``), its config or its measurements. A run without
+    the field never matches.
 
     Raises:
-        UserError: the expression cannot be read, with the place, or no run has a field of that name.
+        UserError: this is no comparison, or no run has a field of that name.
     """
-    return _Parser(expression, rows).parse()
-
-
-class _Parser:
-    def __init__(self, expression: str, rows: Sequence[Row]) -> None:
-        self.expression, self.rows, self.place = expression, rows, 0
-        self.tokens: list[tuple[str, str, int]] = []
-        text = expression.rstrip()
-        place = 0
-        while place < len(text):
-            match = TOKEN.match(text, place)
-            if match is None:
-                self._fail(f"cannot read {text[place:].strip()!r}", place)
-            kind = str(match.lastgroup)
-            self.tokens.append((kind, match.group(kind), match.start(kind)))
-            place = match.end()
-
-    def parse(self) -> Test:
-        test = self._or()
-        if self.place < len(self.tokens):
-            self._fail(f"unexpected {self.tokens[self.place][1]!r}", self.tokens[self.place][2])
-        return test
-
-    def _peek(self) -> tuple[str, str, int]:
-        return self.tokens[self.place] if self.place < len(self.tokens) else ("end", "", len(self.expression))
-
-    def _take(self, word: str) -> bool:
-        kind, text, _ = self._peek()
-        if kind in ("word", "paren") and text.lower() == word:
-            self.place += 1
-            return True
-        return False
-
-    def _or(self) -> Test:
-        tests = [self._and()]
-        while self._take("or"):
-            tests.append(self._and())
-        return lambda row: any(test(row) for test in tests)
-
-    def _and(self) -> Test:
-        tests = [self._not()]
-        while self._take("and"):
-            tests.append(self._not())
-        return lambda row: all(test(row) for test in tests)
-
-    def _not(self) -> Test:
-        if self._take("not"):
-            inner = self._not()
-            return lambda row: not inner(row)
-        if self._take("("):
-            inner = self._or()
-            if not self._take(")"):
-                self._fail("a ')' is missing", self._peek()[2])
-            return inner
-        return self._comparison()
-
-    def _comparison(self) -> Test:
-        kind, name, place = self._peek()
-        if kind != "word":
-            self._fail("expected a field", place)
-        self.place += 1
-        kind, operator, place = self._peek()
-        if kind != "op":
-            self._fail(f"expected = != < <= > >= or ~ after {name!r}", place)
-        self.place += 1
-        kind, wanted, place = self._peek()
-        if kind not in ("word", "double", "single"):
-            self._fail(f"expected a value after {name}{operator}", place)
-        self.place += 1
-        _known(name, self.rows)
-        return lambda row: _compare(value_of(row, name), operator, wanted)
-
-    def _fail(self, what: str, place: int) -> NoReturn:
+    parts = COMPARISON.fullmatch(comparison)
+    if parts is None or re.search(r"\s(and|or)\s", parts[3]):
         raise UserError(
-            what,
-            where=f"--where {self.expression!r} at character {place + 1}",
-            fix='write it like --where "learning_rate>1e-5 and status=ok"',
+            "is not one comparison",
+            where=f"--where {comparison!r}",
+            fix='write --where "learning_rate>1e-5" --where status=ok, or filter podtune runs --json',
             code=USAGE,
         )
+    name, operator, wanted = parts.groups()
+    _known(name, rows)
+    return [row for row in rows if _compare(value_of(row, name), operator, wanted.strip("\"'"))]
 
 
 def _compare(value: Any, operator: str, wanted: str) -> bool:

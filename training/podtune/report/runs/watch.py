@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from podtune.report.draw.tables import duration, shown
 from podtune.report.runs.runs import Run, load_run, progress
+from podtune.run.errors import printable
 from podtune.run.follow import MetricsTail, read_record
 from podtune.run.log_lines import is_slow, per_pod, waits_for_data
 from podtune.run.record import Json, number
@@ -80,11 +81,14 @@ class View(ABC):
         if going.share is not None:
             rows.add_row("done", ProgressBar(total=1.0, completed=going.share, width=max(10, width - 20)))
         for label, value in self.facts(spark_width=max(10, min(60, width - 40))):
-            rows.add_row(label, Text(value))
+            rows.add_row(label, Text(printable(value)))
         parts: list[Any] = [rows]
-        parts += [Text(f"! {warning}", style="yellow") for warning in self.warnings()]
+        parts += [Text(printable(f"! {warning}"), style="yellow") for warning in self.warnings()]
         return Panel(
-            Group(*parts), title=Text(f"{run.name} · {run.one_line()}"), title_align="left", width=width
+            Group(*parts),
+            title=Text(printable(f"{run.name} · {run.one_line()}")),
+            title_align="left",
+            width=width,
         )
 
     def facts(self, *, spark_width: int) -> list[tuple[str, str]]:
