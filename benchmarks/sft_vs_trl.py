@@ -186,9 +186,12 @@ def load_rows(args: argparse.Namespace, tokenizer: Any) -> Any:
 
 def tokenised(data: Path, tokenizer: Any) -> Any:
     """The rows of ``data`` as podtune trains on them, at most 1,024 tokens long."""
-    from podtune.sft.data.rows import Source, TokenizeOptions, load_split, prepare
+    from podtune.sft.data.source import DataSource, load_split
+    from podtune.sft.data.tokenise import tokenised as token_rows
+    from podtune.sft.data.tokenizer import TokenizeOptions
 
-    return prepare(load_split(Source(str(data))), tokenizer, TokenizeOptions(max_length=1024)).dataset
+    source = DataSource(str(data))
+    return token_rows(load_split(source), source, tokenizer, TokenizeOptions(max_length=1024)).dataset
 
 
 # ---- the two sides ----

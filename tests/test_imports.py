@@ -42,6 +42,10 @@ LAYERS: dict[str, set[str]] = {
     "sft": {"run", "machine", "plan", "report"},
     "pod": {"run", "machine", "sft"},
 }
+# Rooms of a layer, from the ground up: each imports only what stands before it.
+ROOMS = {
+    "sft": ("hub", "origin", "data", "model", "config", "answer", "train"),
+}
 # Sideways on purpose: the fork server of the benchmark runs the program whose ranks it forks, and the planner
 # reads the options of a cell that was measured.
 SIDEWAYS = {
@@ -174,6 +178,20 @@ def test_the_fine_tune_uses_of_its_neighbours_only_what_they_lend() -> None:
         if module.startswith(neighbours)
     }
     assert used <= LENT
+
+
+@pytest.mark.parametrize("layer", ROOMS)
+def test_imports_between_the_rooms_of_a_layer_go_one_way(layer: str) -> None:
+    order = ROOMS[layer]
+    arrows = {
+        (path.relative_to(PACKAGE / layer).parts[0].removesuffix(".py"), module.split(".")[2])
+        for path in (PACKAGE / layer).rglob("*.py")
+        for module in imports(path)
+        if module.startswith(f"podtune.{layer}.")
+    }
+    rooms = {room for arrow in arrows for room in arrow}
+    assert rooms <= set(order), "a room without a place in the order"
+    assert not {(user, used) for user, used in arrows if order.index(user) < order.index(used)}
 
 
 @pytest.mark.parametrize("layer", ["report", "cluster", "commands", "plan", "machine"])

@@ -13,7 +13,7 @@ import os
 import sys
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from podtune.machine.threads import cpu_threads
 from podtune.run import checkpoint
@@ -29,11 +29,13 @@ from podtune.run.errors import OK, PREEMPTED, report
 from podtune.run.heartbeat import claim
 from podtune.run.lock import Lock
 from podtune.sft.config import settings as config
-from podtune.sft.data import inputs
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from podtune.sft.config.resolve import Arguments
-    from podtune.sft.train.run import Run
+    from podtune.sft.origin import Origin
+    from podtune.sft.train.run import FineTune
     from podtune.sft.train.trainer import PodtuneTrainer, StopTogether
 
 
@@ -63,7 +65,7 @@ def main(argv: list[str] | None = None) -> int:
 def check_inputs(settings: config.Settings, world: World) -> None:
     """Data set and output folder, before torch is imported. One process of each pod looks."""
     if world.local_rank == 0:
-        inputs.check_sources(settings.values)
+        settings.sources.check()
         checkpoint.check_writable(Path(settings.values["output_dir"]))
 
 
@@ -93,7 +95,7 @@ def fine_tune(settings: config.Settings, world: World) -> int:
         if loaded is None:  # an earlier start finished it
             cleanup_distributed()
             return OK
-        trainer, run = loaded
+        trainer, run = loaded.trainer, loaded.run
         try:
             check_space(trainer, world)
             trainer.train(resume_from_checkpoint=run.resume_path)
@@ -108,7 +110,13 @@ def fine_tune(settings: config.Settings, world: World) -> int:
         cleanup_distributed()
     if world.is_main:
         if finished:
-            run.answer()
+            run.answer(
+                loaded.origin,
+                loaded.tokenizer,
+                count=arguments.run.answer_rows,
+                max_new_tokens=arguments.run.answer_max_new_tokens,
+                trust_remote_code=arguments.training.trust_remote_code,
+            )
         run.end("ok" if finished else "preempted", OK if finished else PREEMPTED)
     return OK if finished else PREEMPTED
 
@@ -125,33 +133,73 @@ def check_space(trainer: PodtuneTrainer, world: World) -> None:
         )
 
 
-def load(arguments: Arguments, world: World, stop: StopTogether) -> tuple[PodtuneTrainer, Run] | None:
+class Loaded(NamedTuple):
+    """What a fine-tune works with."""
+
+    trainer: PodtuneTrainer
+    run: FineTune
+    origin: Origin
+    tokenizer: PreTrainedTokenizerBase
+
+
+def load(arguments: Arguments, world: World, stop: StopTogether) -> Loaded | None:
     """Tokenizer, data, checkpoint and model, in the order in which a mistake costs least; None if nothing is
     left to do.
     """
     from trl import get_peft_config
 
-    from podtune.sft.model.loading import load_model, load_tokenizer, vocabulary_size
-    from podtune.sft.train.run import Run, find_checkpoint, is_finished, resume_facts
+    from podtune.sft.data.rows import token_rows
+    from podtune.sft.data.tokenizer import load_tokenizer
+    from podtune.sft.model.load import load_model
+    from podtune.sft.origin import locate_model, vocabulary_size
+    from podtune.sft.train.run import FineTune, find_checkpoint, is_finished
     from podtune.sft.train.trainer import PodtuneTrainer
 
-    tokenizer = load_tokenizer(arguments)
+    training = arguments.training
+    output_dir = Path(training.output_dir)
+    origin = locate_model(arguments.model.model_name_or_path, arguments.model.model_revision)
+    tokenizer = load_tokenizer(origin, **arguments.tokenizer_options())
     # one process tokenises, the others wait for its cache
-    rows = inputs.prepare(arguments, tokenizer, vocabulary_size(arguments))
-    facts = resume_facts(arguments, world, rows)
-    held: list[Lock] = []
+    rows = token_rows(
+        arguments.sources,
+        tokenizer,
+        arguments.row_options(),
+        vocabulary=vocabulary_size(origin, training.trust_remote_code),
+    )
+    facts = arguments.resume_facts(rows.facts["fingerprint"])
+    claims: list[Lock] = []
     # two jobs in one folder would ruin both
-    on_main(world, lambda: held.append(claim(Path(arguments.training.output_dir))))
-    resume = on_main(world, lambda: find_checkpoint(arguments, facts))
-    if resume and is_finished(arguments, resume):
+    on_main(world, lambda: claims.append(claim(output_dir)))
+    resume = on_main(
+        world,
+        lambda: find_checkpoint(
+            output_dir,
+            facts,
+            named=training.resume_from_checkpoint,
+            auto_resume=arguments.run.auto_resume,
+            allow_change=arguments.run.allow_resume_change,
+        ),
+    )
+    if resume and is_finished(output_dir, resume, training.max_steps, training.num_train_epochs):
         if world.is_main:
             print(
                 f"{arguments.name} is finished at step {resume.step}: a higher max_steps with "
                 "--allow_resume_change goes on"
             )
         return None
-    model = load_model(arguments)
-    run = Run(arguments, world, rows, tokenizer, resume, held)
+    model = load_model(origin, **arguments.model_options())
+    # applied here, SFTTrainer need not look again
+    training.model_init_kwargs = training.chat_template_path = None
+    run = FineTune(
+        arguments.record(world, rows.facts),
+        output_dir,
+        world,
+        rows,
+        resume=resume,
+        claims=claims,
+        notes=arguments.notes,
+        aim_repo=arguments.run.aim_repo,
+    )
     trainer = PodtuneTrainer(
         model=model,
         args=arguments.training,
@@ -168,7 +216,7 @@ def load(arguments: Arguments, world: World, stop: StopTogether) -> tuple[Podtun
     )
     stop.trainer = trainer
     run.announce(trainer)
-    return trainer, run
+    return Loaded(trainer, run, origin, tokenizer)
 
 
 if __name__ == "__main__":

@@ -18,8 +18,10 @@ from typer.testing import CliRunner
 from podtune.commands.data import app
 from podtune.run.errors import UserError
 from podtune.sft.data import inspect
-from podtune.sft.data import rows as data
-from podtune.sft.data.rows import Source, TokenizeOptions
+from podtune.sft.data.source import DataSource, load_split
+from podtune.sft.data.tokenise import Tokenised, tokenised
+from podtune.sft.data.tokenizer import TokenizeOptions, load_tokenizer
+from podtune.sft.origin import locate_model
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +46,11 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def from_file(path: Path, max_length: int) -> Tokenised:
+    source = DataSource(str(path))
+    return tokenised(load_split(source), source, chatml(), TokenizeOptions(max_length=max_length))
+
+
 def report(*arguments: Any) -> dict[str, Any]:
     result = CliRunner().invoke(app, ["inspect", *map(str, arguments), "--json"], catch_exceptions=False)
     assert result.exit_code == 0
@@ -53,7 +60,7 @@ def report(*arguments: Any) -> dict[str, Any]:
 
 def test_the_report_counts_what_training_gets(model: Path, rows: Path) -> None:
     found = report("--data", rows, "--model", model, "--max-length", 128)
-    prepared = data.prepare(data.load_split(Source(str(rows))), chatml(), TokenizeOptions(max_length=128))
+    prepared = from_file(rows, 128)
     labels = prepared.dataset["labels"][:]
     assert found["rows"] == 51
     assert found["tokens"] == sum(map(len, labels))
@@ -94,7 +101,7 @@ def test_the_stop_token_is_found_trained_or_not(model: Path, rows: Path, tmp_pat
 
 
 def test_packing_fill_and_padding_are_those_of_the_real_thing(rows: Path) -> None:
-    dataset = data.tokenize(data.load_split(Source(str(rows))), chatml(), TokenizeOptions(max_length=200))
+    dataset = from_file(rows, 200).dataset
     lengths = np.array([len(ids) for ids in dataset["input_ids"]])
     packed = pack_dataset(dataset, 200, "bfd")
     assert inspect._packing_fill(lengths, 200) == round(lengths.sum() / (len(packed) * 200), 4)
@@ -110,7 +117,7 @@ def test_a_terminal_gets_colour_and_a_file_gets_brackets(model: Path, rows: Path
     )
     assert "[[It is 0. <|im_end|>\n]]" in plain
     assert "\x1b[" not in plain
-    shown = inspect.inspect(Source(str(rows)), chatml(), TokenizeOptions())
+    shown = inspect.inspect(DataSource(str(rows)), chatml(), TokenizeOptions())
     assert "\x1b[32mIt is 0. <|im_end|>" in inspect.text(shown, colour=True)
 
 
@@ -137,11 +144,10 @@ def test_prepared_rows_are_found_by_training_s_own_call(model: Path, rows: Path,
     first = json.loads(CliRunner().invoke(app, arguments, catch_exceptions=False).stdout)
     again = json.loads(CliRunner().invoke(app, arguments, catch_exceptions=False).stdout)
     assert [entry["from_cache"] for entry in first + again] == [False, True]
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(model)
-    found = data.prepare(
-        data.load_split(Source(str(rows))), tokenizer, TokenizeOptions(max_length=128), cache_dir=tmp_path
+    source = DataSource(str(rows))
+    tokenizer = load_tokenizer(locate_model(model))
+    found = tokenised(
+        load_split(source), source, tokenizer, TokenizeOptions(max_length=128), cache_dir=tmp_path
     )
     assert found.from_cache
     assert str(found.path) == first[0]["path"]

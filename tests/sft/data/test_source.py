@@ -20,7 +20,7 @@ import pytest
 
 from podtune.run.errors import DATA, NO_INPUT, UNAVAILABLE, USAGE, UserError
 from podtune.sft import hub
-from podtune.sft.data.source import Source, check_source, find_eval_split, load_split, sources
+from podtune.sft.data.source import DataSource, Sources, check_source, find_eval_split, load_split
 
 GOOD = {"question": ["a", "b", "c"], "answer": ["x", "y", "z"]}
 
@@ -39,7 +39,7 @@ def refused(path: Path | str, **more: Any) -> UserError:
     """What :func:`check_source` says of a file, in half the time it is allowed."""
     started = time.monotonic()
     with pytest.raises(UserError) as refusal:
-        check_source(Source(str(path)), **more)
+        check_source(DataSource(str(path)), **more)
     assert time.monotonic() - started < 5
     assert str(path) in refusal.value.where
     return refusal.value
@@ -80,7 +80,7 @@ def test_wrong_columns_are_answered_with_those_found_and_the_shapes_understood(t
     assert "found input, output" in error.what
     for shape in ("messages", "prompt, completion", "question, answer", "text", "input_ids"):
         assert shape in error.fix
-    check_source(Source(str(tmp_path / "a.parquet")), text_field="output")
+    check_source(DataSource(str(tmp_path / "a.parquet")), text_field="output")
 
 
 def test_preferences_and_images_are_told_that_they_are_for_another_task(tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ def test_a_saved_data_set_that_lost_a_file_is_named(tmp_path: Path) -> None:
     lost = next((tmp_path / "saved").glob("*.arrow"))
     lost.unlink()
     with pytest.raises(UserError, match="missing") as refusal:
-        check_source(Source(str(tmp_path / "saved")))
+        check_source(DataSource(str(tmp_path / "saved")))
     assert refusal.value.where == str(lost)
 
 
@@ -225,7 +225,8 @@ def test_checking_imports_neither_torch_nor_datasets(tmp_path: Path) -> None:
     path = lines(tmp_path / "a.jsonl", {"text": "a"})
     program = (
         "import sys; from podtune.sft.data.source import *; "
-        f"check_source(Source({str(path)!r})); sys.exit('torch' in sys.modules or 'datasets' in sys.modules)"
+        f"check_source(DataSource({str(path)!r})); "
+        "sys.exit('torch' in sys.modules or 'datasets' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 0
 
@@ -250,25 +251,25 @@ def test_every_format_gives_the_same_rows(tmp_path: Path) -> None:
         packed.write((tmp_path / "a.jsonl").read_bytes())
     datasets.Dataset.from_dict(GOOD).save_to_disk(str(tmp_path / "saved"))
     for name in ("a.parquet", "a.jsonl", "array.json", "a.csv", "a.tsv", "a.jsonl.gz", "saved"):
-        source = Source(str(tmp_path / name))
+        source = DataSource(str(tmp_path / name))
         check_source(source)
         assert load_split(source).to_list() == rows, name
 
 
 def test_text_stays_text(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("question,answer\n2024-01-01,None\n007,NA\n")
-    assert load_split(Source(str(tmp_path / "a.csv"))).to_dict() == {
+    assert load_split(DataSource(str(tmp_path / "a.csv"))).to_dict() == {
         "question": ["2024-01-01", "007"],
         "answer": ["None", "NA"],
     }
     lines(tmp_path / "a.jsonl", {"text": "2024-01-01T00:00:00"})
-    assert load_split(Source(str(tmp_path / "a.jsonl")))["text"][:] == ["2024-01-01T00:00:00"]
+    assert load_split(DataSource(str(tmp_path / "a.jsonl")))["text"][:] == ["2024-01-01T00:00:00"]
 
 
 def test_columns_that_are_not_trained_may_hold_anything(tmp_path: Path) -> None:
     path = lines(tmp_path / "a.jsonl", {"text": "a", "meta": 1}, {"text": "b", "meta": {"x": "y"}})
-    check_source(Source(str(path)))
-    assert load_split(Source(str(path)))["text"][:] == ["a", "b"]
+    check_source(DataSource(str(path)))
+    assert load_split(DataSource(str(path)))["text"][:] == ["a", "b"]
 
 
 def test_shards_are_read_in_order_and_splits_by_their_names(tmp_path: Path) -> None:
@@ -280,7 +281,7 @@ def test_shards_are_read_in_order_and_splits_by_their_names(tmp_path: Path) -> N
     ]:
         parquet(tmp_path / "data" / f"{name}.parquet", text=[text])
     (tmp_path / "card.json").write_text("{}")
-    source = Source(str(tmp_path))
+    source = DataSource(str(tmp_path))
     check_source(source)
     assert load_split(source)["text"][:] == ["a", "b"]
     found = find_eval_split(source)
@@ -288,36 +289,36 @@ def test_shards_are_read_in_order_and_splits_by_their_names(tmp_path: Path) -> N
     assert found.split == "validation"
     assert load_split(found)["text"][:] == ["c"]
     with pytest.raises(UserError, match="no split 'test'; found train, validation"):
-        load_split(Source(str(tmp_path), split="test"))
+        load_split(DataSource(str(tmp_path), split="test"))
 
 
 def test_shards_without_a_split_in_their_names_are_all_trained(tmp_path: Path) -> None:
     for number in range(3):
         lines(tmp_path / f"part-{number}.jsonl", {"text": str(number)})
-    assert load_split(Source(str(tmp_path)))["text"][:] == ["0", "1", "2"]
-    assert find_eval_split(Source(str(tmp_path))) is None
+    assert load_split(DataSource(str(tmp_path)))["text"][:] == ["0", "1", "2"]
+    assert find_eval_split(DataSource(str(tmp_path))) is None
 
 
 def test_shards_with_other_columns_are_refused(tmp_path: Path) -> None:
     parquet(tmp_path / "a.parquet", text=["a"])
     parquet(tmp_path / "b.parquet", question=["a"], answer=["b"])
     with pytest.raises(UserError, match="no column 'text'; found question, answer"):
-        check_source(Source(str(tmp_path)))
+        check_source(DataSource(str(tmp_path)))
 
 
 def test_a_slice_of_a_split_is_understood(tmp_path: Path) -> None:
     path = parquet(tmp_path / "a.parquet", text=list("abcdefghij"))
-    assert load_split(Source(str(path), split="train[:3]"))["text"][:] == ["a", "b", "c"]
-    assert load_split(Source(str(path), split="train[80%:]"))["text"][:] == ["i", "j"]
+    assert load_split(DataSource(str(path), split="train[:3]"))["text"][:] == ["a", "b", "c"]
+    assert load_split(DataSource(str(path), split="train[80%:]"))["text"][:] == ["i", "j"]
     with pytest.raises(UserError, match="not a slice"):
-        load_split(Source(str(path), split="train[x]"))
+        load_split(DataSource(str(path), split="train[x]"))
 
 
 def test_a_saved_dict_of_splits_gives_each(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     one, two = datasets.Dataset.from_dict({"text": ["a"]}), datasets.Dataset.from_dict({"text": ["b"]})
     datasets.DatasetDict({"train": one, "test": two}).save_to_disk(str(tmp_path / "saved"))
-    source = Source(str(tmp_path / "saved"))
+    source = DataSource(str(tmp_path / "saved"))
     check_source(source)
     found = find_eval_split(source)
     assert found is not None
@@ -328,30 +329,38 @@ def test_a_mixture_takes_files_and_shares(tmp_path: Path) -> None:
     first = parquet(tmp_path / "a.parquet", text=["a"] * 30)
     second = lines(tmp_path / "b.jsonl", *[{"text": "b"}] * 90)
     mixture = ({"path": str(first), "fraction": 0.5}, {"path": str(second), "fraction": 0.5})
-    check_source(Source(mixture=mixture))
-    mixed = load_split(Source(mixture=mixture))["text"][:]
+    check_source(DataSource(mixture=mixture))
+    mixed = load_split(DataSource(mixture=mixture))["text"][:]
     assert (mixed.count("a"), mixed.count("b")) == (30, 30)
-    with_test = Source(mixture=mixture, mixture_test_size=0.1)
+    with_test = DataSource(mixture=mixture, mixture_test_size=0.1)
     held_out = find_eval_split(with_test)
     assert held_out is not None
     assert (len(load_split(with_test)), len(load_split(held_out))) == (54, 6)
     with pytest.raises(UserError, match="unknown key 'weight'") as refusal:
-        check_source(Source(mixture=({"path": str(first), "weight": 2},)))
+        check_source(DataSource(mixture=({"path": str(first), "weight": 2},)))
     assert "fraction" in refusal.value.fix
 
 
 def test_a_configuration_gives_its_sources(tmp_path: Path) -> None:
     parquet(tmp_path / "train.parquet", text=["a"])
     parquet(tmp_path / "eval.parquet", text=["b"])
-    found = sources({"dataset_name": str(tmp_path), "dataset_test_split": "test"})
-    assert [source.split for source in found] == ["train", "eval"]
-    alone = str(tmp_path / "train.parquet")
-    assert sources({"dataset_name": alone}) == [Source(alone)]
-    given = str(tmp_path / "eval.parquet")
-    assert sources({"dataset_name": alone, "eval_dataset_name": given}) == [Source(alone), Source(given)]
+    folder = Sources.of({"dataset_name": str(tmp_path)})
+    assert folder.train.split == "train"
+    assert folder.evaluation is not None
+    assert folder.evaluation.split == "eval"
+    alone, given = (str(tmp_path / f"{name}.parquet") for name in ("train", "eval"))
+    assert Sources.of({"dataset_name": alone}).evaluation is None
+    named = Sources.of({"dataset_name": alone, "eval_dataset_name": given})
+    assert (named.train, named.evaluation) == (DataSource(alone), DataSource(given))
     with pytest.raises(UserError, match="no data set is given") as refusal:
-        sources({})
+        Sources.of({})
     assert refusal.value.code == USAGE
+
+
+def test_seed_0_is_a_seed() -> None:
+    entry = {"path": "chats.jsonl"}
+    assert Sources.of({"datasets": [entry], "seed": 0}).train.seed == 0
+    assert Sources.of({"datasets": [entry]}).train.seed == 42
 
 
 # ---- the hub ----
@@ -381,12 +390,10 @@ def silent_port() -> Iterator[int]:
 
 
 def test_a_streamed_set_is_refused_before_anything_is_loaded() -> None:
-    from podtune.sft.data.inputs import check_sources
-
     with pytest.raises(UserError, match="dataset_streaming: a streamed set cannot be trained"):
-        check_sources(
+        Sources.of(
             {"dataset_name": "user/set", "dataset_streaming": True, "eval_dataset_name": "user/other"}
-        )
+        ).check()
 
 
 def test_a_hub_that_refuses_or_stays_silent_is_answered_within_five_seconds(
@@ -411,7 +418,7 @@ def test_a_cached_copy_is_used_when_the_hub_cannot_be_reached(
     online(f"http://127.0.0.1:{silent_port}")
     monkeypatch.setenv("HF_HUB_OFFLINE", "")  # so that it is put back afterwards
     (tmp_path / "hf" / "hub" / "datasets--someone--chats" / "snapshots").mkdir(parents=True)
-    check_source(Source("someone/chats"))
+    check_source(DataSource("someone/chats"))
     assert hub.offline()
 
 
@@ -428,4 +435,4 @@ def test_a_path_is_never_taken_for_a_hub_name(online: Callable[[str], None]) -> 
     online("http://127.0.0.1:9")
     for name in ("/no/such/folder", "./here", "data.parquet", "some/folder/deep"):
         with pytest.raises(UserError, match="no such file or folder"):
-            check_source(Source(name))
+            check_source(DataSource(name))

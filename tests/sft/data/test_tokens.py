@@ -17,10 +17,12 @@ from trl.chat_template_utils import get_training_chat_template, has_generation_m
 
 from podtune.run.errors import CONFIG, DATA, UserError
 from podtune.sft.data import encode
-from podtune.sft.data import rows as data
-from podtune.sft.data.render import is_plain_fast
-from podtune.sft.data.rows import TokenizeOptions
-from podtune.sft.data.words import exact_for
+from podtune.sft.data.rows import cut_by_packing, pack, packed_tokens
+from podtune.sft.data.source import DataSource, load_split
+from podtune.sft.data.tokenise import Tokenised, fingerprint
+from podtune.sft.data.tokenise import shape_of as shape_of_rows
+from podtune.sft.data.tokenise import tokenised as tokenised_from
+from podtune.sft.data.tokenizer import TokenizeOptions, check_tokenizer, is_plain_fast, unknown_roles
 
 QUESTIONS = [
     ("What does json.dumps() do?", "It turns an object into text."),
@@ -119,10 +121,20 @@ def assert_equal_to_trl(
     trl_rows: Dataset | None = None,
 ) -> None:
     expected = as_trl(rows if trl_rows is None else trl_rows, tokenizer, options)
-    found = data.tokenize(rows, tokenizer, options)
+    found = tokens_of(rows, tokenizer, options)
     assert found.column_names == ["input_ids", "labels"]
     assert found["input_ids"][:] == expected["input_ids"][:]
     assert found["labels"][:] == expected["labels"][:]
+
+
+def tokenised(
+    rows: Dataset, tokenizer: PreTrainedTokenizerFast, options: TokenizeOptions, **more: Any
+) -> Tokenised:
+    return tokenised_from(rows, DataSource("chats.jsonl"), tokenizer, options, **more)
+
+
+def tokens_of(rows: Dataset, tokenizer: PreTrainedTokenizerFast, options: TokenizeOptions) -> Dataset:
+    return tokenised(rows, tokenizer, options).dataset
 
 
 @pytest.fixture(autouse=True)
@@ -177,7 +189,7 @@ def test_question_and_answer_are_text_with_a_line_break_between_without_a_templa
 
 def test_rows_that_a_cut_leaves_without_a_trained_token_are_dropped_and_counted() -> None:
     rows = Dataset.from_dict({"prompt": ["a long prompt " * 10, "short"], "completion": ["answer", "answer"]})
-    prepared = data.prepare(rows, chatml(), TokenizeOptions(max_length=12))
+    prepared = tokenised(rows, chatml(), TokenizeOptions(max_length=12))
     assert (prepared.stats.rows, prepared.stats.rows_kept, prepared.stats.rows_dropped) == (2, 1, 1)
     assert prepared.stats.rows_truncated >= 1
     assert any("left out" in warning for warning in prepared.stats.warnings(TokenizeOptions(max_length=12)))
@@ -186,7 +198,7 @@ def test_rows_that_a_cut_leaves_without_a_trained_token_are_dropped_and_counted(
 def test_a_set_without_any_trained_token_is_refused() -> None:
     rows = Dataset.from_dict({"prompt": ["a long prompt " * 10], "completion": ["answer"]})
     with pytest.raises(UserError, match="no token to train") as refusal:
-        data.prepare(rows, chatml(), TokenizeOptions(max_length=5))
+        tokenised(rows, chatml(), TokenizeOptions(max_length=5))
     assert "--max_length" in refusal.value.fix
 
 
@@ -195,14 +207,17 @@ def test_a_huge_row_is_cut_before_it_is_encoded_and_gives_the_same_tokens(
 ) -> None:
     rows = Dataset.from_dict({"text": ["many words of a long book " * 500, "short"]})
     options = TokenizeOptions(max_length=20)
-    whole = data.tokenize(rows, chatml(), options)["input_ids"][:]
+    whole = tokens_of(rows, chatml(), options)["input_ids"][:]
     monkeypatch.setattr(encode, "_CUT_ABOVE_CHARACTERS", 100)
-    encoder = encode.Encoder(chatml(), options, data.shape_of(rows))
+    encoder = encode.Encoder(chatml(), options, shape_of_rows(rows))
     longest: list[int] = []
-    original = encoder.words.__call__ if encoder.words else None
-    assert original is not None
-    encoder.words = lambda texts: longest.extend(map(len, texts)) or original(texts)  # type: ignore[assignment,func-returns-value]
-    encoder._compared = True
+    cut_texts = encoder._texts_for_backend
+
+    def spied(texts: list[str]) -> list[str]:
+        longest.extend(map(len, cut_texts(texts)))
+        return cut_texts(texts)
+
+    monkeypatch.setattr(encoder, "_texts_for_backend", spied)
     cut = encoder({"text": rows["text"][:]})
     assert max(longest) < len(rows[0]["text"])
     assert [cut.ids[a:b].tolist() for a, b in zip(cut.offsets, cut.offsets[1:], strict=False)] == whole
@@ -212,7 +227,7 @@ def test_a_huge_row_is_cut_before_it_is_encoded_and_gives_the_same_tokens(
 def test_a_row_beyond_the_bound_is_refused_by_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encode, "MAX_ROW_CHARACTERS", 1000)
     with pytest.raises(UserError, match="row 2: column 'text' holds") as refusal:
-        data.tokenize(Dataset.from_dict({"text": ["fine", "x" * 1001]}), chatml(), TokenizeOptions())
+        tokens_of(Dataset.from_dict({"text": ["fine", "x" * 1001]}), chatml(), TokenizeOptions())
     assert refusal.value.code == DATA
 
 
@@ -225,23 +240,21 @@ def test_a_row_that_the_template_refuses_is_named() -> None:
     )
     rows = Dataset.from_dict({"messages": [user("a"), user("b"), [{"role": "tool", "content": "c"}]]})
     with pytest.raises(UserError, match=r"row 3: the chat template refuses the row: no tools here"):
-        data.tokenize(rows, tokenizer, TokenizeOptions())
+        tokens_of(rows, tokenizer, TokenizeOptions())
 
 
 def test_rows_of_a_stop_token_alone_train_nothing() -> None:
-    prepared = data.prepare(Dataset.from_dict({"text": ["some words", "", ""]}), plain(), TokenizeOptions())
+    prepared = tokenised(Dataset.from_dict({"text": ["some words", "", ""]}), plain(), TokenizeOptions())
     assert prepared.stats.warnings(TokenizeOptions()) == [
         ("2 of 3 rows have nothing to train: they are empty, or their loss mask is")
     ]
     with pytest.raises(UserError, match="there is no token to train"):
-        data.prepare(Dataset.from_dict({"text": ["", ""]}), plain(), TokenizeOptions())
+        tokenised(Dataset.from_dict({"text": ["", ""]}), plain(), TokenizeOptions())
 
 
 def test_completion_only_loss_without_completions_is_warned_of() -> None:
     rows = Dataset.from_dict({"messages": [user("a") + assistant("b")]})
-    found = data.check_tokenizer(
-        chatml(), None, TokenizeOptions(completion_only_loss=True), data.shape_of(rows)
-    )
+    found = check_tokenizer(chatml(), None, TokenizeOptions(completion_only_loss=True), shape_of_rows(rows))
     assert "completion_only_loss has no effect: the rows are messages" in found[0]
 
 
@@ -249,26 +262,17 @@ def test_a_role_that_the_template_does_not_speak_of_is_warned_of() -> None:
     rows = Dataset.from_dict(
         {"conversations": [[{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]]}
     )
-    assert "may not know the role gpt, human" in data.unknown_roles(rows, chatml(), data.shape_of(rows))[0]
+    assert "may not know the role gpt, human" in unknown_roles(rows, chatml(), shape_of_rows(rows))[0]
     known = Dataset.from_dict({"messages": [user("a") + assistant("b")]})
-    assert data.unknown_roles(known, chatml(), data.shape_of(known)) == []
+    assert unknown_roles(known, chatml(), shape_of_rows(known)) == []
 
 
 def test_a_row_is_named_with_its_file() -> None:
     rows = Dataset.from_dict(
         {"messages": [user("a"), [{"role": "tool", "content": None, "tool_calls": "x"}]]}
     )
-    with (
-        pytest.raises(
-            UserError,
-            match=(
-                r"chats.jsonl, row 2: .*\n  fix: "
-                r".*--chat_template_path"
-            ),
-        ),
-        data.naming(data.Source("chats.jsonl")),
-    ):
-        data.prepare(rows, chatml(), TokenizeOptions())
+    with pytest.raises(UserError, match=r"chats.jsonl, row 2: .*\n  fix: .*--chat_template_path"):
+        tokenised(rows, chatml(), TokenizeOptions())
 
 
 def test_assistant_only_loss_names_the_row_without_an_assistant() -> None:
@@ -276,59 +280,41 @@ def test_assistant_only_loss_names_the_row_without_an_assistant() -> None:
     with pytest.raises(
         UserError, match=("row 2: assistant_only_loss is set, and the row has no assistant token")
     ):
-        data.tokenize(rows, chatml(), TokenizeOptions(assistant_only_loss=True))
+        tokens_of(rows, chatml(), TokenizeOptions(assistant_only_loss=True))
 
 
 def test_a_prompt_that_is_not_how_the_row_starts_is_warned_of() -> None:
-    stats = data.prepare(Dataset.from_dict(CONVERSATIONAL), llama_like(), TokenizeOptions()).stats
+    stats = tokenised(Dataset.from_dict(CONVERSATIONAL), llama_like(), TokenizeOptions()).stats
     assert stats.rows_diverged == len(QUESTIONS)
     assert any("another context" in warning for warning in stats.warnings(TokenizeOptions()))
 
 
-def test_word_by_word_encoding_is_used_where_it_is_exact_and_only_there() -> None:
-    assert exact_for(chatml().backend_tokenizer)
-    assert exact_for(llama_like().backend_tokenizer)
-    spaced = plain()
-    from tokenizers import pre_tokenizers
-
-    spaced.backend_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
-    assert exact_for(spaced.backend_tokenizer) is None
-    spaced.backend_tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-    assert exact_for(spaced.backend_tokenizer) is None
-
-
-def test_a_streamed_set_is_tokenised_as_it_is_read() -> None:
-    rows = Dataset.from_dict(ROWS["messages"])
-    streamed = data.tokenize(rows.to_iterable_dataset(), chatml(), TokenizeOptions(max_length=40))
-    assert list(streamed) == list(data.tokenize(rows, chatml(), TokenizeOptions(max_length=40)))
-
-
 def test_packing_is_trl_s_own_and_says_what_it_cuts() -> None:
-    rows = data.tokenize(Dataset.from_dict(ROWS["messages"]), chatml(), TokenizeOptions(max_length=None))
-    packed = data.pack(rows, 64, "bfd", seed=None)
+    rows = tokens_of(Dataset.from_dict(ROWS["messages"]), chatml(), TokenizeOptions(max_length=None))
+    packed = pack(rows, 64, "bfd", seed=None)
     assert packed["input_ids"][:] == pack_dataset(rows, 64, "bfd")["input_ids"][:]
     assert (
-        data.packed_tokens(packed)["tokens"]
+        packed_tokens(packed)["tokens"]
         == sum(map(len, packed["input_ids"][:]))
         < sum(map(len, rows["input_ids"][:]))
     )
-    assert "packing cuts them" in data.cut_by_packing(rows, 64, "bfd")[0]
-    assert data.cut_by_packing(rows, 64, "bfd_split") == []
-    assert data.cut_by_packing(rows, 100_000, "bfd") == []
+    assert "packing cuts them" in cut_by_packing(rows, 64, "bfd")[0]
+    assert cut_by_packing(rows, 64, "bfd_split") == []
+    assert cut_by_packing(rows, 100_000, "bfd") == []
     with pytest.raises(UserError, match="packing_strategy"):
-        data.pack(rows, 64, "first-fit")
+        pack(rows, 64, "first-fit")
 
 
 # ---- the tokenizer ----
 def shape_of(**columns: list[Any]) -> Any:
-    return data.shape_of(Dataset.from_dict(columns))
+    return shape_of_rows(Dataset.from_dict(columns))
 
 
 def refused(
     tokenizer: PreTrainedTokenizerFast, shape: Any, vocabulary: int | None = None, **options: Any
 ) -> UserError:
     with pytest.raises(UserError) as refusal:
-        data.check_tokenizer(tokenizer, vocabulary, TokenizeOptions(**options), shape)
+        check_tokenizer(tokenizer, vocabulary, TokenizeOptions(**options), shape)
     assert refusal.value.code == CONFIG
     return refusal.value
 
@@ -359,7 +345,7 @@ def test_batches_need_a_padding_token_or_eos() -> None:
 def test_ids_beyond_the_model_s_vocabulary_are_refused_by_name() -> None:
     tokenizer = chatml()
     size = len(tokenizer)
-    assert data.check_tokenizer(tokenizer, size, TokenizeOptions(), shape_of(messages=[user("a")])) == []
+    assert check_tokenizer(tokenizer, size, TokenizeOptions(), shape_of(messages=[user("a")])) == []
     error = refused(tokenizer, shape_of(messages=[user("a")]), vocabulary=size - 2)
     assert f"its ids go up to {size - 1}, but the model has {size - 2} embeddings" in error.what
     assert "tokenizer that belongs to the model" in error.fix
@@ -381,7 +367,7 @@ def test_a_stop_token_outside_of_the_markers_is_warned_of() -> None:
         "{% if message['role'] == 'assistant' %}{% generation %}{{ message['content'] }}{% endgeneration %}"
         "{% else %}{{ message['content'] }}{% endif %}<|im_end|>\n{% endfor %}"
     )
-    warnings = data.check_tokenizer(
+    warnings = check_tokenizer(
         tokenizer, None, TokenizeOptions(assistant_only_loss=True), shape_of(messages=[user("a")])
     )
     assert any("will not learn to stop" in warning for warning in warnings)
@@ -390,15 +376,15 @@ def test_a_stop_token_outside_of_the_markers_is_warned_of() -> None:
 # ---- the cache ----
 def test_a_second_preparation_maps_the_first_one_s_file(tmp_path: Path) -> None:
     rows = Dataset.from_dict(ROWS["messages"])
-    first = data.prepare(rows, chatml(), TokenizeOptions(), cache_dir=tmp_path)
-    second = data.prepare(rows, chatml(), TokenizeOptions(), cache_dir=tmp_path)
+    first = tokenised(rows, chatml(), TokenizeOptions(), cache_dir=tmp_path)
+    second = tokenised(rows, chatml(), TokenizeOptions(), cache_dir=tmp_path)
     assert (first.from_cache, second.from_cache) == (False, True)
     assert first.path == second.path
     assert first.stats == second.stats
     assert (
         first.dataset["labels"][:]
         == second.dataset["labels"][:]
-        == data.tokenize(rows, chatml(), TokenizeOptions())["labels"][:]
+        == tokens_of(rows, chatml(), TokenizeOptions())["labels"][:]
     )
 
 
@@ -408,7 +394,7 @@ def test_other_rows_options_or_tokenizers_are_other_entries(tmp_path: Path) -> N
     other = plain()
     other.chat_template = changed
     paths = {
-        data.prepare(some, tokenizer, options, cache_dir=tmp_path).path
+        tokenised(some, tokenizer, options, cache_dir=tmp_path).path
         for some, tokenizer, options in [
             (rows, chatml(), TokenizeOptions()),
             (rows.select(range(3)), chatml(), TokenizeOptions()),
@@ -422,12 +408,12 @@ def test_other_rows_options_or_tokenizers_are_other_entries(tmp_path: Path) -> N
 
 def test_a_damaged_entry_is_made_again(tmp_path: Path) -> None:
     rows = Dataset.from_dict(ROWS["text"])
-    path = data.prepare(rows, chatml(), TokenizeOptions(), cache_dir=tmp_path).path
+    path = tokenised(rows, chatml(), TokenizeOptions(), cache_dir=tmp_path).path
     assert path is not None
     path.write_bytes(path.read_bytes()[:-10])
-    again = data.prepare(rows, chatml(), TokenizeOptions(), cache_dir=tmp_path)
+    again = tokenised(rows, chatml(), TokenizeOptions(), cache_dir=tmp_path)
     assert not again.from_cache
-    assert again.dataset["input_ids"][:] == data.tokenize(rows, chatml(), TokenizeOptions())["input_ids"][:]
+    assert again.dataset["input_ids"][:] == tokens_of(rows, chatml(), TokenizeOptions())["input_ids"][:]
 
 
 def test_the_fingerprint_is_of_the_content_not_of_the_file(tmp_path: Path) -> None:
@@ -438,10 +424,10 @@ def test_the_fingerprint_is_of_the_content_not_of_the_file(tmp_path: Path) -> No
     rows.to_json(str(tmp_path / "b.jsonl"))
     rows.save_to_disk(str(tmp_path / "saved"), num_shards=3)
     same = {
-        data.fingerprint(data.load_split(data.Source(str(tmp_path / name))))
+        fingerprint(load_split(DataSource(str(tmp_path / name))))
         for name in ("a.parquet", "b.jsonl", "saved")
     }
     shuffled = rows.select([1, 0, 2, 3, 4, 5, 6])
-    assert same == {data.fingerprint(rows)} == {data.fingerprint(shuffled.select([1, 0, 2, 3, 4, 5, 6]))}
-    assert data.fingerprint(shuffled) not in same
-    assert data.fingerprint(rows.rename_column("n", "m")) not in same
+    assert same == {fingerprint(rows)} == {fingerprint(shuffled.select([1, 0, 2, 3, 4, 5, 6]))}
+    assert fingerprint(shuffled) not in same
+    assert fingerprint(rows.rename_column("n", "m")) not in same

@@ -28,21 +28,15 @@ from podtune.run.errors import (
     USAGE,
     UserError,
 )
-from podtune.sft.answer.evaluate import compare_with_base, normalised, sample_answers, score
+from podtune.sft.answer.evaluate import compare_with_base, loss_of, normalised, sample_answers
+from podtune.sft.data.tokenizer import load_tokenizer
 from podtune.sft.model import template
 from podtune.sft.model.build import build_model
+from podtune.sft.model.flops import counted_flops_per_token, flops_per_token, parameter_count
 from podtune.sft.model.info import model_info
-from podtune.sft.model.load import (
-    check_quantization,
-    counted_flops_per_token,
-    flops_per_token,
-    load_model,
-    load_tokenizer,
-    parameter_count,
-    peak_flops,
-)
+from podtune.sft.model.load import check_quantization, load_model
 from podtune.sft.model.merge import merge_adapter
-from podtune.sft.model.origin import locate_model
+from podtune.sft.origin import locate_model
 
 FACTS = [
     ("red and yellow", "Orange."),
@@ -74,7 +68,7 @@ def tuned(micro: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The micro model after it has learned ROWS by heart, from the tokens that the template marks and no
     others.
     """
-    tokenizer, model = load_tokenizer(micro), load_model(micro)
+    tokenizer, model = load_tokenizer(locate_model(micro)), load_model(locate_model(micro))
     conversations = [
         [{"role": "user", "content": row["question"]}, {"role": "assistant", "content": row["answer"]}]
         for row in ROWS
@@ -128,27 +122,27 @@ def test_another_seed_gives_other_weights_and_replaces_the_earlier_build(micro: 
 def test_sizes_are_what_the_documents_say(micro: Path) -> None:
     from transformers import SmolLM3ForCausalLM
 
-    from podtune.sft.model.build import SHAPES, model_config
+    from podtune.sft.model.build import SIZES, model_config
 
-    assert parameter_count(load_model(micro)).total < 1_000_000
+    assert parameter_count(load_model(locate_model(micro))).total < 1_000_000
     with torch.device("meta"):
-        tiny = SmolLM3ForCausalLM(model_config(SHAPES["tiny"], load_tokenizer(micro)))
+        tiny = SmolLM3ForCausalLM(model_config(SIZES["tiny"], load_tokenizer(locate_model(micro))))
     assert 6.5e6 < tiny.num_parameters() < 7.5e6
     assert all(
         shape.vocab_size % 64 == 0 and shape.hidden_size // shape.num_attention_heads >= 32
-        for shape in SHAPES.values()
+        for shape in SIZES.values()
     )
 
 
 def test_the_tokenizer_keeps_every_text_and_its_ids_fit_the_embedding(micro: Path) -> None:
-    tokenizer = load_tokenizer(micro)
+    tokenizer = load_tokenizer(locate_model(micro))
     text = "  naïve\t日本語 🙂 \n\n x=1;\x00"
     assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
     assert len(tokenizer) <= 1024
 
 
 def test_padding_end_and_start_are_the_same_in_tokenizer_model_and_generation(micro: Path) -> None:
-    tokenizer, model = load_tokenizer(micro), load_model(micro)
+    tokenizer, model = load_tokenizer(locate_model(micro)), load_model(locate_model(micro))
     assert tokenizer.eos_token == template.TURN_END
     assert tokenizer.pad_token_id != tokenizer.eos_token_id
     for config in (model.config, model.generation_config):
@@ -182,7 +176,7 @@ def test_build_answers_bad_data_and_sizes(tmp_path: Path) -> None:
 
 # ---- the template ----
 def test_the_template_marks_answers_with_their_stop_token_and_nothing_else(micro: Path) -> None:
-    tokenizer = load_tokenizer(micro)
+    tokenizer = load_tokenizer(locate_model(micro))
     turns = [
         {"role": role, "content": text}
         for role, text in (
@@ -211,13 +205,13 @@ def test_trl_agrees_that_the_template_trains_the_stop_token_and_keeps_prefixes(m
         is_chat_template_stop_token_trained,
     )
 
-    tokenizer = load_tokenizer(micro)
+    tokenizer = load_tokenizer(locate_model(micro))
     assert is_chat_template_stop_token_trained(tokenizer)
     assert is_chat_template_prefix_preserving(tokenizer)
 
 
 def test_a_template_with_the_stop_token_outside_its_marks_is_found_out(micro: Path) -> None:
-    tokenizer = load_tokenizer(micro)
+    tokenizer = load_tokenizer(locate_model(micro))
     tokenizer.chat_template = template.CHAT_TEMPLATE.replace(
         " + '<|im_end|>' }}{% endgeneration %}", " }}{% endgeneration %}{{- '<|im_end|>' }}"
     )
@@ -238,7 +232,7 @@ def test_a_template_with_the_stop_token_outside_its_marks_is_found_out(micro: Pa
     ],
 )
 def test_every_shape_scores_the_answer_and_its_stop_token(micro: Path, row: dict[str, Any]) -> None:
-    tokenizer = load_tokenizer(micro)
+    tokenizer = load_tokenizer(locate_model(micro))
     prompt, reference = template.prompt_and_answer(row)
     assert reference == "the answer"
     ids, scored = template.scored_ids(tokenizer, prompt, reference)
@@ -249,7 +243,7 @@ def test_every_shape_scores_the_answer_and_its_stop_token(micro: Path, row: dict
 
 
 def test_plain_text_is_scored_whole_and_unknown_columns_are_named(micro: Path) -> None:
-    tokenizer = load_tokenizer(micro)
+    tokenizer = load_tokenizer(locate_model(micro))
     ids, scored = template.scored_ids(tokenizer, *template.prompt_and_answer({"text": "just text"}))  # type: ignore[arg-type]
     assert all(scored)
     assert tokenizer.decode(ids) == "just text<|im_end|>"
@@ -259,14 +253,14 @@ def test_plain_text_is_scored_whole_and_unknown_columns_are_named(micro: Path) -
 
 # ---- answers and scores ----
 def test_a_model_trained_on_the_marked_tokens_answers_and_stops(tuned: Path) -> None:
-    tokenizer, model = load_tokenizer(tuned), load_model(tuned)
+    tokenizer, model = load_tokenizer(locate_model(tuned)), load_model(locate_model(tuned))
     questions = [[{"role": "user", "content": row["question"]}] for row in ROWS]
     assert sample_answers(model, tokenizer, questions, max_new_tokens=40) == [row["answer"] for row in ROWS]
 
 
 def test_scores_tell_the_tuned_model_from_its_base(micro: Path, tuned: Path) -> None:
-    tokenizer = load_tokenizer(micro)
-    found = compare_with_base(micro, tuned, tokenizer, ROWS, max_new_tokens=40, batch_size=3)
+    tokenizer = load_tokenizer(locate_model(micro))
+    found = compare_with_base(locate_model(micro), tuned, tokenizer, ROWS, max_new_tokens=40, batch_size=3)
     assert (found["base"]["exact_match"], found["tuned"]["exact_match"]) == (0.0, 1.0)
     assert found["tuned"]["perplexity"] < 1.2 < 500 < found["base"]["perplexity"]
     assert found["samples"][1] == {
@@ -278,8 +272,8 @@ def test_scores_tell_the_tuned_model_from_its_base(micro: Path, tuned: Path) -> 
 
 
 def test_the_loss_does_not_depend_on_batches_or_padding(micro: Path) -> None:
-    tokenizer, model = load_tokenizer(micro), load_model(micro)
-    losses = [score(model, tokenizer, ROWS, batch_size=size, max_new_tokens=1)["loss"] for size in (1, 4)]
+    tokenizer, model = load_tokenizer(locate_model(micro)), load_model(locate_model(micro))
+    losses = [loss_of(model, tokenizer, ROWS, batch_size=size)["loss"] for size in (1, 4)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
@@ -290,7 +284,7 @@ def test_an_exact_match_forgives_case_punctuation_and_articles() -> None:
 
 # ---- counting ----
 def test_counted_flops_equal_the_formula(micro: Path) -> None:
-    config = load_model(micro).config
+    config = load_model(locate_model(micro)).config
     counted = counted_flops_per_token(config, 128)
     assert counted == pytest.approx(flops_per_token(config, 128), rel=0.01)
     assert flops_per_token(config, 128, trained_share=0.0) < flops_per_token(config, 128)
@@ -322,11 +316,6 @@ def test_untied_embeddings_and_idle_experts_are_not_multiplied() -> None:
     assert counted_flops_per_token(experts, 16) is None
 
 
-def test_the_peak_is_known_for_real_cards_only() -> None:
-    assert peak_flops("NVIDIA H100 80GB HBM3") == pytest.approx(989.4e12)
-    assert peak_flops("Some Card 9000") is None
-
-
 def test_info_prints_figures_that_add_up(micro: Path) -> None:
     result = CliRunner().invoke(app, ["info", str(micro), "--json", "--sequence-length", "256"])
     found = json.loads(result.stdout)
@@ -356,7 +345,7 @@ def test_weights_in_pickle_files_are_refused_and_nothing_in_them_runs(micro: Pat
     (folder / "model.safetensors").unlink()
     (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Bomb(tmp_path / "exploded")))
     with pytest.raises(UserError, match="pickle"):
-        load_model(folder)
+        load_model(locate_model(folder))
     assert not (tmp_path / "exploded").exists()
 
 
@@ -369,7 +358,7 @@ def test_code_in_the_model_folder_is_refused_and_does_not_run(micro: Path, tmp_p
     )
     (folder / "own.py").write_text(f"import pathlib\npathlib.Path({str(tmp_path / 'ran')!r}).touch()\n")
     with pytest.raises(UserError, match="trust_remote_code") as caught:
-        load_model(folder)
+        load_model(locate_model(folder))
     assert caught.value.code == CONFIG
     assert not (tmp_path / "ran").exists()
 
@@ -381,21 +370,21 @@ def test_incomplete_and_torn_weights_are_refused(micro: Path, tmp_path: Path) ->
     assert removed.numel()
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(UserError, match=r"lack 1 tensors .*layers\.1\.mlp\.up_proj"):
-        load_model(folder)
+        load_model(locate_model(folder))
     whole = (micro / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(UserError, match="cannot be loaded"):
-        load_model(folder)
+        load_model(locate_model(folder))
 
 
 def test_what_is_no_model_is_said_so(tmp_path: Path) -> None:
     for name, words in ((tmp_path / "absent", "no such folder"), (tmp_path, "no config.json")):
         with pytest.raises(UserError, match=words) as caught:
-            load_tokenizer(name)
+            load_tokenizer(locate_model(name))
         assert caught.value.code == NO_INPUT
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="no such folder"):
-        load_model(tmp_path / "file")
+        load_model(locate_model(tmp_path / "file"))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -460,7 +449,7 @@ def adapter(tuned: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     torch.manual_seed(0)
     model = get_peft_model(
-        load_model(tuned),
+        load_model(locate_model(tuned)),
         LoraConfig(r=4, target_modules=["q_proj", "v_proj", "up_proj"], init_lora_weights=False),
     )
     model.peft_config["default"].base_model_name_or_path = str(tuned)
@@ -477,9 +466,9 @@ def test_a_merged_adapter_gives_the_logits_of_adapter_and_base(adapter: Path, tm
         path.name for path in (tmp_path / "merged").iterdir()
     }
     assert not (tmp_path / "merged" / "adapter_config.json").exists()
-    ids = load_tokenizer(tmp_path / "merged")("What do red and blue make?", return_tensors="pt")
+    ids = load_tokenizer(locate_model(tmp_path / "merged"))("What do red and blue make?", return_tensors="pt")
     with torch.inference_mode():
-        logits = [load_model(name)(**ids).logits for name in (adapter, tmp_path / "merged")]
+        logits = [load_model(locate_model(name))(**ids).logits for name in (adapter, tmp_path / "merged")]
     torch.testing.assert_close(*logits, rtol=1e-4, atol=1e-4)
 
 
@@ -504,4 +493,4 @@ def test_only_an_adapter_can_be_merged_and_an_adapter_needs_its_base(
     }
     (lost / "adapter_config.json").write_text(json.dumps(config))
     with pytest.raises(UserError, match=r"gone: no such folder"):
-        load_model(lost)
+        load_model(locate_model(lost))

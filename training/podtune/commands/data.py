@@ -90,26 +90,30 @@ def inspect(
     podtune data inspect --data chats.jsonl --model HuggingFaceTB/SmolLM3-3B --assistant-only-loss
     --max-length 2048 --json
     """
-    from podtune.sft.data.inspect import inspect_for_model, text, where_to_look
+    from podtune.sft.data.inspect import inspect as inspect_rows
+    from podtune.sft.data.inspect import stop_ids_of, text, where_to_look
     from podtune.sft.data.source import check_source
+    from podtune.sft.data.tokenizer import TokenizeOptions, load_tokenizer
+    from podtune.sft.origin import locate_model, vocabulary_size
 
     source = where_to_look(data, split)
     check_source(source, text_field=dataset_text_field)
-    report = inspect_for_model(
+    origin = locate_model(model)
+    report = inspect_rows(
         source,
-        model,
-        {
-            "max_length": max_length,
-            "truncation_mode": truncation_mode,
-            "assistant_only_loss": assistant_only_loss,
-            "completion_only_loss": completion_only_loss,
-            "dataset_text_field": dataset_text_field,
-            "chat_template_path": chat_template_path,
-            "eos_token": eos_token,
-            "pad_token": pad_token,
-            "trust_remote_code": trust_remote_code,
-        },
+        load_tokenizer(
+            origin,
+            eos_token=eos_token,
+            pad_token=pad_token,
+            chat_template_path=chat_template_path,
+            trust_remote_code=trust_remote_code,
+        ),
+        TokenizeOptions(
+            max_length, truncation_mode, completion_only_loss, assistant_only_loss, dataset_text_field
+        ),
         batch_size=batch_size,
+        model_vocab_size=vocabulary_size(origin, trust_remote_code),
+        stop_ids=stop_ids_of(origin),
     )
     print(
         json.dumps(report.as_json(), indent=2, ensure_ascii=False)
@@ -118,8 +122,8 @@ def inspect(
     )
 
 
-@app.command()
-def prepare(
+@app.command("prepare")
+def prepare_rows(
     data: Data,
     model: Model,
     output: Annotated[
@@ -158,29 +162,47 @@ def prepare(
     /cache/tokenized --json
     """
     from podtune.run.errors import warn
-    from podtune.sft.data.inspect import prepare_for_model
-    from podtune.sft.data.source import check_source, sources
+    from podtune.sft.data.source import Sources, load_split
+    from podtune.sft.data.tokenise import tokenised
+    from podtune.sft.data.tokenizer import TokenizeOptions, load_tokenizer
+    from podtune.sft.origin import locate_model, vocabulary_size
 
-    found = sources({"dataset_name": data, "eval_dataset_name": eval_dataset_name})
-    for source in found:
-        check_source(source, text_field=dataset_text_field)
-    prepared = prepare_for_model(
-        found,
-        model,
+    sources = Sources.of(
         {
-            "max_length": None if packing else max_length,
-            "truncation_mode": truncation_mode,
-            "assistant_only_loss": assistant_only_loss,
-            "completion_only_loss": completion_only_loss,
+            "dataset_name": data,
+            "eval_dataset_name": eval_dataset_name,
             "dataset_text_field": dataset_text_field,
-            "chat_template_path": chat_template_path,
-            "eos_token": eos_token,
-            "pad_token": pad_token,
-            "trust_remote_code": trust_remote_code,
-        },
-        output,
-        wait_s=wait,
+        }
     )
+    sources.check()
+    origin = locate_model(model)
+    tokenizer = load_tokenizer(
+        origin,
+        eos_token=eos_token,
+        pad_token=pad_token,
+        chat_template_path=chat_template_path,
+        trust_remote_code=trust_remote_code,
+    )
+    options = TokenizeOptions(
+        None if packing else max_length,
+        truncation_mode,
+        completion_only_loss,
+        assistant_only_loss,
+        dataset_text_field,
+    )
+    prepared = [
+        tokenised(
+            load_split(source),
+            source,
+            tokenizer,
+            options,
+            vocabulary=vocabulary_size(origin, trust_remote_code),
+            cache_dir=output,
+            wait_s=wait,
+        ).summary(source)
+        for source in (sources.train, sources.evaluation)
+        if source is not None
+    ]
     if as_json:
         print(json.dumps(prepared, indent=2))
         return

@@ -112,10 +112,13 @@ def resolve_run(name: str) -> str:
 def load(name: str, trust_remote_code: bool) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Model (on the GPU if there is one) and tokenizer."""
     from podtune.sft.answer.evaluate import on_device
-    from podtune.sft.model.load import load_model, load_tokenizer
+    from podtune.sft.data.tokenizer import load_tokenizer
+    from podtune.sft.model.load import load_model
+    from podtune.sft.origin import locate_model
 
-    tokenizer = load_tokenizer(name, trust_remote_code=trust_remote_code)
-    return on_device(load_model(name, trust_remote_code=trust_remote_code)), tokenizer
+    origin = locate_model(name)
+    tokenizer = load_tokenizer(origin, trust_remote_code=trust_remote_code)
+    return on_device(load_model(origin, trust_remote_code=trust_remote_code)), tokenizer
 
 
 def ask(

@@ -224,13 +224,21 @@ def _tokenise(values: dict[str, Any]) -> None:
     """Load the data and fill the cache of token rows, as training will."""
     from podtune.run.distributed import World
     from podtune.sft.config.resolve import resolve
-    from podtune.sft.data import inputs
-    from podtune.sft.model import loading
+    from podtune.sft.data.rows import token_rows
+    from podtune.sft.data.tokenizer import load_tokenizer
+    from podtune.sft.origin import locate_model, vocabulary_size
 
-    wanted = {key: value for key, value in values.items() if value is not None}
-    inputs.check_sources(wanted)
-    arguments = resolve(config.Settings(wanted | {"use_cpu": True, "bf16": False}), World())
-    rows = inputs.prepare(arguments, loading.load_tokenizer(arguments), loading.vocabulary_size(arguments))
+    given = {key: value for key, value in values.items() if value is not None}
+    settings = config.Settings(given | {"use_cpu": True, "bf16": False})
+    settings.sources.check()
+    arguments = resolve(settings, World())
+    origin = locate_model(arguments.model.model_name_or_path, arguments.model.model_revision)
+    rows = token_rows(
+        settings.sources,
+        load_tokenizer(origin, **arguments.tokenizer_options()),
+        arguments.row_options(),
+        vocabulary=vocabulary_size(origin, arguments.training.trust_remote_code),
+    )
     for warning in rows.warnings:
         warn(warning)
     print(f"podtune prepare: {rows.facts['rows']} rows, {rows.facts['tokens']} tokens", flush=True)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from podtune.run.errors import DATA, NO_INPUT, UNAVAILABLE, UserError
 
 if TYPE_CHECKING:
-    from datasets import Dataset, IterableDataset
+    from datasets import Dataset
 
 Kind = Literal["dataset", "model"]
 TIMEOUT_S = 4.0
@@ -177,7 +177,7 @@ def split_names(name: str, config: str | None) -> list[str]:
         return []
 
 
-def load(name: str, config: str | None, split: str, *, streaming: bool = False) -> Dataset | IterableDataset:
+def load(name: str, config: str | None, split: str) -> Dataset:
     """``datasets.load_dataset``, with errors for people.
 
     Raises:
@@ -187,7 +187,7 @@ def load(name: str, config: str | None, split: str, *, streaming: bool = False) 
     import datasets
 
     try:
-        return datasets.load_dataset(name, config, split=split, streaming=streaming)
+        return datasets.load_dataset(name, config, split=split)
     except ValueError as error:  # unknown split or configuration: the library's message lists those it knows
         raise UserError(
             _first_line(error),

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from podtune.run.errors import CANNOT_CREATE, DATA, NO_INPUT, USAGE, UserError
-from podtune.sft.model.build import data_rows
+from podtune.sft.data.files import rows_at
 from podtune.sft.model.template import Messages, prompt_and_answer
 
 OUTPUTS = (".parquet", ".jsonl")
@@ -48,7 +48,7 @@ def read_prompts(path: Path) -> list[Item]:
         items = [Item(item.row, [{"role": "user", "content": item.prompt}], None) for item in items]
     else:
         items = []
-        for row, content in enumerate(data_rows(path)):
+        for row, content in enumerate(rows_at(path)):
             prompt, reference = prompt_and_answer(content)
             if prompt == "" and reference:  # plain text is what to go on from
                 prompt, reference = reference, None

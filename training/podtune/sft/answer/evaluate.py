@@ -6,16 +6,17 @@ from __future__ import annotations
 
 import gc
 import math
-import os
 import re
 import string
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from podtune.sft.answer.answers import Sampling, answer
 from podtune.sft.model.load import load_model
 from podtune.sft.model.template import Messages, prompt_and_answer, scored_ids
+from podtune.sft.origin import Origin, locate_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -28,14 +29,13 @@ Row = dict[str, Any]
 
 
 def compare_with_base(
-    base: str | os.PathLike[str],
-    tuned: str | os.PathLike[str],
+    base: Origin,
+    tuned: Path,
     tokenizer: PreTrainedTokenizerBase,
     eval_rows: Sequence[Row],
     *,
     max_new_tokens: int = 64,
     batch_size: int = 32,
-    revision: str | None = None,
     trust_remote_code: bool = False,
 ) -> dict[str, Any]:
     """Score both models on the same rows, one after the other so that only one is in memory.
@@ -48,11 +48,8 @@ def compare_with_base(
     """
     found: dict[str, Any] = {"rows": len(eval_rows)}
     answers: dict[str, list[str]] = {}
-    for which, name in (("base", base), ("tuned", tuned)):
-        model = load_model(
-            name, revision=revision if which == "base" else None, trust_remote_code=trust_remote_code
-        )
-        model = on_device(model)
+    for which, origin in (("base", base), ("tuned", locate_model(tuned))):
+        model = on_device(load_model(origin, trust_remote_code=trust_remote_code))
         answers[which] = answers_to(
             model, tokenizer, eval_rows, batch_size=batch_size, max_new_tokens=max_new_tokens
         )
@@ -73,22 +70,6 @@ def compare_with_base(
         if prompt
     ]
     return found
-
-
-def score(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    rows: Sequence[Row],
-    *,
-    batch_size: int = 32,
-    max_new_tokens: int = 64,
-) -> dict[str, float]:
-    """``exact_match`` (share of rows), ``loss`` (mean over scored tokens, nats), ``perplexity`` and ``rows``.
-
-    Rows without a prompt (plain text) have a loss only.
-    """
-    answers = answers_to(model, tokenizer, rows, batch_size=batch_size, max_new_tokens=max_new_tokens)
-    return exact_match(answers, rows) | loss_of(model, tokenizer, rows, batch_size=batch_size)
 
 
 def sample_answers(

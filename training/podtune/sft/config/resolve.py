@@ -7,13 +7,25 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from trl import DatasetMixtureConfig, ModelConfig, ScriptArguments, SFTConfig, TrlParser
+from trl import (
+    DatasetMixtureConfig,
+    ModelConfig,
+    ScriptArguments,
+    SFTConfig,
+    TrlParser,
+    get_quantization_config,
+)
 
+from podtune.machine.provenance import provenance
 from podtune.run.distributed import World
 from podtune.run.errors import CONFIG, UserError
+from podtune.run.record import new_record
 from podtune.sft.config.arguments import STRATEGIES, RunArguments
 from podtune.sft.config.settings import Settings
 from podtune.sft.config.strategy import resolve_strategy, strategy_settings
+from podtune.sft.data.rows import RowOptions
+from podtune.sft.data.source import Sources
+from podtune.sft.data.tokenizer import TokenizeOptions
 from podtune.sft.model.load import check_quantization
 
 DATACLASSES = (ScriptArguments, SFTConfig, ModelConfig, DatasetMixtureConfig, RunArguments)
@@ -28,6 +40,7 @@ class Arguments:
     model: ModelConfig
     mixture: DatasetMixtureConfig
     run: RunArguments
+    sources: Sources
     strategy: str
     notes: tuple[str, ...]  # what was chosen for this hardware, for the start line
 
@@ -35,6 +48,90 @@ class Arguments:
     def name(self) -> str:
         """The run's name."""
         return str(self.training.run_name)
+
+    @property
+    def global_batch_size(self) -> int:
+        """Rows of one optimizer step over all processes."""
+        training = self.training
+        size: int = training.per_device_train_batch_size * training.gradient_accumulation_steps
+        return size * int(training.world_size)
+
+    def tokenizer_options(self) -> dict[str, Any]:
+        """The keywords of :func:`podtune.sft.data.tokenizer.load_tokenizer`."""
+        keys = ("eos_token", "pad_token", "chat_template_path", "trust_remote_code")
+        return {key: getattr(self.training, key) for key in keys}
+
+    def row_options(self) -> RowOptions:
+        """What becomes of the rows."""
+        training, run = self.training, self.run
+        packing = training.packing_strategy if training.packing else None
+        tokens = TokenizeOptions(
+            max_length=None if packing else training.max_length,
+            truncation_mode=training.truncation_mode,
+            completion_only_loss=training.completion_only_loss,
+            assistant_only_loss=training.assistant_only_loss,
+            dataset_text_field=training.dataset_text_field,
+        )
+        evaluates = "eval_strategy" if training.eval_strategy != "no" else "answer_rows"
+        return RowOptions(
+            tokens,
+            tokens,
+            packing=packing,
+            eval_packing=packing if training.eval_packing is not False else None,
+            max_length=training.max_length,
+            shuffle=training.shuffle_dataset,
+            seed=training.seed,
+            eval_for=evaluates if training.eval_strategy != "no" or run.answer_rows else "",
+            eval_split_size=run.eval_split_size,
+            max_eval_rows=run.max_eval_rows,
+            eval_multiple=training.per_device_eval_batch_size * training.world_size,
+            cache_dir=run.tokenized_cache,
+        )
+
+    def model_options(self) -> dict[str, Any]:
+        """The keywords of :func:`podtune.sft.model.load.load_model`: precision, quantization, attention."""
+        return {
+            "dtype": self.model.dtype or "auto",
+            "attn_implementation": self.model.attn_implementation,
+            "trust_remote_code": self.training.trust_remote_code,
+            "quantization_config": get_quantization_config(self.model),
+            "model_init_kwargs": self.training.model_init_kwargs,
+        }
+
+    def record(self, world: World, data: dict[str, Any]) -> dict[str, Any]:
+        """The record of the run as it begins; ``data`` says what it trains on."""
+        return new_record(
+            mode="sft",
+            name=self.name,
+            config=self.resolved(),
+            strategy=self.strategy,
+            model=str(self.model.model_name_or_path),
+            world_size=world.world_size,
+            nnodes=world.nnodes,
+            nproc_per_node=world.local_world_size,
+            global_batch_size=self.global_batch_size,
+            seed=self.training.seed,
+            data=data,
+            provenance=provenance() if world.is_main else {},
+        )
+
+    def resume_facts(self, fingerprint: str) -> dict[str, Any]:
+        """What must not change between a checkpoint and the run that resumes it: world, batch, schedule, data
+        (by its ``fingerprint``), model.
+        """
+        keys = (
+            *("world_size", "per_device_train_batch_size", "gradient_accumulation_steps"),
+            *("learning_rate", "warmup_steps", "num_train_epochs", "max_steps", "seed"),
+            *("max_length", "packing"),
+        )
+        scheduler = self.training.lr_scheduler_type
+        return {key: getattr(self.training, key) for key in keys} | {
+            "strategy": self.strategy,
+            "lr_scheduler_type": str(getattr(scheduler, "value", scheduler)),
+            "data": fingerprint,
+            "model": str(self.model.model_name_or_path),
+            "use_peft": self.model.use_peft,
+        }
 
     def resolved(self) -> dict[str, Any]:
         """The whole configuration as JSON-ready values, without secrets, for the record."""
@@ -49,11 +146,8 @@ class Arguments:
                 merged[item.name] = (
                     value if isinstance(value, str | int | float | bool | list | dict | None) else str(value)
                 )
-        training = self.training
-        merged["global_batch_size"] = (
-            training.per_device_train_batch_size * training.world_size * training.gradient_accumulation_steps
-        )
         return merged | {
+            "global_batch_size": self.global_batch_size,
             "strategy": self.strategy,
             "datasets": [vars(part) for part in self.mixture.datasets],
         }
@@ -101,7 +195,7 @@ def resolve(settings: Settings, world: World) -> Arguments:
     check_installed(training)
     if not model.use_peft and (unused := [key for key in values if key.startswith("lora_")]):
         notes.append(f"all parameters trained ({', '.join(unused)} without use_peft has no effect)")
-    return Arguments(script, training, model, mixture, run, strategy, tuple(notes))
+    return Arguments(script, training, model, mixture, run, settings.sources, strategy, tuple(notes))
 
 
 def check_installed(training: SFTConfig) -> None:

@@ -4,7 +4,7 @@ imported.
 Two steps. :func:`read` needs no torch: it merges the layers and checks every key and value against
 ``config_keys.json`` (the names, types and choices of TRL's dataclasses and ours, written by
 ``scripts/config_keys.py``; a test holds it equal), so a typing error is answered in a tenth of a second.
-:func:`build` hands the result to TRL's own parser.
+``podtune.sft.config.resolve`` hands the result to TRL's own parser.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from podtune.run.errors import CONFIG, NO_INPUT, USAGE, UserError, near
+from podtune.sft.data.source import Sources
 
 ENVIRONMENT = {  # the reference pipeline's names
     "EPOCHS": "num_train_epochs",
@@ -80,6 +81,11 @@ class Settings:
     def given(self, key: str) -> bool:
         """True if the user set ``key`` in any layer, so that no default of ours may replace it."""
         return key in self.values
+
+    @functools.cached_property
+    def sources(self) -> Sources:
+        """Where the rows come from."""
+        return Sources.of(self.values)
 
 
 @functools.cache

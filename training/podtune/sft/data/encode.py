@@ -1,9 +1,9 @@
 """Rows into token ids and labels: exactly what TRL's SFTTrainer makes of them, a batch at a time.
 
 Rendering and masks follow ``SFTTrainer._prepare_dataset`` of TRL 1.16; a test holds the two equal token for
-token and label for label. Three things make it fast: a batch is encoded in one call, the tokens of a prompt
-are not looked at one by one in Python, and ids go into flat arrays. Tokenizers that are not the plain fast
-ones take TRL's own way, row by row.
+token and label for label. Three things make it fast: a batch is encoded in one call on all cores, the tokens
+of a prompt are not looked at one by one in Python, and ids go into flat arrays. Tokenizers that are not the
+plain fast ones take TRL's own way, row by row.
 """
 
 from __future__ import annotations
@@ -17,19 +17,17 @@ import numpy as np
 
 from podtune.run.collection import without_collection
 from podtune.run.errors import DATA, UserError
-from podtune.sft.data.render import Messages, as_messages, is_plain_fast, rendered, span_mask
-from podtune.sft.data.shapes import Shape, cell_problem
-from podtune.sft.data.tokenizer import TokenizeOptions, training_template
-from podtune.sft.data.words import WordEncoder, exact_for
+from podtune.sft.data.shapes import Messages, RowShape, as_messages, cell_problem
+from podtune.sft.data.tokenizer import TokenizeOptions, is_plain_fast, training_template
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from transformers import PreTrainedTokenizerBase
 
+_PLAIN = {"role", "content"}
 IGNORED = -100  # the label of a token that is not trained
 MAX_ROW_CHARACTERS = 64 * 2**20
 _CUT_ABOVE_CHARACTERS = 2**20
-
 
 Columns = dict[str, list[Any]]
 
@@ -65,7 +63,7 @@ class Encoder:
         UserError: the tokenizer lacks what the shape or the options need (see ``check_tokenizer``).
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, options: TokenizeOptions, shape: Shape) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, options: TokenizeOptions, shape: RowShape) -> None:
         self.tokenizer, self.options = tokenizer, options
         self.asks_template = shape.conversational or (
             shape.name == "question-answer" and bool(tokenizer.chat_template)
@@ -84,10 +82,6 @@ class Encoder:
             if options.max_length and options.truncation_mode == "keep_start":
                 self._cut_at = max(_CUT_ABOVE_CHARACTERS, 2 * longest_token * options.max_length)
             self.backend.encode_special_tokens = tokenizer.split_special_tokens
-            pattern = exact_for(self.backend)
-            self.words = WordEncoder(self.backend, pattern) if pattern else None
-            self._adds_tokens = self.backend.num_special_tokens_to_add(False) > 0
-            self._compared = False
 
     def __call__(self, columns: Columns, first_row: int = 0) -> Encoded:
         """Encode a batch; ``first_row`` counts the rows before it and is for messages.
@@ -215,7 +209,7 @@ class Encoder:
             found = [one for _, indices in each for one in indices]
         return texts, found if spans else None
 
-    def _prepare_backend(self, texts: list[str]) -> list[str]:
+    def _texts_for_backend(self, texts: list[str]) -> list[str]:
         # A tokenizer.json may carry truncation and padding; transformers switches both off for each call.
         self.backend.no_truncation()
         self.backend.no_padding()
@@ -226,22 +220,14 @@ class Encoder:
         return texts
 
     def _encode(self, texts: list[str], special_tokens: bool) -> list[list[int]]:
-        texts = self._prepare_backend(texts)
-        if self.words and not (special_tokens and self._adds_tokens):
-            # once: what holds for a sample of the first batch holds by construction for all
-            if not self._compared:
-                self._compared = True
-                if not self.words.agrees(texts):
-                    self.words = None
-            if self.words:
-                return self.words(texts)
+        texts = self._texts_for_backend(texts)
         return [
             encoding.ids
             for encoding in self.backend.encode_batch_fast(texts, add_special_tokens=special_tokens)
         ]
 
     def _encode_with_offsets(self, texts: list[str]) -> list[Any]:
-        return list(self.backend.encode_batch(self._prepare_backend(texts), add_special_tokens=False))
+        return list(self.backend.encode_batch(self._texts_for_backend(texts), add_special_tokens=False))
 
     def _mask_prompts(
         self,
@@ -400,6 +386,56 @@ class Encoder:
             ),
             code=DATA,
         )
+
+
+def rendered(
+    chats: list[Messages],
+    template: str,
+    tools: Any,
+    generation_prompt: bool,
+    spans: bool,
+    variables: dict[str, Any],
+) -> tuple[list[str], list[list[tuple[int, int]]]]:
+    """transformers' rendering. Messages of plain text need none of its conversions, which take longer than
+    the template.
+    """
+    from transformers.utils import chat_template_utils as library
+
+    plain = tools is None and all(
+        message.keys() == _PLAIN and type(message["content"]) is str for chat in chats for message in chat
+    )
+    if plain and not spans and all(isinstance(value, str | bool | int) for value in variables.values()):
+        render = library._compile_jinja_template(template).render
+        return [
+            render(
+                messages=chat,
+                tools=None,
+                documents=None,
+                add_generation_prompt=generation_prompt,
+                **variables,
+            )
+            for chat in chats
+        ], []
+    texts, found = library.render_jinja_template(
+        conversations=chats,
+        tools=tools,
+        chat_template=template,
+        return_assistant_tokens_mask=spans,
+        add_generation_prompt=generation_prompt,
+        **variables,
+    )
+    return texts, found
+
+
+def span_mask(encoding: Any, spans: list[tuple[int, int]]) -> NDArray[np.bool_]:
+    """Tokens within character spans, as transformers' ``apply_chat_template`` finds them."""
+    mask = np.zeros(len(encoding.ids), dtype=np.bool_)
+    for start, end in spans:
+        first, last = encoding.char_to_token(start), encoding.char_to_token(end - 1)
+        if first is None:  # beyond the cut
+            break
+        mask[first : last + 1 if last else None] = True
+    return mask
 
 
 class NoAssistantTokens(ValueError):

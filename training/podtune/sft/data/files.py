@@ -229,6 +229,21 @@ def _folder(root: Path) -> Folder:
     )
 
 
+def rows_at(path: Path) -> Iterator[Row]:
+    """The rows of a data file or of the training split of a folder.
+
+    Raises:
+        UserError: missing, of an unknown kind, or unreadable, by row.
+    """
+    folder = find(path)
+    for file in folder.files("train"):
+        if folder.format in ("parquet", "arrow"):
+            for batch in batches(file, folder.format):
+                yield from batch.to_pylist()
+        else:
+            yield from (row for _, row in rows(file, folder.format))
+
+
 def batches(path: Path, known: Format, columns: list[str] | None = None) -> Iterator[Any]:
     """The record batches of a Parquet or Arrow file; ``columns`` limits what is decoded (Parquet).
 

@@ -10,14 +10,16 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from podtune.sft.data import files
-from podtune.sft.data import rows as data
-from podtune.sft.data.source import Source
+from podtune.sft.data.encode import IGNORED
+from podtune.sft.data.source import DataSource, load_split
+from podtune.sft.data.tokenise import tokenised
+from podtune.sft.data.tokenizer import TokenizeOptions
+from podtune.sft.origin import Origin
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -51,9 +53,9 @@ class Report:
 
 
 def inspect(
-    source: Source,
+    source: DataSource,
     tokenizer: PreTrainedTokenizerBase,
-    options: data.TokenizeOptions,
+    options: TokenizeOptions,
     *,
     batch_size: int = 8,
     model_vocab_size: int | None = None,
@@ -69,25 +71,20 @@ def inspect(
         batch_size: rows of a batch, for the share of padding.
         model_vocab_size: rows of the model's embedding, if known.
         stop_ids: tokens that end generation, beside the tokenizer's EOS.
-        cache_dir: as for :func:`podtune.sft.data.rows.prepare`.
+        cache_dir: as for :func:`podtune.sft.data.tokenise.tokenised`.
 
     Raises:
         UserError: what training would refuse.
     """
-    raw = data.load_split(source)
-    shape = data.shape_of(raw, options.dataset_text_field)
-    warnings = data.check_tokenizer(tokenizer, model_vocab_size, options, shape) + data.unknown_roles(
-        raw, tokenizer, shape
-    )
-    with data.naming(source):
-        prepared = data.prepare(raw, tokenizer, options, cache_dir=cache_dir)
-    stats = prepared.stats
-    ids, labels, offsets = _flat(prepared.dataset)
+    raw = load_split(source)
+    rows = tokenised(raw, source, tokenizer, options, vocabulary=model_vocab_size, cache_dir=cache_dir)
+    warnings = list(rows.warnings)
+    stats = rows.stats
+    ids, labels, offsets = _flat(rows.dataset)
     lengths = np.diff(offsets)
     stops = stop_ids | ({tokenizer.eos_token_id} if tokenizer.eos_token_id is not None else set())
     stop = _stop_trained(labels, offsets, frozenset(stops))
     share = stop / max(1, stats.rows_kept)
-    warnings += stats.warnings(options)
     if stats.highest_id >= (model_vocab_size or stats.highest_id + 1):
         warnings.append(f"token id {stats.highest_id} is beyond the model's {model_vocab_size} embeddings")
     if share < 0.9:
@@ -98,7 +95,7 @@ def inspect(
         )
     facts: dict[str, Any] = {
         "source": str(source),
-        "shape": shape.name,
+        "shape": rows.shape.name,
         "columns": list(raw.column_names),
         "fingerprint": stats.fingerprint,
         "rows": stats.rows,
@@ -152,7 +149,7 @@ def _stop_trained(labels: NDArray[np.int32], offsets: NDArray[np.int64], stops: 
     count = 0
     for start, end in itertools.pairwise(offsets.tolist()):
         row = labels[start:end]
-        tail = row[row != data.IGNORED][-3:]
+        tail = row[row != IGNORED][-3:]
         count += not stops.isdisjoint(tail.tolist())
     return count
 
@@ -248,7 +245,7 @@ def _segments(
     row: int,
 ) -> list[Segment]:
     start, end = int(offsets[row]), int(offsets[row + 1])
-    trained = labels[start:end] != data.IGNORED
+    trained = labels[start:end] != IGNORED
     borders = [0, *(np.flatnonzero(np.diff(trained)) + 1).tolist(), end - start]
     found = []
     room = _EXAMPLE_CHARACTERS
@@ -316,9 +313,9 @@ def _marked(row: list[Segment], colour: bool) -> str:
     return "".join(f"{left}{segment.text}{right}" if segment.trained else segment.text for segment in row)
 
 
-def where_to_look(data_path: str, split: str | None) -> Source:
+def where_to_look(data_path: str, split: str | None) -> DataSource:
     """The source that ``--data`` and ``--split`` mean: the training split unless said otherwise."""
-    source = Source(name=data_path)
+    source = DataSource(name=data_path)
     if split:
         return dataclasses.replace(source, split=split)
     path = source.path
@@ -328,80 +325,11 @@ def where_to_look(data_path: str, split: str | None) -> Source:
     return source
 
 
-def inspect_for_model(source: Source, model: str, values: dict[str, Any], *, batch_size: int = 8) -> Report:
-    """:func:`inspect` with the tokenizer of ``model`` and options by their names in SFTConfig.
-
-    Raises:
-        UserError: as :func:`inspect`, and for a model that is not there.
-    """
-    tokenizer, vocabulary, stops = _of_model(model, values)
-    return inspect(
-        source,
-        tokenizer,
-        _options(values),
-        batch_size=batch_size,
-        model_vocab_size=vocabulary,
-        stop_ids=stops,
-    )
-
-
-def prepare_for_model(
-    sources: list[Source], model: str, values: dict[str, Any], cache_dir: Path, *, wait_s: float
-) -> list[dict[str, Any]]:
-    """Tokenise ``sources`` into ``cache_dir``; what was done for each, JSON-ready.
-
-    Raises:
-        UserError: what training would refuse, or another process kept the lock for ``wait_s``.
-    """
-    tokenizer, vocabulary, _ = _of_model(model, values)
-    options = _options(values)
-    done = []
-    for source in sources:
-        raw = data.load_split(source)
-        shape = data.shape_of(raw, options.dataset_text_field)
-        warnings = data.check_tokenizer(tokenizer, vocabulary, options, shape) + data.unknown_roles(
-            raw, tokenizer, shape
-        )
-        with data.naming(source):
-            prepared = data.prepare(raw, tokenizer, options, cache_dir=cache_dir, wait_s=wait_s)
-        done.append(
-            {
-                "source": str(source),
-                "path": str(prepared.path),
-                "from_cache": prepared.from_cache,
-                **dataclasses.asdict(prepared.stats),
-                "warnings": warnings + prepared.stats.warnings(options),
-            }
-        )
-    return done
-
-
-def _options(values: dict[str, Any]) -> data.TokenizeOptions:
-    return data.TokenizeOptions(
-        **{field.name: values[field.name] for field in dataclasses.fields(data.TokenizeOptions)}
-    )
-
-
-def _of_model(model: str, values: dict[str, Any]) -> tuple[PreTrainedTokenizerBase, int, frozenset[int]]:
-    """Tokenizer with the asked-for tokens and template, embeddings, and the stop tokens of the generation
-    config.
-    """
-    from podtune.sft.model import loading
-    from podtune.sft.model.origin import locate_model
-
-    keys = ("eos_token", "pad_token", "chat_template_path", "trust_remote_code")
-    arguments: Any = SimpleNamespace(
-        training=SimpleNamespace(**{key: values[key] for key in keys}),
-        model=SimpleNamespace(model_name_or_path=model, model_revision=None),
-    )
-    tokenizer = loading.load_tokenizer(arguments)
-    origin = locate_model(model)
-    stops: Any = None
-    if "generation_config.json" in origin.files:
-        stops = files.read_json(origin.file("generation_config.json")).get("eos_token_id")
-    known = stops if isinstance(stops, list) else [stops]
-    return (
-        tokenizer,
-        loading.vocabulary_size(arguments),
-        frozenset(number for number in known if isinstance(number, int)),
+def stop_ids_of(origin: Origin) -> frozenset[int]:
+    """The stop tokens that the model's generation config names."""
+    if "generation_config.json" not in origin.files:
+        return frozenset()
+    stops = files.read_json(origin.file("generation_config.json")).get("eos_token_id")
+    return frozenset(
+        stop for stop in (stops if isinstance(stops, list) else [stops]) if isinstance(stop, int)
     )

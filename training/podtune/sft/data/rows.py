@@ -1,372 +1,175 @@
-"""The one place where rows become training data: ``input_ids`` and ``labels``, as TRL would make them, but
-fast and cached.
-
-    source = Source("datasets/qa")
-    check_source(source)                                       # no torch; bad data ends here
-    prepared = prepare(load_split(source), tokenizer, TokenizeOptions(max_length=1024), cache_dir=folder)
-    prepared.dataset, prepared.stats
-
-What a row looks like: training/podtune/sft/data/shapes.py. Where it comes from: source.py. How it is encoded:
-encode.py.
-"""
+"""The token rows of a run: training and evaluation set loaded, tokenised, packed, the same on every rank."""
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
-import hashlib
-import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from podtune.run.errors import CONFIG, DATA, UserError
-from podtune.sft.data import cache
-from podtune.sft.data.encode import IGNORED, Encoded, Encoder
-from podtune.sft.data.shapes import Shape, detect
-from podtune.sft.data.source import Source, check_source, find_eval_split, load_split, sources
-from podtune.sft.data.tokenizer import TokenizeOptions, check_tokenizer, training_template, unknown_roles
+from podtune.run.errors import CONFIG, DATA, USAGE, UserError
+from podtune.sft.data.cache import default_folder_if_usable
+from podtune.sft.data.encode import IGNORED
+from podtune.sft.data.source import Sources, load_split
+from podtune.sft.data.tokenise import tokenised
+from podtune.sft.data.tokenizer import TokenizeOptions, tokenizer_hash
 
 if TYPE_CHECKING:
-    from datasets import Dataset, IterableDataset
+    from datasets import Dataset
     from transformers import PreTrainedTokenizerBase
-
-__all__ = [
-    "IGNORED",
-    "Prepared",
-    "Source",
-    "Stats",
-    "TokenizeOptions",
-    "check_source",
-    "check_tokenizer",
-    "cut_by_packing",
-    "find_eval_split",
-    "fingerprint",
-    "load_split",
-    "naming",
-    "pack",
-    "packed_tokens",
-    "prepare",
-    "shape_of",
-    "sources",
-    "tokenize",
-    "unknown_roles",
-]
-
-_VERSION = 2  # raise it when the same input gives other tokens or counts
-_BATCH_ROWS = 2000
-_BATCH_BYTES = 16 * 2**20
-_BESIDE = ("tools", "chat_template_kwargs", "prompt", "completion", "completion_mask", "assistant_masks")
-
-
-@dataclass
-class Stats:
-    """What tokenising did. Rows and tokens are of the whole set.
-
-    Attributes:
-        rows: rows that came in.
-        rows_kept: rows that came out; the rest were left without a trained token by the cut to
-        ``max_length``.
-        rows_untrained: rows kept although nothing is learnt from them: no token after the first is trained.
-        rows_truncated: rows longer than ``max_length``.
-        tokens: tokens of the rows kept.
-        trained_tokens: those with a label.
-        cut_tokens: tokens cut off.
-        longest: tokens of the longest row, before the cut.
-        highest_id: the largest token id.
-        rows_diverged: rows whose rendered prompt is not how the rendered row starts; training then sees
-            another context than generation will.
-        fingerprint: of the rows that came in, see :func:`fingerprint`.
-    """
-
-    rows: int = 0
-    rows_kept: int = 0
-    rows_untrained: int = 0
-    rows_truncated: int = 0
-    tokens: int = 0
-    trained_tokens: int = 0
-    cut_tokens: int = 0
-    longest: int = 0
-    highest_id: int = -1
-    rows_diverged: int = 0
-    fingerprint: str = ""
-
-    @property
-    def rows_dropped(self) -> int:
-        """Rows without a trained token after the cut."""
-        return self.rows - self.rows_kept
-
-    def add(self, batch: Encoded) -> None:
-        """Count one batch."""
-        import numpy as np
-
-        trained = batch.labels != IGNORED
-        ends = np.concatenate(([0], np.cumsum(trained)))
-        scored = trained.copy()
-        # nothing comes before the first token to foretell it from
-        scored[batch.offsets[:-1][np.diff(batch.offsets) > 0]] = False
-        scored_ends = np.concatenate(([0], np.cumsum(scored)))
-        self.rows += len(batch.kept) + batch.dropped
-        self.rows_kept += len(batch.kept)
-        self.rows_untrained += int((np.diff(scored_ends[batch.offsets]) == 0).sum())
-        self.rows_truncated += batch.truncated
-        self.tokens += len(batch.ids)
-        self.trained_tokens += int(ends[-1])
-        self.cut_tokens += batch.cut_tokens
-        self.longest = max(self.longest, batch.longest)
-        self.highest_id = max(self.highest_id, int(batch.ids.max(initial=-1)))
-        self.rows_diverged += batch.diverged
-
-    def warnings(self, options: TokenizeOptions) -> list[str]:
-        """What a person should know before training on this."""
-        found = []
-        if self.rows_truncated:
-            end = "end" if options.truncation_mode == "keep_start" else "start"
-            found.append(
-                f"{self.rows_truncated} of {self.rows} rows are longer than max_length {options.max_length} "
-                f"(the longest: {self.longest} tokens): their {end} is cut off, {self.cut_tokens} tokens"
-            )
-        if self.rows_dropped:
-            found.append(
-                f"{self.rows_dropped} of {self.rows} rows are left out: the cut to max_length "
-                "leaves nothing to train in them"
-            )
-        if self.rows_untrained:
-            found.append(
-                f"{self.rows_untrained} of {self.rows} rows have nothing to train: they are empty, "
-                "or their loss mask is"
-            )
-        if self.rows_diverged:
-            found.append(
-                f"in {self.rows_diverged} of {self.rows} rows the prompt alone is not how the whole row "
-                "starts (the template, or tokens "
-                "that merge over the border): the model will see another context when it answers"
-            )
-        return found
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """Tokenised rows, what was counted on the way, and the cache file they are mapped from (None: in
-    memory).
+class RowOptions:
+    """What a configuration makes of its rows; the names are SFTConfig's and RunArguments'.
+
+    Attributes:
+        tokens: of the training set.
+        eval_tokens: of the evaluation set.
+        packing: the packing strategy of the training set; None leaves its rows as they are.
+        eval_packing: that of the evaluation set.
+        max_length: of packed rows.
+        shuffle: shuffle the training rows, before packing and after it.
+        seed: of the shuffles and of the rows held out.
+        eval_for: the key that asks for evaluation rows; empty if none does.
+        eval_multiple: rows of one evaluation step on all ranks.
+        cache_dir: of the tokenised data; None: the Hugging Face cache.
     """
 
-    dataset: Dataset
-    stats: Stats
-    path: Path | None = None
-    from_cache: bool = False
+    tokens: TokenizeOptions
+    eval_tokens: TokenizeOptions
+    packing: str | None = None
+    eval_packing: str | None = None
+    max_length: int = 1024
+    shuffle: bool = False
+    seed: int = 42
+    eval_for: str = ""
+    eval_split_size: float | None = None
+    max_eval_rows: int | None = None
+    eval_multiple: int = 1
+    cache_dir: str | None = None
 
 
-def shape_of(dataset: Dataset | IterableDataset, text_field: str = "text") -> Shape:
-    """The shape of a loaded data set, by its columns and first row.
+@dataclass(frozen=True)
+class TokenRows:
+    """Token rows (``input_ids``, ``labels``) to train and evaluate on, the raw eval rows, and facts for the
+    record.
+    """
+
+    train: Dataset
+    eval: Dataset | None
+    eval_rows: Dataset | None
+    facts: dict[str, Any]
+    warnings: tuple[str, ...]
+
+
+def token_rows(
+    sources: Sources, tokenizer: PreTrainedTokenizerBase, options: RowOptions, *, vocabulary: int
+) -> TokenRows:
+    """Load, tokenise and (if asked) pack. The result is the same on every rank; the first one fills the
+    cache.
+
+    ``vocabulary`` is the number of rows of the model's embedding.
 
     Raises:
-        UserError: no known shape.
+        UserError: no row would be trained, or there is nothing to evaluate on although evaluation is asked
+        for.
     """
-    first = next(iter(dataset), None)
-    if first is None:
-        raise UserError("the data set holds no rows", fix="give a file with rows in it", code=DATA)
-    return detect(first, "data set", text_field)
-
-
-def tokenize(
-    dataset: Dataset | IterableDataset,
-    tokenizer: PreTrainedTokenizerBase,
-    options: TokenizeOptions,
-    *,
-    cache_dir: Path | None = None,
-) -> Any:
-    """``dataset`` as ``input_ids`` and ``labels``; an IterableDataset stays one. See :func:`prepare`."""
-    from datasets import IterableDataset
-
-    if not isinstance(dataset, IterableDataset):
-        return prepare(dataset, tokenizer, options, cache_dir=cache_dir).dataset
-    shape = shape_of(dataset, options.dataset_text_field)
-    check_tokenizer(tokenizer, None, options, shape)
-    encode = Encoder(tokenizer, options, shape)
-
-    def batch(columns: dict[str, list[Any]]) -> dict[str, list[Any]]:
-        encoded = _record_batch(encode(columns))
-        return {name: encoded.column(name).to_pylist() for name in ("input_ids", "labels")}
-
-    names = dataset.column_names or list(next(iter(dataset)))
-    return dataset.map(batch, batched=True, batch_size=256, remove_columns=names)
-
-
-def prepare(
-    dataset: Dataset,
-    tokenizer: PreTrainedTokenizerBase,
-    options: TokenizeOptions,
-    *,
-    cache_dir: Path | None = None,
-    wait_s: float = cache.WAIT_S,
-) -> Prepared:
-    """Tokenise ``dataset``: columns ``input_ids`` and ``labels``, the same as TRL 1.16's SFTTrainer makes, in
-    the same order.
-
-    Question and answer become prompt and completion: messages where the tokenizer has a chat template, else
-    plain text with a line break between. With ``cache_dir``, the result lies there under the hash of all that
-    decides it and is mapped into memory; any number of processes may call this at once, one of them does the
-    work. Without, it is in memory.
-
-    Raises:
-        UserError: a row that cannot be encoded, no trained token at all, a tokenizer that lacks what is
-            needed, or a cache that cannot be written.
-    """
-    shape = shape_of(dataset, options.dataset_text_field)
-    check_tokenizer(tokenizer, None, options, shape)
-    content = fingerprint(dataset)
-    if cache_dir is None:
-        return _in_memory(dataset, tokenizer, options, shape, content)
-    from datasets.table import MemoryMappedTable
-
-    def make(path: Path) -> cache.Info:
-        stats = _write(path, dataset, tokenizer, options, shape)
-        return {
-            "rows": stats.rows_kept,
-            "stats": dataclasses.asdict(stats) | {"fingerprint": content},
-            "options": dataclasses.asdict(options),
-        }
-
-    key = cache_key(content, tokenizer, options)
-    path, info, was_there = cache.get_or_make(cache_dir, key, make, wait_s=wait_s)
-    table = MemoryMappedTable.from_file(str(path))
-    return Prepared(_dataset(table, key), _trainable(Stats(**info["stats"])), path, was_there)
-
-
-def _in_memory(
-    dataset: Dataset, tokenizer: PreTrainedTokenizerBase, options: TokenizeOptions, shape: Shape, content: str
-) -> Prepared:
-    import pyarrow as pa
-
-    stats = Stats(fingerprint=content)
-    batches = list(_encoded(dataset, tokenizer, options, shape, stats))
-    return Prepared(
-        _dataset(pa.Table.from_batches(batches, _schema()), cache_key(content, tokenizer, options)),
-        _trainable(stats),
-    )
-
-
-@contextlib.contextmanager
-def naming(source: Source) -> Iterator[None]:
-    """Errors about a row of a loaded set name where the row came from, too."""
-    try:
-        yield
-    except UserError as error:
-        if error.where == "data set":
-            error.where = str(source)
-        elif error.where.startswith("row "):
-            error.where = f"{source}, {error.where}"
-        raise
-
-
-def _trainable(stats: Stats) -> Stats:
-    if stats.rows_untrained >= stats.rows_kept:
+    raw, raw_eval = load_split(sources.train), None
+    held_out = sources.evaluation
+    if held_out is not None:
+        raw_eval = load_split(held_out)
+    elif size := options.eval_split_size:
+        raw, raw_eval = split_off(raw, size, options.seed)
+    if raw_eval is None and options.eval_for:
         raise UserError(
-            "there is no token to train: every row is empty, or its loss mask is",
-            where="data set",
-            fix="raise --max_length, or look with: podtune data inspect",
+            "evaluation is asked for and there is no eval split",
+            where=options.eval_for,
+            fix="--eval_dataset_name FILE, or --eval_split_size 0.05 to hold rows out",
+            code=USAGE,
+        )
+    if raw_eval is not None and options.max_eval_rows:
+        raw_eval = raw_eval.select(range(min(options.max_eval_rows, len(raw_eval))))
+    cache = Path(options.cache_dir) if options.cache_dir else default_folder_if_usable()
+    train = tokenised(raw, sources.train, tokenizer, options.tokens, vocabulary=vocabulary, cache_dir=cache)
+    warnings = list(train.warnings)
+    rows = train.dataset
+    if len(rows) == 0:
+        raise UserError(
+            (f"none of the {len(raw)} rows has a token to train"),
+            where="dataset_name",
+            fix="podtune data inspect shows why",
             code=DATA,
         )
-    return stats
-
-
-def _write(
-    path: Path, dataset: Dataset, tokenizer: PreTrainedTokenizerBase, options: TokenizeOptions, shape: Shape
-) -> Stats:
-    import pyarrow as pa
-
-    stats = Stats()
-    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, _schema()) as writer:
-        for batch in _encoded(dataset, tokenizer, options, shape, stats):
-            writer.write_batch(batch)
-    return _trainable(stats)
-
-
-def _encoded(
-    dataset: Dataset, tokenizer: PreTrainedTokenizerBase, options: TokenizeOptions, shape: Shape, stats: Stats
-) -> Iterator[Any]:
-    """Record batches of few enough rows that a batch of long ones fits in memory."""
-    encode = Encoder(tokenizer, options, shape)
-    needed = [name for name in dict.fromkeys((*shape.columns, *_BESIDE)) if name in dataset.column_names]
-    rows = dataset.with_format(None).select_columns(needed)
-    per_row = max(1, rows.data.nbytes // max(1, len(rows.data)))
-    step = max(1, min(_BATCH_ROWS, _BATCH_BYTES // per_row))
-    for start in range(0, len(rows), step):
-        batch = encode(rows[start : start + step], start)
-        stats.add(batch)
-        yield _record_batch(batch)
-
-
-def _schema() -> Any:
-    import pyarrow as pa
-
-    return pa.schema([("input_ids", pa.list_(pa.int32())), ("labels", pa.list_(pa.int32()))])
-
-
-def _record_batch(batch: Encoded) -> Any:
-    import pyarrow as pa
-
-    lists = [
-        pa.ListArray.from_arrays(pa.array(batch.offsets), pa.array(flat))
-        for flat in (batch.ids, batch.labels)
-    ]
-    return pa.RecordBatch.from_arrays(lists, schema=_schema())
-
-
-def _dataset(table: Any, key: str) -> Dataset:
-    from datasets import Dataset
-
-    return Dataset(table, fingerprint=key[:32])
-
-
-def cache_key(content: str, tokenizer: PreTrainedTokenizerBase, options: TokenizeOptions) -> str:
-    """The hash of all that decides the tokens of rows with the fingerprint ``content``.
-
-    A template that writes today's date gives other tokens tomorrow. The date is left out on purpose: a run
-    that is resumed after midnight goes on with the tokens it started with.
-    """
-    from importlib.metadata import version
-
-    parts = {
-        "version": _VERSION,
-        "data": content,
-        "tokenizer": tokenizer_hash(tokenizer),
-        "template": training_template(tokenizer, options) or tokenizer.chat_template,
-        "options": dataclasses.asdict(options),
-        "libraries": {name: version(name) for name in ("transformers", "tokenizers", "trl")},
+    facts: dict[str, Any] = {
+        "path": sources.train.name or [entry["path"] for entry in sources.train.mixture],
+        "rows": len(rows),
+        "fingerprint": train.stats.fingerprint,
+        "tokens": train.stats.tokens,
+        "trained_tokens": train.stats.trained_tokens,
+        "truncated_rows": train.stats.rows_truncated,
+        "tokenizer": tokenizer_hash(tokenizer)[:12],  # vocabulary, rules, special tokens, chat template
     }
-    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:40]
+    if options.packing:
+        warnings += cut_by_packing(rows, options.max_length, options.packing)
+        rows = pack(rows, options.max_length, options.packing, options.seed if options.shuffle else None)
+        facts |= packed_tokens(rows)  # bfd cuts long rows
+    if options.shuffle:
+        rows = rows.shuffle(seed=options.seed)
+    evaluation = None
+    if raw_eval is not None:
+        scored = tokenised(
+            raw_eval,
+            held_out or sources.train,
+            tokenizer,
+            options.eval_tokens,
+            vocabulary=vocabulary,
+            cache_dir=cache,
+        )
+        evaluation = scored.dataset
+        facts |= {
+            "eval_rows": len(evaluation),
+            "eval_fingerprint": scored.stats.fingerprint,
+            "eval_tokens": scored.stats.tokens,
+        }
+        if options.eval_packing:
+            evaluation = pack(evaluation, options.max_length, options.eval_packing, None)
+        evaluation = filled(evaluation, options.eval_multiple)
+    return TokenRows(rows, evaluation, raw_eval, facts, tuple(warnings))
 
 
-def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
-    """The hash of a tokenizer's vocabulary, rules and special tokens."""
-    rules = (
-        tokenizer.backend_tokenizer.to_str()
-        if tokenizer.is_fast
-        else json.dumps(tokenizer.get_vocab(), sort_keys=True)
-    )
-    kind = f"{type(tokenizer).__module__}.{type(tokenizer).__qualname__}"
-    special = json.dumps(tokenizer.special_tokens_map, sort_keys=True, default=str)
-    return hashlib.sha256(
-        "\0".join((rules, kind, special, str(tokenizer.chat_template))).encode()
-    ).hexdigest()
+def split_off(rows: Dataset, size: float, seed: int) -> tuple[Dataset, Dataset]:
+    """``rows`` as train and test, with a share or number of rows in the latter.
 
-
-def fingerprint(dataset: Dataset) -> str:
-    """A hash of the rows: their values and column names, whatever file, format or chunks they come in.
-
-    The order of rows counts, the order of columns does not.
+    Raises:
+        UserError: one of the two would be empty.
     """
-    from podtune.sft.data.fingerprint import of_tables
+    try:
+        parts = rows.train_test_split(test_size=int(size) if size >= 1 else size, seed=seed)
+    except ValueError:
+        raise UserError(
+            f"eval_split_size is {size:g}, and the set has {len(rows)} rows: one part would be empty",
+            where="eval_split_size",
+            fix="hold fewer rows out, or give --eval_dataset_name",
+        ) from None
+    return parts["train"], parts["test"]
 
-    if dataset._indices is None:
-        return of_tables(dataset.column_names, [dataset.data.table])
-    rows, step = dataset.with_format("arrow"), 50_000
-    return of_tables(
-        dataset.column_names, (rows[start : start + step] for start in range(0, len(rows), step))
+
+def filled(rows: Dataset, multiple: int) -> Dataset:
+    """``rows`` and as many unscored copies of the first one as make the count a multiple of ``multiple``.
+
+    Otherwise accelerate evens out the ranks' batches with scored rows, and the evaluation depends on the
+    world's size.
+    """
+    import datasets
+
+    missing = -len(rows) % multiple
+    if not missing:
+        return rows
+    first = rows[0]
+    unscored = datasets.Dataset.from_list(
+        [first | {"labels": [-100] * len(first["input_ids"])}] * missing, features=rows.features
     )
+    return datasets.concatenate_datasets([rows, unscored])
 
 
 def pack(dataset: Dataset, max_length: int, strategy: str = "bfd", seed: int | None = 42) -> Dataset:

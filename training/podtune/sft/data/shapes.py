@@ -4,7 +4,7 @@ no pyarrow.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -12,6 +12,7 @@ from podtune.run.errors import DATA, UserError
 
 Name = Literal["tokenized", "prompt-completion", "messages", "text", "question-answer"]
 Cell = Literal["text", "messages", "ids"]
+Messages = list[dict[str, Any]]
 
 UNDERSTOOD = """messages (or conversations): a list of {role, content}
       prompt, completion: both text, or both lists of {role, content}
@@ -21,7 +22,7 @@ UNDERSTOOD = """messages (or conversations): a list of {role, content}
 
 
 @dataclass(frozen=True)
-class Shape:
+class RowShape:
     """What the rows of a data set are.
 
     Attributes:
@@ -40,7 +41,7 @@ class Shape:
         return self.cell == "messages"
 
 
-def detect(first: Mapping[str, Any], where: str, text_field: str = "text") -> Shape:
+def detect(first: Mapping[str, Any], where: str, text_field: str = "text") -> RowShape:
     """The shape of rows that look like ``first`` (column to value).
 
     Raises:
@@ -55,16 +56,18 @@ def detect(first: Mapping[str, Any], where: str, text_field: str = "text") -> Sh
             code=DATA,
         )
     if "input_ids" in columns:
-        return Shape("tokenized", ("input_ids", "labels") if "labels" in columns else ("input_ids",), "ids")
+        return RowShape(
+            "tokenized", ("input_ids", "labels") if "labels" in columns else ("input_ids",), "ids"
+        )
     if {"prompt", "completion"} <= columns:
-        return Shape("prompt-completion", ("prompt", "completion"), _kind(first["prompt"]))
+        return RowShape("prompt-completion", ("prompt", "completion"), _kind(first["prompt"]))
     for name in ("messages", "conversations"):
         if name in columns:
-            return Shape("messages", (name,), "messages")
+            return RowShape("messages", (name,), "messages")
     if text_field in columns:
-        return Shape("text", (text_field,), "text")
+        return RowShape("text", (text_field,), "text")
     if {"question", "answer"} <= columns:
-        return Shape("question-answer", ("question", "answer"), "text")
+        return RowShape("question-answer", ("question", "answer"), "text")
     found = ", ".join(map(str, first)) or "none"
     hint = "rename the columns to one of these"
     if {"chosen", "rejected"} & columns:
@@ -145,8 +148,14 @@ def _short(value: Any) -> str:
     return text if len(text) <= 40 else text[:37] + "..."
 
 
+def as_messages(value: Sequence[dict[str, Any]]) -> Messages:
+    """Messages with role and content; ``from`` and ``value`` are their older names."""
+    renamed = {"from": "role", "value": "content"}
+    return [{renamed.get(key, key): item for key, item in message.items()} for message in value]
+
+
 def check_rows(
-    rows: Iterable[tuple[int, Mapping[str, Any]]], shape: Shape, where: str, unit: str = "row"
+    rows: Iterable[tuple[int, Mapping[str, Any]]], shape: RowShape, where: str, unit: str = "row"
 ) -> None:
     """Check the cells of numbered rows.
 

@@ -6,6 +6,7 @@ The names are those of TRL's ScriptArguments and DatasetMixtureConfig.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -15,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 from podtune.run.errors import DATA, USAGE, UserError
 from podtune.sft import hub
 from podtune.sft.data import files
-from podtune.sft.data.shapes import Shape, bad_cell, cell_problem, check_rows, detect
+from podtune.sft.data.shapes import RowShape, bad_cell, cell_problem, check_rows, detect
 
 if TYPE_CHECKING:
-    from datasets import Dataset, IterableDataset
+    from datasets import Dataset
 
 # a check of a huge set stops here; what it did not reach is checked while it is tokenised
 CHECK_SECONDS = 8.0
@@ -27,14 +28,13 @@ _EVAL_SPLITS = ("test", "eval", "validation")
 
 
 @dataclass(frozen=True)
-class Source:
+class DataSource:
     """A split of a data set.
 
     Attributes:
         name: a file, a folder or a hub name; None if ``mixture`` is given.
         config: the configuration of a hub data set.
         split: its split; a slice such as ``train[:1000]`` or ``train[10%:]`` is understood.
-        streaming: do not download a hub data set; it is read while it trains (``max_steps`` is needed then).
         mixture: entries of TRL's DatasetMixtureConfig; they take the place of ``name``.
         mixture_test_size: the mixture's test_split_size.
         seed: of the mixture's train and test split.
@@ -43,7 +43,6 @@ class Source:
     name: str | None = None
     config: str | None = None
     split: str = "train"
-    streaming: bool = False
     mixture: tuple[dict[str, Any], ...] = ()
     mixture_test_size: float | None = None
     seed: int = 42
@@ -61,40 +60,82 @@ class Source:
         )
 
 
-def sources(values: Mapping[str, Any]) -> list[Source]:
-    """The training source, and the evaluation source if there is one, from a configuration's values (TRL's
-    keys and ``eval_dataset_name``).
+@dataclass(frozen=True)
+class Sources:
+    """The training source of a configuration and where its evaluation rows come from; read no file yet.
 
-    Raises:
-        UserError: neither ``dataset_name`` nor ``datasets`` is given.
+    Attributes:
+        train: the training source.
+        held_out: the data set in which the evaluation split is looked for.
+        eval_name: True if the configuration names a data set for evaluation.
+        test_split: the split it names; None if it names none.
+        text_field: the column of plain text.
+        streaming: the key that asks for streaming; empty if none does.
     """
-    mixture = tuple(
-        dict(entry) if isinstance(entry, Mapping) else dict(vars(entry))
-        for entry in values.get("datasets") or ()
-    )
-    name = values.get("dataset_name")
-    if not mixture and not name:
-        raise UserError(
-            "no data set is given",
-            where="dataset_name",
-            fix="give --dataset_name FILE, FOLDER or HUB/NAME; podtune data build makes a set",
-            code=USAGE,
+
+    train: DataSource
+    held_out: DataSource
+    eval_name: bool = False
+    test_split: str | None = None
+    text_field: str = "text"
+    streaming: str = ""
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Sources:
+        """From a configuration's values: TRL's keys and ``eval_dataset_name``.
+
+        Raises:
+            UserError: neither ``dataset_name`` nor ``datasets`` is given.
+        """
+        mixture = tuple(dict(entry) for entry in values.get("datasets") or ())
+        name = values.get("dataset_name")
+        if not mixture and not name:
+            raise UserError(
+                "no data set is given",
+                where="dataset_name",
+                fix="give --dataset_name FILE, FOLDER or HUB/NAME; podtune data build makes a set",
+                code=USAGE,
+            )
+        seed = values.get("seed")
+        train = DataSource(
+            name=None if mixture else str(name),
+            config=values.get("dataset_config"),
+            split="train" if mixture else values.get("dataset_train_split") or "train",
+            mixture=mixture,
+            mixture_test_size=values.get("test_split_size"),
+            seed=42 if seed is None else int(seed),
         )
-    train = Source(
-        name=None if mixture else str(name),
-        config=values.get("dataset_config"),
-        split="train" if mixture else values.get("dataset_train_split") or "train",
-        streaming=bool(values.get("dataset_streaming") or values.get("streaming")),
-        mixture=mixture,
-        mixture_test_size=values.get("test_split_size"),
-        seed=int(values.get("seed") or 42),
-    )
-    given = values.get("eval_dataset_name")
-    held_out = Source(name=str(given)) if given else train
-    found = find_eval_split(held_out, values.get("dataset_test_split") or "test")
-    if given and found is None:
-        found = held_out
-    return [train] if found is None else [train, found]
+        eval_name = values.get("eval_dataset_name")
+        return cls(
+            train,
+            DataSource(name=str(eval_name)) if eval_name else train,
+            bool(eval_name),
+            values.get("dataset_test_split"),
+            values.get("dataset_text_field") or "text",
+            next((key for key in ("dataset_streaming", "streaming") if values.get(key)), ""),
+        )
+
+    @functools.cached_property
+    def evaluation(self) -> DataSource | None:
+        """The rows to evaluate on, or None if there are none. Looks at files or the hub, once."""
+        split = find_eval_split(self.held_out, self.test_split or "test")
+        return self.held_out if split is None and self.eval_name else split
+
+    def check(self) -> None:
+        """Answer bad data before anything heavy is imported. Raises :class:`UserError`."""
+        if self.streaming and self.train.path is None:
+            raise UserError(
+                "a streamed set cannot be trained: rows are tokenised and counted before the model is loaded",
+                where=self.streaming,
+                fix="leave it off; a slice, such as dataset_train_split: train[:100000], keeps a large set "
+                "small",
+            )
+        for source in (self.train, self.evaluation):
+            if source is not None:
+                check_source(source, text_field=self.text_field)
+
+    def __str__(self) -> str:
+        return str(self.train)
 
 
 def local_path(name: str) -> Path | None:
@@ -111,7 +152,7 @@ def local_path(name: str) -> Path | None:
     return path if looks_local or path.exists() else None
 
 
-def find_eval_split(source: Source, preferred: str = "test") -> Source | None:
+def find_eval_split(source: DataSource, preferred: str = "test") -> DataSource | None:
     """The split of the same data set to evaluate on: ``preferred``, else test, eval or validation; None if it
     has none.
 
@@ -130,7 +171,7 @@ def find_eval_split(source: Source, preferred: str = "test") -> Source | None:
     return dataclasses.replace(source, split=choice) if choice else None
 
 
-def check_source(source: Source, *, text_field: str = "text") -> None:
+def check_source(source: DataSource, *, text_field: str = "text") -> None:
     """Answer bad data before anything heavy is imported or a GPU is used: about a second for 100,000 rows.
 
     Raises:
@@ -158,19 +199,19 @@ def _check_mixture_entry(entry: dict[str, Any], text_field: str) -> None:
     if entry.get("data_files") or entry.get("data_dir"):
         return  # patterns and builders are the datasets library's to resolve
     check_source(
-        Source(name=str(entry["path"]), config=entry.get("name"), split=entry.get("split") or "train"),
+        DataSource(name=str(entry["path"]), config=entry.get("name"), split=entry.get("split") or "train"),
         text_field=text_field,
     )
 
 
-def check_files(paths: Iterable[Path], known: files.Format, text_field: str = "text") -> Shape:
+def check_files(paths: Iterable[Path], known: files.Format, text_field: str = "text") -> RowShape:
     """Check every row of local files, as far as :data:`CHECK_SECONDS` go, and return their shape.
 
     Raises:
         UserError: see :func:`check_source`.
     """
     end = time.monotonic() + CHECK_SECONDS
-    shape: Shape | None = None
+    shape: RowShape | None = None
     filled = False
     where = ""
     for path in paths:
@@ -187,8 +228,8 @@ def check_files(paths: Iterable[Path], known: files.Format, text_field: str = "t
 
 
 def _check_rows(
-    path: Path, known: files.Format, text_field: str, shape: Shape | None, end: float
-) -> tuple[Shape | None, bool]:
+    path: Path, known: files.Format, text_field: str, shape: RowShape | None, end: float
+) -> tuple[RowShape | None, bool]:
     unit = "line" if known == "csv" or ".json" not in path.suffixes else "row"
     filled = False
     for number, row in files.rows(path, known):
@@ -202,8 +243,8 @@ def _check_rows(
 
 
 def _check_batches(
-    path: Path, known: files.Format, text_field: str, shape: Shape | None, end: float
-) -> tuple[Shape | None, bool]:
+    path: Path, known: files.Format, text_field: str, shape: RowShape | None, end: float
+) -> tuple[RowShape | None, bool]:
     names = files.columns_of(path, known)
     expected = detect(dict.fromkeys(names), str(path), text_field)
     first_row = 1
@@ -238,7 +279,7 @@ def _decodes(batch: Any) -> bool:
     return True
 
 
-def _check_column(array: Any, shape: Shape, column: str, path: Path, first_row: int) -> None:
+def _check_column(array: Any, shape: RowShape, column: str, path: Path, first_row: int) -> None:
     """Text without nulls is checked by Arrow, the rest cell by cell."""
     import pyarrow as pa
 
@@ -261,8 +302,8 @@ def _check_column(array: Any, shape: Shape, column: str, path: Path, first_row: 
             raise bad_cell(str(path), f"row {first_row + offset}", column, problem)
 
 
-def load_split(source: Source) -> Dataset | IterableDataset:
-    """The rows of ``source``; an IterableDataset only for a hub name with ``streaming``.
+def load_split(source: DataSource) -> Dataset:
+    """The rows of ``source``.
 
     Local files are read as they are, without the datasets library's guesses (no dates from text, no missing
     values from the word "None"). Call :func:`check_source` first: the errors here are the library's for what
@@ -275,7 +316,7 @@ def load_split(source: Source) -> Dataset | IterableDataset:
         return _load_mixture(source)
     path = source.path
     if path is None:
-        return hub.load(source.name or "", source.config, source.split, streaming=source.streaming)
+        return hub.load(source.name or "", source.config, source.split)
     folder = files.find(path)
     selected = folder.files(source.split)
     dataset = _load_saved(folder, source) if folder.saved else _load_files(selected, folder.format)
@@ -287,7 +328,7 @@ def load_split(source: Source) -> Dataset | IterableDataset:
     return dataset
 
 
-def _load_saved(folder: files.Folder, source: Source) -> Dataset:
+def _load_saved(folder: files.Folder, source: DataSource) -> Dataset:
     import datasets
 
     loaded = datasets.load_from_disk(str(folder.root))
@@ -363,12 +404,12 @@ def _slice(dataset: Dataset, split: str) -> Dataset:
     return dataset.select(rows)
 
 
-def _load_mixture(source: Source) -> Dataset:
+def _load_mixture(source: DataSource) -> Dataset:
     from trl import DatasetMixtureConfig, get_dataset
 
     entries = [_as_builder(entry) for entry in source.mixture]
     try:
-        config = DatasetMixtureConfig(datasets=entries, streaming=source.streaming)
+        config = DatasetMixtureConfig(datasets=entries)
         mixed = get_dataset(config)["train"]
     except (ValueError, TypeError) as error:
         raise UserError(

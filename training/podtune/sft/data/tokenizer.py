@@ -1,14 +1,20 @@
-"""What becomes tokens and which of them are trained, and whether a tokenizer can do it. Imports nothing heavy
-by itself.
+"""The tokenizer of a fine-tune: loaded with what the configuration changes, and checked against rows and
+model.
+
+Imports nothing heavy by itself.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from podtune.run.errors import CONFIG, UserError
-from podtune.sft.data.shapes import Shape
+from podtune.run.errors import CONFIG, NO_INPUT, UserError
+from podtune.sft.data.shapes import RowShape
+from podtune.sft.origin import Origin, base_of, explained, locate_model
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -36,16 +42,76 @@ class TokenizeOptions:
     dataset_text_field: str = "text"
 
 
+def load_tokenizer(
+    origin: Origin,
+    *,
+    eos_token: str | None = None,
+    pad_token: str | None = None,
+    chat_template_path: str | None = None,
+    trust_remote_code: bool = False,
+) -> PreTrainedTokenizerBase:
+    """The tokenizer of a model or adapter, with the special tokens and the chat template asked for.
+
+    Raises:
+        UserError: a broken folder, remote code that was not allowed, a token that is not in the vocabulary,
+            or a template that cannot be used.
+    """
+    from transformers import AutoTokenizer
+
+    if origin.is_adapter and "tokenizer_config.json" not in origin.files:
+        origin = base_of(origin)
+    with explained(origin.name, "tokenizer"):
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            origin.name, trust_remote_code=trust_remote_code, **origin.arguments
+        )
+    for key, token in (("eos_token", eos_token), ("pad_token", pad_token)):
+        if token is None:
+            continue
+        if token not in tokenizer.get_vocab():
+            raise UserError(
+                f"{token!r} is not in the tokenizer's vocabulary",
+                where=key,
+                fix="name a token that it has",
+                code=CONFIG,
+            )
+        setattr(tokenizer, key, token)
+    if chat_template_path:
+        tokenizer.chat_template = _template_from(chat_template_path, tokenizer, trust_remote_code)
+    return tokenizer
+
+
+def _template_from(path: str, tokenizer: PreTrainedTokenizerBase, trust_remote_code: bool) -> object:
+    """The chat template of a .jinja file, or of a model whose special tokens this tokenizer must have."""
+    file = Path(path)
+    if file.suffix in (".jinja", ".j2"):
+        if not file.is_file():
+            raise UserError("no such file", where=f"chat_template_path {path}", code=NO_INPUT)
+        return file.read_text(encoding="utf-8")
+    donor = load_tokenizer(locate_model(path), trust_remote_code=trust_remote_code)
+    needed = [token for token in donor.added_tokens_encoder if token in str(donor.chat_template)]
+    if missing := [token for token in needed if token not in tokenizer.get_vocab()]:
+        raise UserError(
+            f"the template of {path} uses {', '.join(missing)}, which this model's tokenizer does not have",
+            where="chat_template_path",
+            fix="use a template (.jinja) written with this tokenizer's own special tokens",
+            code=CONFIG,
+        )
+    return donor.chat_template
+
+
 def check_tokenizer(
-    tokenizer: PreTrainedTokenizerBase, model_vocab_size: int | None, options: TokenizeOptions, shape: Shape
+    tokenizer: PreTrainedTokenizerBase,
+    model_vocab_size: int | None,
+    options: TokenizeOptions,
+    shape: RowShape,
 ) -> list[str]:
     """Make sure that the tokenizer can train ``shape``; return warnings.
 
     Args:
         tokenizer: the tokenizer.
         model_vocab_size: rows of the model's embedding; None skips that check.
-        options: as for :func:`tokenize`.
-        shape: of the data set, see :func:`shape_of`.
+        options: of the rows.
+        shape: of the data set.
 
     Raises:
         UserError: no template, padding or EOS token where one is needed, or ids beyond the model's
@@ -93,7 +159,7 @@ def check_tokenizer(
 
 
 def _tokenizer_warnings(
-    tokenizer: PreTrainedTokenizerBase, options: TokenizeOptions, shape: Shape
+    tokenizer: PreTrainedTokenizerBase, options: TokenizeOptions, shape: RowShape
 ) -> list[str]:
     found = []
     if tokenizer.eos_token_id is None:
@@ -119,7 +185,7 @@ def _tokenizer_warnings(
     return found
 
 
-def unknown_roles(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, shape: Shape) -> list[str]:
+def unknown_roles(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, shape: RowShape) -> list[str]:
     """A warning about roles, in the first thousand rows, that the chat template does not speak of: it may
     write or drop them.
     """
@@ -174,3 +240,32 @@ def training_template(tokenizer: PreTrainedTokenizerBase, options: TokenizeOptio
             code=CONFIG,
         ) from None
     return found
+
+
+def is_plain_fast(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """True if text becomes ids by the Rust tokenizer alone and templates are rendered by transformers
+    itself.
+    """
+    from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+    kind = type(tokenizer)
+    return (
+        isinstance(tokenizer, PreTrainedTokenizerFast)
+        and kind.__call__ is PreTrainedTokenizerBase.__call__
+        and kind._encode_plus is PreTrainedTokenizerFast._encode_plus
+        and kind.apply_chat_template is PreTrainedTokenizerBase.apply_chat_template
+    )
+
+
+def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
+    """The hash of a tokenizer's vocabulary, rules and special tokens."""
+    rules = (
+        tokenizer.backend_tokenizer.to_str()
+        if tokenizer.is_fast
+        else json.dumps(tokenizer.get_vocab(), sort_keys=True)
+    )
+    kind = f"{type(tokenizer).__module__}.{type(tokenizer).__qualname__}"
+    special = json.dumps(tokenizer.special_tokens_map, sort_keys=True, default=str)
+    return hashlib.sha256(
+        "\0".join((rules, kind, special, str(tokenizer.chat_template))).encode()
+    ).hexdigest()

@@ -28,7 +28,7 @@ Size = Literal["micro", "tiny"]
 
 
 @dataclass(frozen=True)
-class Shape:
+class Dimensions:
     """The dimensions of a model. The vocabulary is a multiple of 64, which matrix units like."""
 
     vocab_size: int
@@ -40,9 +40,9 @@ class Shape:
     max_position_embeddings: int = 2048
 
 
-SHAPES: dict[str, Shape] = {
-    "micro": Shape(1024, 64, 192, 4, 2, 1),  # 0.26 M parameters: tests
-    "tiny": Shape(4096, 256, 1024, 6, 4, 2),  # 7.0 M parameters: the demo
+SIZES: dict[str, Dimensions] = {
+    "micro": Dimensions(1024, 64, 192, 4, 2, 1),  # 0.26 M parameters: tests
+    "tiny": Dimensions(4096, 256, 1024, 6, 4, 2),  # 7.0 M parameters: the demo
 }
 
 
@@ -56,8 +56,8 @@ def build_model(size: str, data: Path, output: Path, *, seed: int = 0) -> dict[s
         UserError: unknown size, unreadable or empty data, an output that holds something else or cannot be
         written.
     """
-    if size not in SHAPES:
-        raise UserError(f"unknown size {size!r}", fix=f"choose one of {', '.join(SHAPES)}", code=USAGE)
+    if size not in SIZES:
+        raise UserError(f"unknown size {size!r}", fix=f"choose one of {', '.join(SIZES)}", code=USAGE)
     import tokenizers
     import torch
     import transformers
@@ -84,18 +84,18 @@ def build_model(size: str, data: Path, output: Path, *, seed: int = 0) -> dict[s
     }
     if _same_build(output, build):
         return {**_read_build(output), "unchanged": True}
-    tokenizer = train_tokenizer(corpus, SHAPES[size])
+    tokenizer = train_tokenizer(corpus, SIZES[size])
     # the weights must not depend on the machine's default device
     with torch.random.fork_rng(), torch.device("cpu"):
         torch.manual_seed(seed)
-        model = transformers.SmolLM3ForCausalLM(model_config(SHAPES[size], tokenizer))
+        model = transformers.SmolLM3ForCausalLM(model_config(SIZES[size], tokenizer))
     model.generation_config = transformers.GenerationConfig(
         do_sample=False,
         max_new_tokens=128,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
-    build |= {"parameters": model.num_parameters(), "vocabulary": len(tokenizer), **asdict(SHAPES[size])}
+    build |= {"parameters": model.num_parameters(), "vocabulary": len(tokenizer), **asdict(SIZES[size])}
     with new_folder(output, replaceable=BUILD_FILE) as part:
         # not model.save_pretrained: it imports deepspeed where that is installed, which prints to stdout
         # tied to the embedding
@@ -108,7 +108,7 @@ def build_model(size: str, data: Path, output: Path, *, seed: int = 0) -> dict[s
     return build
 
 
-def train_tokenizer(corpus: list[str], shape: Shape) -> PreTrainedTokenizerFast:
+def train_tokenizer(corpus: list[str], shape: Dimensions) -> PreTrainedTokenizerFast:
     """A byte-level BPE tokenizer: every text round-trips, no unknown token. EOS is the stop token, padding is
     another.
     """
@@ -135,7 +135,7 @@ def train_tokenizer(corpus: list[str], shape: Shape) -> PreTrainedTokenizerFast:
     )
 
 
-def model_config(shape: Shape, tokenizer: PreTrainedTokenizerFast) -> SmolLM3Config:
+def model_config(shape: Dimensions, tokenizer: PreTrainedTokenizerFast) -> SmolLM3Config:
     """SmolLM3 at ``shape``: grouped-query attention, a layer in four without rotary positions, tied
     embeddings.
     """
@@ -157,23 +157,8 @@ def texts(data: Path) -> Iterator[str]:
     """The text of each row of a file, or of the training split of a folder, in file order, whatever shape the
     rows have.
     """
-    for row in data_rows(data):
+    for row in files.rows_at(data):
         yield "\n".join(_strings(row))
-
-
-def data_rows(data: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a data file or of the training split of a folder.
-
-    Raises:
-        UserError: missing, of an unknown kind, or unreadable, by row.
-    """
-    found = files.find(data)
-    for file in found.files("train"):
-        if found.format in ("parquet", "arrow"):
-            for batch in files.batches(file, found.format):
-                yield from batch.to_pylist()
-        else:
-            yield from (row for _, row in files.rows(file, found.format))
 
 
 def _strings(row: dict[str, Any]) -> Iterator[str]:

@@ -8,17 +8,10 @@ from typing import TYPE_CHECKING, Any
 from podtune.plan.plan import Plan, estimate
 from podtune.plan.shapes import Opaque, Shape, shape_of
 from podtune.run.errors import UserError
-from podtune.sft.model.load import (
-    Parameters,
-    base_of,
-    counted_flops_per_token,
-    flops_per_token,
-    load_config,
-    load_tokenizer,
-    parameter_count,
-)
-from podtune.sft.model.origin import Origin, locate_model
+from podtune.sft.data.tokenizer import load_tokenizer
+from podtune.sft.model.flops import Parameters, counted_flops_per_token, flops_per_token, parameter_count
 from podtune.sft.model.template import has_generation_markers, stop_token_trained
+from podtune.sft.origin import Origin, base_of, load_config, locate_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -44,7 +37,7 @@ def model_info(
     """
     origin = locate_model(name, revision)
     if origin.is_adapter:
-        origin = locate_model(base_of(origin))
+        origin = base_of(origin)
     config = load_config(origin, trust_remote_code)
     text = config.get_text_config()
     context = getattr(text, "max_position_embeddings", None)
@@ -85,7 +78,7 @@ def tokenizer_info(
     """Special tokens and what the chat template can do; ``stop_token_trained`` is None without generation
     markers.
     """
-    tokenizer = load_tokenizer(origin.name, origin.revision, trust_remote_code)
+    tokenizer = load_tokenizer(origin, trust_remote_code=trust_remote_code)
     markers = has_generation_markers(tokenizer)
     return {
         "size": len(tokenizer),

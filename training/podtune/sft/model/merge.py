@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from podtune.run.errors import SOFTWARE, USAGE, UserError
+from podtune.sft.data.tokenizer import load_tokenizer
 from podtune.sft.model.build import new_folder
-from podtune.sft.model.load import load_model, load_tokenizer
-from podtune.sft.model.origin import locate_model
+from podtune.sft.model.load import load_model
+from podtune.sft.origin import locate_model
 
 if TYPE_CHECKING:
     import torch
@@ -58,8 +59,8 @@ def merge_adapter(
             fix="give the folder of a LoRA run, RUN_DIR/final",
             code=USAGE,
         )
-    tokenizer = load_tokenizer(adapter, trust_remote_code=trust_remote_code)
-    model = load_model(adapter, trust_remote_code=trust_remote_code)
+    tokenizer = load_tokenizer(origin, trust_remote_code=trust_remote_code)
+    model = load_model(origin, trust_remote_code=trust_remote_code)
     expected = probe(model)
     with model.disable_adapter():
         base = probe(model)
@@ -72,7 +73,7 @@ def merge_adapter(
         tokenizer.save_pretrained(part)
         del model, merged
         gc.collect()
-        found = probe(load_model(part, trust_remote_code=trust_remote_code))
+        found = probe(load_model(locate_model(part), trust_remote_code=trust_remote_code))
         scale = expected.abs().max().item()
         agreement = Agreement(
             difference=(found - expected).abs().max().item() / scale,

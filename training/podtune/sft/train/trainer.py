@@ -351,7 +351,7 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
         from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
         from podtune.plan.hardware import peak_flops
-        from podtune.sft.model.load import flops_per_token
+        from podtune.sft.model.flops import flops_per_token
 
         # under ZeRO-3 the model that is counted would be split over ranks that do not build it
         unset_hf_deepspeed_config()

@@ -1,18 +1,22 @@
-"""Where a model comes from: a folder, the hub, or the hub's copy in the local cache, and what files it has.
-No torch.
+"""Where a model comes from: a folder, the hub, or the hub's copy in the local cache, and what its
+configuration says. No torch.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from podtune.run.errors import DATA, NO_INPUT, NO_PERMISSION, UserError
 from podtune.sft import hub
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 
 @dataclass(frozen=True)
@@ -127,3 +131,41 @@ def explained(name: str, what: str) -> Iterator[None]:
         raise UserError(
             (f"the {what} cannot be loaded: {text[:400] or type(error).__name__}"), where=name, code=DATA
         ) from error
+
+
+def load_config(origin: Origin, trust_remote_code: bool = False) -> PreTrainedConfig:
+    """The configuration of a model; of an adapter, that of its base."""
+    from transformers import AutoConfig
+
+    if origin.is_adapter:
+        return load_config(base_of(origin), trust_remote_code)
+    with explained(origin.name, "config.json"):
+        config: PreTrainedConfig = AutoConfig.from_pretrained(
+            origin.name, trust_remote_code=trust_remote_code, **origin.arguments
+        )
+    return config
+
+
+def vocabulary_size(origin: Origin, trust_remote_code: bool = False) -> int:
+    """Rows of the model's embedding, by its configuration alone."""
+    return int(load_config(origin, trust_remote_code).get_text_config().vocab_size)
+
+
+def base_of(adapter: Origin) -> Origin:
+    """The base model that an adapter was trained on.
+
+    Raises:
+        UserError: the adapter does not name one.
+    """
+    with explained(adapter.name, "adapter_config.json"):
+        base = json.loads(adapter.file("adapter_config.json").read_text(encoding="utf-8")).get(
+            "base_model_name_or_path"
+        )
+    if not base:
+        raise UserError(
+            "names no base model",
+            where=f"{adapter.name}/adapter_config.json",
+            fix="set base_model_name_or_path",
+            code=DATA,
+        )
+    return locate_model(str(base))
