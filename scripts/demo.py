@@ -86,7 +86,7 @@ def closing(record: dict[str, Any], options: argparse.Namespace, run: Path, seco
         f"  .venv/bin/podtune compare {run} {options.output / 'slower'}    "
         "# after: make demo DEMO_ARGS='--name slower --learning_rate 3e-4'"
     )
-    print(f"  .venv/bin/aim up --repo {options.output / 'aim'}    # the curves in a browser")
+    print(f"  .venv/bin/podtune aim-ui --repo {options.output / 'aim'}    # the curves in a browser")
     print("  make demo DEMO_ARGS='--kind commands --output demo/commands'    # English to podtune commands")
 
 

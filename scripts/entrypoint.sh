@@ -1,5 +1,5 @@
 #!/bin/sh
-# Runs what it is given as process 1, so that SIGTERM reaches it: podtune ..., torchrun -m podtune.training ..., aim up ...
+# Runs what it is given as process 1, so that SIGTERM reaches it: podtune ..., torchrun -m podtune.training ...
 # Once `podtune prepare` has filled the models volume nothing needs the hub: a name that does not resolve costs no wait then.
 set -eu
 if [ -e "$HF_HOME/.podtune-prepared" ]; then

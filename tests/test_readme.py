@@ -21,7 +21,7 @@ ELSEWHERE = {  # why a command of the README is not run here
     "watch my-run": "needs a cluster",
     "bench run": "minutes; tests/bench/strategies runs them",
     "bench report": "needs the sweep before it",
-    "aim up": "a server; the repository it would show is opened in tests/run/aim",
+    "podtune aim-ui": "a server; tests/run/aim/test_ui.py starts it",
 }
 
 

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from itertools import pairwise
 
 import pytest
 import yaml
@@ -375,7 +376,7 @@ def test_aims_page_has_one_writer_of_its_own_volume_and_reads_the_runs(manifests
     spec = deployment["spec"]["template"]["spec"]
     commands = {each["name"]: each["command"] for each in spec["containers"]}
     assert commands["sync"] == ["podtune", "aim-sync", "/outputs", "--repo", "/aim", "--follow"]
-    assert commands["ui"][:2] == ["aim", "up"]
+    assert commands["ui"][:4] == ["podtune", "aim-ui", "--repo", "/aim"]
     for each in spec["containers"]:
         assert {"name": "output", "mountPath": "/outputs", "readOnly": True} in each["volumeMounts"]
         assert each["securityContext"]["readOnlyRootFilesystem"] is True
@@ -390,6 +391,19 @@ def test_aims_page_is_closed_and_has_no_service_unless_asked(manifests):
     assert not of_kind(documents, "Service")
     (service,) = of_kind(manifests(sets=[*AIM, "aim.service.enabled=true"]), "Service")
     assert service["spec"]["type"] == "ClusterIP"
+
+
+def test_aims_page_answers_to_the_names_by_which_it_can_be_opened(manifests):
+    def names(*sets):
+        (deployment,) = of_kind(manifests(sets=[*AIM, *sets]), "Deployment")
+        ui = deployment["spec"]["template"]["spec"]["containers"][1]
+        for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+            assert ui[probe]["httpGet"]["httpHeaders"] == [{"name": "Host", "value": "localhost"}]
+        return [name for option, name in pairwise(ui["command"]) if option == "--name"]
+
+    assert names() == []
+    assert "run-aim.default.svc" in names("aim.service.enabled=true")
+    assert names("aim.names={aim.example.org}") == ["aim.example.org"]
 
 
 def test_aims_page_has_time_to_start(manifests):

@@ -34,6 +34,7 @@ PANELS: dict[str, dict[str, Entry]] = {
         "compare": Entry("runs", "runs side by side: what differs, which is better"),
         "watch": Entry("runs", "follow a run or a job until it ends"),
         "aim-sync": Entry("aim", "copy the metrics of runs into an Aim repository"),
+        "aim-ui": Entry("aim", "the page of an Aim repository, for this machine alone"),
         "bench": Entry("bench", "plan, measure and report ways to distribute training"),
     },
     "Cluster": {

@@ -1,4 +1,4 @@
-"""``podtune aim-sync``: build or follow the Aim view of runs from their files."""
+"""podtune aim-sync and aim-ui: the Aim view of runs, made from their files, and its page."""
 
 from __future__ import annotations
 
@@ -43,3 +43,38 @@ def aim_sync(
     from podtune.run.aim.sync import sync
 
     raise typer.Exit(sync(run_dir, repo, follow=follow, forever=forever, rebuild=rebuild, as_json=as_json))
+
+
+def aim_ui(
+    repo: Annotated[Path, typer.Option("--repo", envvar="AIM_REPO", help="Aim repo: a folder.")],
+    host: Annotated[str, typer.Option(help="Address to listen on; in a pod 0.0.0.0.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port of the page.")] = 43800,
+    names: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--name", help="Another name than localhost by which the page is opened; may be repeated."
+        ),
+    ] = None,
+) -> None:
+    """Aim's web page, for this machine's own browser: no other web site is answered, and no variable of the
+    environment is in its processes.
+
+    \b
+    Examples:
+      podtune aim-ui --repo demo/aim
+    """
+    import importlib.util
+
+    from podtune.run.aim.ui import serve
+    from podtune.run.errors import NO_INPUT, UNAVAILABLE, UserError
+
+    if importlib.util.find_spec("aim") is None:
+        raise UserError("Aim is not installed", fix="pip install 'podtune[aim]'", code=UNAVAILABLE)
+    if not (repo / ".aim").is_dir():
+        raise UserError(
+            "there is no Aim repository",
+            where=str(repo),
+            fix="podtune aim-sync RUN --repo REPO",
+            code=NO_INPUT,
+        )
+    serve(repo, host, port, names or ())

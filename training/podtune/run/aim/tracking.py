@@ -11,6 +11,7 @@ The only file that imports aim, and only inside functions.
 from __future__ import annotations
 
 import atexit
+import builtins
 import contextlib
 import datetime
 import fcntl
@@ -21,7 +22,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from podtune.run.errors import warn
 from podtune.run.record import Json
@@ -246,12 +247,24 @@ def open_repo(repo: str) -> Any:
     atexit.unregister(AutoClean._cleanup)
     atexit.register(AutoClean._cleanup)
     if "://" in repo:
+        from aim.ext.transport import client
+
+        client.raise_exception = _raise
         return Repo.from_path(repo)
     folder = Path(repo).parent if Path(repo).name == ".aim" else Path(repo)
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".aim-init.lock").open("a") as lock:
         fcntl.lockf(lock, fcntl.LOCK_EX)
         return Repo.from_path(str(folder), init=not (folder / ".aim" / "VERSION").exists())
+
+
+def _raise(error: Json) -> NoReturn:
+    """In place of Aim's own, which imports and calls whatever the server names: Python's exceptions alone."""
+    name, message = str(error.get("class_name")), str(error.get("message"))
+    known = getattr(builtins, name, None) if error.get("module_name") == "builtins" else None
+    if isinstance(known, type) and issubclass(known, Exception):
+        raise known(message)
+    raise RuntimeError(f"the Aim server says {name}: {message}")
 
 
 def _writable_run(repo: Any, run_hash: str | None, started_at: object) -> Any:
