@@ -5,8 +5,8 @@
 ARG BASE_IMAGE=debian:bookworm-slim
 
 FROM ${BASE_IMAGE} AS dependencies
-# The extras of pyproject.toml that go in: `aim` for the page, `deepspeed` for zero2 and zero3, `qlora`, `cluster`.
-ARG EXTRAS="aim deepspeed"
+# The extras of pyproject.toml that go in: `train`, `aim` for the page, `deepspeed` for zero2 and zero3, `qlora`, `cluster`.
+ARG EXTRAS="train aim deepspeed"
 # A page of wheels that win over the index, for example torch's for the CPU alone. Their hashes are not in requirements.txt.
 ARG FIND_LINKS=""
 ENV UV_COMPILE_BYTECODE=1 UV_LINK_MODE=copy UV_PYTHON_DOWNLOADS=never UV_NO_CONFIG=1 UV_HTTP_TIMEOUT=180 VIRTUAL_ENV=/opt/podtune
@@ -16,7 +16,7 @@ RUN apt-get update \
  && apt-get install -y --no-install-recommends ca-certificates python3 python3-venv \
  && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
-COPY requirements.txt pyproject.toml README.md ./
+COPY requirements.txt pyproject.toml setup.py README.md ./
 # uv itself by its pinned hash, then everything else by theirs. A certificate of the network, if one is given, is a secret
 # of the build and stays out of the image.
 RUN --mount=type=cache,target=/root/.cache --mount=type=secret,id=ca \

@@ -9,9 +9,9 @@ DEMO_ARGS ?=
 
 setup:
 	@if [ -n "$(PYTHON)" ]; then py="$(PYTHON)"; else \
-	  for py in python3.11 python3.12 python3; do \
-	    $$py -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' 2>/dev/null && break; py=; done; fi; \
-	if [ -z "$$py" ]; then echo "make setup: needs Python 3.11 or 3.12 on PATH (or PYTHON=/path/to/python)" >&2; exit 69; fi; \
+	  for py in python3.11 python3.12 python3.13 python3; do \
+	    $$py -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12), (3, 13)))' 2>/dev/null && break; py=; done; fi; \
+	if [ -z "$$py" ]; then echo "make setup: needs Python 3.11, 3.12 or 3.13 on PATH (or PYTHON=/path/to/python)" >&2; exit 69; fi; \
 	$$py scripts/setup_venv.py $(VENV)
 
 demo: setup

@@ -3,7 +3,7 @@
 #
 #   scripts/build_image.sh [TAG]                                  # localhost/podtune:VERSION
 #   BASE_IMAGE=localhost/debian:bookworm scripts/build_image.sh   # from an image of your own, without a registry
-#   EXTRAS="aim" scripts/build_image.sh                           # less in it: no DeepSpeed
+#   EXTRAS="train aim" scripts/build_image.sh                     # less in it: no DeepSpeed
 #   FIND_LINKS=URL scripts/build_image.sh                         # a page of wheels that win, such as torch for the CPU alone
 #   BUILDER=buildah scripts/build_image.sh                        # this one, though others are there
 #

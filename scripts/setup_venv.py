@@ -22,9 +22,9 @@ REQUIREMENTS = ROOT / "requirements.txt"
 
 
 def main() -> int:
-    if sys.version_info[:2] not in ((3, 11), (3, 12)):
+    if sys.version_info[:2] not in ((3, 11), (3, 12), (3, 13)):
         return fail(
-            f"Python 3.11 or 3.12 is needed (aim has no newer wheels); this is {sys.version.split()[0]}: "
+            f"Python 3.11, 3.12 or 3.13 is needed; this is {sys.version.split()[0]}: "
             "make setup PYTHON=python3.12"
         )
     venv = ROOT / (sys.argv[1] if len(sys.argv) > 1 else ".venv")
@@ -66,7 +66,7 @@ def fail(message: str) -> int:
 def fingerprint() -> str:
     """What decides the environment's content: the pins, the package's own metadata, the interpreter."""
     digest = hashlib.sha256()
-    for path in (REQUIREMENTS, ROOT / "pyproject.toml", Path(__file__)):
+    for path in (REQUIREMENTS, ROOT / "pyproject.toml", ROOT / "setup.py", Path(__file__)):
         digest.update(path.read_bytes())
     digest.update(f"{sys.version_info[:2]} {sys.base_prefix} {ROOT}".encode())
     return digest.hexdigest()

@@ -33,7 +33,7 @@ def test_names_of_held_out_wishes_are_never_trained() -> None:
     made_up = {
         f"{first}-{second}"
         for first in podtune_commands._FIRST.split()
-        for second in podtune_commands._SECOND
+        for second in podtune_commands._SECOND.split()
     }
     names = {
         side: {name for row in rows if held_out(row.group, 0) is side for name in NAME.findall(row.question)}

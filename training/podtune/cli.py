@@ -12,7 +12,7 @@ import click
 import typer
 from typer.core import TyperGroup
 
-from podtune.run.errors import UserError, report
+from podtune.run.errors import UNAVAILABLE, UserError, report
 
 
 class Entry(NamedTuple):
@@ -130,12 +130,32 @@ def podtune(
     """Fine-tune small language models on Kubernetes, from one pod to many, and measure what it costs."""
 
 
+EXTRAS = {"aim": "aim", "deepspeed": "deepspeed", "bitsandbytes": "qlora"} | dict.fromkeys(
+    ("kubernetes", "jsonschema", "helm_python"), "cluster"
+)
+
+
+def not_installed(error: ModuleNotFoundError) -> Exception:
+    """A library of one of podtune's extras that is missing, as a sentence; anything else as it is."""
+    library = (error.name or "").partition(".")[0]
+    if library in ("", "podtune"):
+        return error
+    return UserError(
+        f"{library} is not installed",
+        where="this command",
+        fix=f"pip install 'podtune[{EXTRAS.get(library, 'train')}]'",
+        code=UNAVAILABLE,
+    )
+
+
 def main() -> None:
     """Run one command; a user's error becomes one message and its exit code, never a traceback."""
     try:
         app()
     except UserError as error:
         sys.exit(report(error))
+    except ModuleNotFoundError as error:
+        sys.exit(report(not_installed(error)))
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:  # `| head` has seen enough

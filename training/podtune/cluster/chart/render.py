@@ -18,7 +18,10 @@ import yaml
 
 from podtune.run.errors import CONFIG, DATA, NO_INPUT, UNAVAILABLE, USAGE, UserError, near
 
-CHART = Path(__file__).resolve().parents[4] / "charts" / "podtune"
+_SHIPPED = Path(__file__).resolve().parents[2] / "shipped"  # in a wheel: setup.py copies them there
+_CHECKOUT = Path(__file__).resolve().parents[4]
+CHART = _SHIPPED / "chart" if _SHIPPED.is_dir() else _CHECKOUT / "charts" / "podtune"
+PROFILES = _SHIPPED / "values" if _SHIPPED.is_dir() else _CHECKOUT / "deploy" / "values"
 Engine = Literal["auto", "helm", "python"]
 Values = dict[Any, Any]
 
@@ -57,7 +60,10 @@ def render(
     """
     if not (chart / "Chart.yaml").is_file():
         raise UserError(
-            "there is no chart", where=str(chart), fix=("run from a checkout of podtune"), code=NO_INPUT
+            "there is no chart",
+            where=str(chart),
+            fix="install podtune from a wheel, or run from a checkout",
+            code=NO_INPUT,
         )
     values = merged_values(values_files, sets)
     if engine == "auto":
@@ -85,12 +91,23 @@ def effective_values(values: Values, chart: Path = CHART) -> Values:
     return {key: _without_nulls(value) for key, value in defaults.items() if value is not None}
 
 
-def _read_values(file: Path) -> Values:
+def profile(name: Path) -> Path:
+    """A values file: ``name`` itself if it is there, else the profile that podtune ships under that name."""
+    shipped = PROFILES / f"{name}.yaml"
+    return shipped if name.parent == Path() and not name.exists() and shipped.is_file() else name
+
+
+def _read_values(name: Path) -> Values:
+    file = profile(name)
     try:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
     except OSError as error:
+        names = ", ".join(sorted(path.stem for path in PROFILES.glob("*.yaml")))
         raise UserError(
-            (f"cannot read it: {error.strerror}"), where=str(file), fix="name a values file", code=NO_INPUT
+            f"cannot read it: {error.strerror}",
+            where=str(file),
+            fix=f"name a values file, or one of podtune's profiles: {names}",
+            code=NO_INPUT,
         ) from error
     except (UnicodeDecodeError, yaml.YAMLError) as error:
         problem = " ".join(str(error).split())[:300]
