@@ -1,12 +1,14 @@
 # The image of every pod: training, preparation, benchmark, Aim page. scripts/build_image.sh builds it with what is there.
 #
-# Any Debian or Ubuntu whose python3 is 3.11 or 3.12. CUDA comes with torch's wheels and the driver from the node, so no
-# CUDA base is needed.
+# Any Debian or Ubuntu whose python3 is 3.11 or 3.12. CUDA 13 comes with torch's wheels, so no CUDA base is needed; the driver
+# comes from the node and has to be 580 or newer. Elastic fabrics need a base with their NCCL plugin: AWS EFA its
+# aws-ofi-nccl, Google's GPUDirect its own. docs/cluster.md has both, and CUDA 12 for older drivers.
 ARG BASE_IMAGE=debian:bookworm-slim
 
 FROM ${BASE_IMAGE} AS dependencies
-# The extras of pyproject.toml that go in: `train`, `aim` for the page, `deepspeed` for zero2 and zero3, `qlora`, `cluster`.
-ARG EXTRAS="train aim deepspeed"
+# The extras of pyproject.toml that go in: `train`, `aim` for the page, `deepspeed` for zero2 and zero3, `qlora` for 4-bit weights and
+# 8-bit optimizers, `cluster`.
+ARG EXTRAS="train aim deepspeed qlora"
 # A page of wheels that win over the index, for example torch's for the CPU alone. Their hashes are not in requirements.txt.
 ARG FIND_LINKS=""
 ENV UV_COMPILE_BYTECODE=1 UV_LINK_MODE=copy UV_PYTHON_DOWNLOADS=never UV_NO_CONFIG=1 UV_HTTP_TIMEOUT=180 VIRTUAL_ENV=/opt/podtune
@@ -17,8 +19,8 @@ RUN apt-get update \
  && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
 COPY requirements.txt pyproject.toml setup.py README.md ./
-# uv itself by its pinned hash, then everything else by theirs. A certificate of the network, if one is given, is a secret
-# of the build and stays out of the image.
+# uv itself by its pinned hash, then everything else by theirs; what requirements.txt does not know ends the build. A certificate
+# of the network, if one is given, is a secret of the build and stays out of the image.
 RUN --mount=type=cache,target=/root/.cache --mount=type=secret,id=ca \
     if [ -s /run/secrets/ca ]; then export SSL_CERT_FILE=/run/secrets/ca PIP_CERT=/run/secrets/ca; fi \
  && python3 -m venv /opt/uv && python3 -m venv --without-pip "$VIRTUAL_ENV" \
@@ -26,7 +28,12 @@ RUN --mount=type=cache,target=/root/.cache --mount=type=secret,id=ca \
  && /opt/uv/bin/pip install --require-hashes -r /tmp/uv.txt \
  && for extra in $EXTRAS; do set -- "$@" "--extra=$extra"; done \
  && /opt/uv/bin/uv pip install --constraint requirements.txt --build-constraint requirements.txt -r pyproject.toml "$@" \
-      ${FIND_LINKS:+--find-links "$FIND_LINKS" --no-verify-hashes}
+      ${FIND_LINKS:+--find-links "$FIND_LINKS" --no-verify-hashes} \
+ && if [ -z "$FIND_LINKS" ]; then \
+      /opt/uv/bin/uv pip freeze > /tmp/installed.txt \
+   && sed -n 's/^\([^ #]*==[^ ;\\]*\).*/\1/p' requirements.txt > /tmp/pinned.txt \
+   && if grep -vxFf /tmp/pinned.txt /tmp/installed.txt; then echo "these are not in requirements.txt" >&2; exit 65; fi; \
+    fi
 
 FROM dependencies AS code
 COPY training training
@@ -36,7 +43,7 @@ RUN --mount=type=cache,target=/root/.cache --mount=type=secret,id=ca \
 
 FROM ${BASE_IMAGE}
 # g++ and Python's headers: DeepSpeed compiles one small operator on first use (zero2, zero3), and torch.compile on a GPU
-# compiles the launchers of its kernels. The verbs library and its providers are what NCCL looks for on InfiniBand and RoCE.
+# compiles the launchers of its kernels, and so does the fused loss of every run on a GPU. The verbs library and its providers are what NCCL looks for on InfiniBand and RoCE.
 # hadolint ignore=DL3008
 RUN apt-get update \
  && apt-get install -y --no-install-recommends ca-certificates python3 python3-dev g++ libibverbs1 ibverbs-providers \
@@ -56,9 +63,14 @@ ENV PATH=/opt/code/bin:/opt/podtune/bin:$PATH:/usr/local/nvidia/bin LD_LIBRARY_P
     PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 \
     HF_HOME=/models/huggingface HF_HUB_DISABLE_TELEMETRY=1 AIM_UI_TELEMETRY_ENABLED=0 \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility \
-    PODTUNE_GIT_SHA=${GIT_SHA}
+    PYTHONSAFEPATH=1 PODTUNE_GIT_SHA=${GIT_SHA}
+LABEL org.opencontainers.image.title=podtune \
+      org.opencontainers.image.description="Fine-tunes small language models on Kubernetes; needs NVIDIA driver 580 on GPU nodes" \
+      org.opencontainers.image.licenses=Apache-2.0 \
+      org.opencontainers.image.revision=${GIT_SHA}
 USER 1000:0
-WORKDIR /outputs
+# Never a volume: a Python file that somebody left there would be imported by what starts there.
+WORKDIR /tmp
 # The job's exit code is the health of a training pod; a probe could only be wrong.
 HEALTHCHECK NONE
 ENTRYPOINT ["entrypoint"]

@@ -3,8 +3,8 @@
 #
 #   scripts/build_image.sh [TAG]                                  # localhost/podtune:VERSION
 #   BASE_IMAGE=localhost/debian:bookworm scripts/build_image.sh   # from an image of your own, without a registry
-#   EXTRAS="train aim" scripts/build_image.sh                     # less in it: no DeepSpeed
-#   FIND_LINKS=URL scripts/build_image.sh                         # a page of wheels that win, such as torch for the CPU alone
+#   EXTRAS="train aim" scripts/build_image.sh                     # less in it: no DeepSpeed, no bitsandbytes
+#   FIND_LINKS=URL scripts/build_image.sh                         # a page of wheels that win: torch for the CPU alone, or for CUDA 12
 #   BUILDER=buildah scripts/build_image.sh                        # this one, though others are there
 #
 # SSL_CERT_FILE, where it is set, is lent to the build (as a secret) for networks with a certificate of their own.

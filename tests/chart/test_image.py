@@ -22,6 +22,8 @@ def test_the_dockerfile_has_no_findings():
 def test_the_image_ends_as_a_numbered_user_without_a_probe():
     final = (ROOT / "Dockerfile").read_text().rpartition("\nFROM ")[2].splitlines()
     assert "USER 1000:0" in final
+    assert "WORKDIR /tmp" in final, "no volume"
+    assert any("PYTHONSAFEPATH=1" in line for line in final)
     assert "HEALTHCHECK NONE" in final
 
 
@@ -52,3 +54,14 @@ def test_the_image_is_offline_once_its_volume_is_prepared(tmp_path, prepared, gi
     }
     words = ["sh", str(ROOT / "scripts" / "entrypoint.sh"), "sh", "-c", 'printf %s "${HF_HUB_OFFLINE:-}"']
     assert subprocess.run(words, capture_output=True, text=True, env=env, check=True).stdout == offline
+
+
+def test_a_package_that_is_not_pinned_ends_the_build(tmp_path):
+    """The comparison of the Dockerfile's own RUN, with what is installed given."""
+    run = (ROOT / "Dockerfile").read_text().partition("uv pip freeze > /tmp/installed.txt")[2]
+    script = ("true " + run.partition("    fi\n")[0]).replace("/tmp/", f"{tmp_path}/")
+    pins = [line.split()[0] for line in (ROOT / "requirements.txt").open() if line.startswith("pyyaml==")]
+    for stranger, code in (([], 0), (["left-pad==1.0"], 65), (["pyyaml==0.1"], 65)):
+        (tmp_path / "installed.txt").write_text("\n".join([*pins, *stranger, ""]))
+        done = subprocess.run(["sh", "-euc", script], cwd=ROOT, capture_output=True, text=True)
+        assert (done.returncode, done.stdout.split()) == (code, stranger), done.stderr

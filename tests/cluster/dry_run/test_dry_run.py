@@ -5,9 +5,11 @@ nothing behind.
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -334,3 +336,63 @@ def test_an_interrupted_dry_run_takes_its_processes_with_it(number: signal.Signa
     assert started.returncode == {signal.SIGINT: 130, signal.SIGTERM: 143}[number]
     for pod in ("run-master-0", "run-worker-0"):
         assert list(marked(f"{tmp_path.resolve()}:{pod}")) == []
+
+
+@pytest.mark.parametrize(
+    ("place", "name"),
+    [
+        ("claim", "../../../../escaped"),
+        ("claim", ".."),
+        ("volume", "../escaped"),
+        ("key", "../../../../escaped"),
+        ("key", "/tmp/escaped"),
+        ("subPath", "../../escaped"),
+        ("subPath", "/escaped"),
+        ("job", "../../escaped"),
+    ],
+)
+def test_no_name_of_a_manifest_leads_out_of_the_sandbox(place: str, name: str, tmp_path: Path) -> None:
+    manifest = job(["true"])
+    spec = manifest["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]
+    config = {**CONFIG, "data": {name: "x"}} if place == "key" else CONFIG
+    if place == "claim":
+        spec["volumes"][0]["persistentVolumeClaim"]["claimName"] = name
+    elif place == "volume":
+        spec["volumes"][1]["name"] = spec["containers"][0]["volumeMounts"][1]["name"] = name
+    elif place == "subPath":
+        spec["containers"][0]["volumeMounts"][0]["subPath"] = name
+    elif place == "job":
+        manifest["metadata"]["name"] = name
+    with pytest.raises(UserError, match="is no name of a"):
+        dry_run.run([config, manifest], folder=tmp_path / "a" / "b", emit=lambda pod, line: None)
+    assert not list(tmp_path.rglob("escaped*"))
+    assert not Path("/tmp/escaped").exists()
+
+
+def test_a_manifest_of_somebody_gets_no_token_and_the_chart_does(tmp_path: Path) -> None:
+    """A manifest's commands run here, as the user's; what the shell holds for the hub is not theirs."""
+    path = written(job(python("import os; print('token', os.environ.get('HF_TOKEN'))")), tmp_path)
+    environment = {**os.environ, "HF_TOKEN": "hf_mine"}
+    done = subprocess.run(
+        command(manifest=path), capture_output=True, text=True, timeout=60, cwd=ROOT, env=environment
+    )
+    assert "run-master-0 | token None" in done.stdout
+    values = ROOT / "deploy" / "values" / "cpu-smoke.yaml"
+    words = [
+        sys.executable,
+        "-m",
+        "podtune.cli",
+        "dry-run",
+        "-f",
+        str(values),
+        "--set",
+        "prepare.enabled=false",
+    ]
+    words += ["--set", "preflight.enabled=false", "--timeout", "0.3", "--output", str(tmp_path / "chart")]
+    with subprocess.Popen(words, env=environment, cwd=ROOT, stdout=subprocess.DEVNULL) as started:
+        deadline, seen = time.monotonic() + 60, False
+        while not seen and started.poll() is None and time.monotonic() < deadline:
+            pods_here = marked(f"{(tmp_path / 'chart').resolve()}:dry-run-master-0")
+            seen = any(b"HF_TOKEN=hf_mine" in Path(f"/proc/{pid}/environ").read_bytes() for pid in pods_here)
+        started.terminate()
+    assert seen

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 from pathlib import Path
@@ -26,7 +27,10 @@ def dry_run(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="as helm's --set")
     ] = None,
     name: Annotated[str, typer.Option(help="the release, and so the run")] = "dry-run",
-    manifest: Annotated[Path | None, typer.Option(help="anybody's manifest in place of the chart")] = None,
+    manifest: Annotated[
+        Path | None,
+        typer.Option(help=("a manifest in place of the chart; its commands run here, so read it first")),
+    ] = None,
     model: Annotated[
         str,
         typer.Option(help=("tiny or micro: a small model and question-answer set in place of the real ones")),
@@ -52,6 +56,9 @@ def dry_run(
 
     Every pod is its own group of processes with its own folders; claims are shared folders; init containers
     run first. Ends with what Kubernetes would have concluded. Exit code 0 if the job succeeded.
+
+    --manifest FILE runs the commands of FILE on this machine, as you: like a script of somebody's. Only the
+    pods of podtune's own chart get your HF_TOKEN.
 
     \b
     Examples:
@@ -94,6 +101,8 @@ def dry_run(
         engine.parse_fault("stall", one, pods) for one in stall or []
     ]
     on_device, variables, notes = devices(pods)
+    if manifest is None and (token := os.environ.get("HF_TOKEN")):
+        variables = {pod.name: {"HF_TOKEN": token, **variables.get(pod.name, {})} for pod in pods}
     if faults:
         config = {**config, "logging_steps": 1}
     with terminable():

@@ -41,7 +41,6 @@ PROXIES = (
     "http_proxy",
     "https_proxy",
     "no_proxy",
-    "HF_TOKEN",
     "HF_ENDPOINT",
 )
 

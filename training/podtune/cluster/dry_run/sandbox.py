@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from podtune.cluster.job.pytorchjob import Pod, expand
+from podtune.run.errors import DATA, UserError
 
 Json = dict[str, Any]
 
@@ -35,7 +36,7 @@ class Sandbox:
 
     def folder(self, pod: Pod) -> Path:
         """The pod's own folder, in which its processes start."""
-        folder = self.root / "pods" / pod.name
+        folder = self.root / "pods" / file_name(pod.name, "pod")
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
@@ -49,7 +50,8 @@ class Sandbox:
                 continue
             local = self._volume(pod, source)
             if mount.get("subPath"):
-                local /= mount["subPath"]
+                for part in str(mount["subPath"]).split("/"):
+                    local /= file_name(part, "subPath")
                 local.mkdir(parents=True, exist_ok=True)
             found[path] = local
         return found
@@ -68,7 +70,7 @@ class Sandbox:
                 continue
             document = self.document("ConfigMap", name)
             for key, text in ((document or {}).get("data") or {}).items():
-                (self._volume(pod, volume) / key).write_text(
+                (self._volume(pod, volume) / file_name(key, "key of a ConfigMap")).write_text(
                     rewrite(self._shrunk(key, text), paths), encoding="utf-8"
                 )
 
@@ -86,9 +88,10 @@ class Sandbox:
 
     def _volume(self, pod: Pod, volume: Json) -> Path:
         if "persistentVolumeClaim" in volume:
-            local = self.root / "volumes" / str(volume["persistentVolumeClaim"]["claimName"])
+            claim = volume["persistentVolumeClaim"]["claimName"]
+            local = self.root / "volumes" / file_name(claim, "claim")
         else:
-            local = self.folder(pod) / str(volume["name"])
+            local = self.folder(pod) / file_name(volume["name"], "volume")
             if "secret" in volume:
                 self.note(
                     f"the Secret {volume['secret'].get('secretName')} is in the cluster only: its "
@@ -116,6 +119,18 @@ class Sandbox:
             content[name] = value
         content = {name: value for name, value in content.items() if value is not None}
         return yaml.safe_dump(content, sort_keys=False)
+
+
+def file_name(name: object, what: str) -> str:
+    """``name`` of a manifest as one part of a path here; Kubernetes would refuse any other, too."""
+    if not re.fullmatch(r"[-._a-zA-Z0-9]+", str(name)) or name in (".", ".."):
+        raise UserError(
+            f"{name!r} is no name of a {what}",
+            where="manifest",
+            fix="use letters, digits, dashes, dots and underscores",
+            code=DATA,
+        )
+    return str(name)
 
 
 def rewrite(text: str, paths: Mapping[str, Path]) -> str:
