@@ -62,7 +62,7 @@ def main() -> int:
         ]
         return subprocess.run(command).returncode
 
-    from podtune.machine.threads import cpu_threads
+    from podtune.machine.facts import cpu_threads
     from podtune.run.distributed import cleanup_distributed, setup_distributed
 
     world = setup_distributed(use_cpu=True)

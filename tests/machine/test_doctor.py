@@ -10,13 +10,15 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from podtune.machine import doctor
-from podtune.machine.doctor import Check, Question, TorchBuild
+from podtune.machine.doctor import Check, Question
+from podtune.machine.facts import GIB, Gpu, TorchBuild
 
 ROOT = Path(__file__).parents[2]
 NAMES = [
@@ -90,7 +92,7 @@ def test_torchs_build_is_read_without_importing_it_and_is_what_torch_says() -> N
     [
         (13, TorchBuild("2.13.0", "13.0", ""), "ok", "does CUDA 13"),
         (13, TorchBuild("2.11.0", "12.8", ""), "ok", "does CUDA 13"),  # an older CUDA runs on a newer driver
-        (12, TorchBuild("2.13.0", "13.0", ""), "fail", "580 or newer"),
+        (12, TorchBuild("2.13.0", "13.0", ""), "fail", "580.65 or newer"),
         (13, TorchBuild("2.13.0+cpu", "", ""), "warn", "without CUDA"),
     ],
 )
@@ -101,7 +103,8 @@ def test_the_driver_is_held_against_torchs_cuda(cuda: int, build: TorchBuild, st
 
 
 def test_gpus_are_counted_by_kind_and_one_in_use_is_named() -> None:
-    free, used = ("NVIDIA L40S", 44.0, 43.5), ("NVIDIA L40S", 44.0, 20.0)
+    free = Gpu("NVIDIA L40S", 44 * GIB, int(43.5 * GIB))
+    used = replace(free, free=20 * GIB)
     assert doctor.gpu_memory([free, free]) == Check(
         "gpu", "ok", ("2 x NVIDIA L40S; GiB free: 44 of 44, 44 of 44")
     )

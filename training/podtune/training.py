@@ -15,7 +15,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from podtune.machine.threads import cpu_threads
+from podtune.machine.facts import cpu_threads
 from podtune.run import checkpoint
 from podtune.run.distributed import (
     World,

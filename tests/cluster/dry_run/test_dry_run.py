@@ -22,7 +22,7 @@ from podtune.cluster.dry_run.dry_run import Fault, Result, parse_fault
 from podtune.cluster.dry_run.sandbox import rewrite
 from podtune.cluster.dry_run.shrink import devices
 from podtune.cluster.job.pytorchjob import pods
-from podtune.machine.provenance import usable_cpus
+from podtune.machine.facts import usable_cpus
 from podtune.run.errors import UserError
 
 Json = dict[str, Any]

@@ -38,7 +38,7 @@ def train(
 
         sys.exit(main(context.args))
     if processes != "gpu":
-        from podtune.machine.provenance import usable_cpus
+        from podtune.machine.facts import usable_cpus
 
         # torchrun would say at length that it chooses 1
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, usable_cpus() // int(processes))))

@@ -12,7 +12,6 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
-import re
 import shutil
 import subprocess
 import sys
@@ -20,21 +19,18 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from podtune.machine.provenance import usable_cpus
+from podtune.machine import facts
+from podtune.machine.facts import TorchBuild, torch_build, usable_cpus
 from podtune.run.checkpoint import check_writable
 from podtune.run.errors import OK, UNAVAILABLE, UserError
 
 State = Literal["ok", "warn", "fail"]
 DEADLINE_S = 4.5
 GIB, MIB = 2**30, 2**20
-# by CUDA major version (NVIDIA, CUDA Compatibility, table of minimum drivers)
-LEAST_DRIVER = {12: "525", 13: "580"}
-SMALL_SHM_GIB = 1.0
 SMALL_DISK_GIB, NO_DISK_GIB = 20.0, 1.0
 SLOW_MB_PER_S = 50.0
 WRITE_MIB, WRITE_S = 64, 1.5
@@ -173,30 +169,6 @@ def libraries() -> Check:
     return Check("libraries", "ok", ", ".join(have) + left_out)
 
 
-@dataclass(frozen=True)
-class TorchBuild:
-    """What torch's own files say: version, and the CUDA or ROCm version it was built for (empty: none)."""
-
-    version: str
-    cuda: str
-    rocm: str
-
-
-def torch_build() -> TorchBuild | None:
-    """Read from ``torch/version.py``, which takes a millisecond where importing torch takes seconds; None if
-    not installed.
-    """
-    try:
-        distribution = importlib.metadata.distribution("torch")
-        text = Path(str(distribution.locate_file("torch/version.py"))).read_text(encoding="utf-8")
-    except (importlib.metadata.PackageNotFoundError, OSError):
-        return None
-    said = dict(re.findall(r"^(\w+)\b[^=\n]*=\s*'([^']*)'", text, re.MULTILINE))
-    return TorchBuild(
-        said.get("__version__", distribution.version), said.get("cuda", ""), said.get("hip", "")
-    )
-
-
 def torch() -> Check:
     """Which build of torch is installed."""
     build = torch_build()
@@ -214,50 +186,26 @@ def torch() -> Check:
 
 def gpus() -> list[Check]:
     """The driver against torch's CUDA, and each GPU's memory."""
-    import pynvml
-
+    seen = facts.gpus(DEADLINE_S)
     build = torch_build()
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        return [_without_nvidia(build, str(error))]
-    try:
-        count = pynvml.nvmlDeviceGetCount()
-        checks = [
-            _driver(
-                str(pynvml.nvmlSystemGetDriverVersion()),
-                pynvml.nvmlSystemGetCudaDriverVersion_v2() // 1000,
-                count,
-                build,
-            )
-        ]
-        found = []
-        for index in range(count):
-            device = pynvml.nvmlDeviceGetHandleByIndex(index)
-            name, bytes_ = pynvml.nvmlDeviceGetName(device), pynvml.nvmlDeviceGetMemoryInfo(device)
-            found.append((str(name), bytes_.total / GIB, bytes_.free / GIB))
-        return [*checks, gpu_memory(found)]
-    finally:
-        pynvml.nvmlShutdown()
+    if not seen.driver:
+        return [_without_nvidia(build, seen.error)]
+    return [_driver(seen.driver, seen.cuda, len(seen.found), build), gpu_memory(seen.found)]
 
 
 def _without_nvidia(build: TorchBuild | None, reason: str) -> Check:
-    if Path("/dev/nvidiactl").exists():
+    if reason or Path("/dev/nvidiactl").exists():
         fix = (
             "NVIDIA_DRIVER_CAPABILITIES must contain compute,utility (the image sets it); or reinstall the "
             "driver"
         )
-        return Check("gpu", "fail", f"there are NVIDIA devices and NVML does not answer: {reason}", fix)
+        return Check("gpu", "fail", f"there are NVIDIA devices: {reason or 'no library to ask them'}", fix)
     nodes = Path("/sys/class/kfd/kfd/topology/nodes")
     amd = [path for path in nodes.glob("*/gpu_id") if path.read_text().strip() not in ("", "0")]
     if amd:
         right = build is not None and build.rocm
-        return Check(
-            "gpu",
-            "ok" if right else "warn",
-            f"{len(amd)} AMD GPUs",
-            "" if right else "install a torch built for ROCm",
-        )
+        fix = "" if right else "install a torch built for ROCm"
+        return Check("gpu", "ok" if right else "warn", f"{len(amd)} AMD GPUs", fix)
     return Check("gpu", "ok", "none; the demo, the tests and the dry run need none")
 
 
@@ -267,51 +215,29 @@ def _driver(driver: str, cuda: int, count: int, build: TorchBuild | None) -> Che
     """
     built = int(build.cuda.split(".")[0]) if build and build.cuda else 0
     if build and not built:
-        fix = "install torch's CUDA build (requirements.txt has it)"
-        return Check(
-            "driver",
-            "warn",
-            (f"{driver} for {count} GPUs, and torch is built without CUDA: it will not use them"),
-            fix,
-        )
+        text = f"{driver} for {count} GPUs, and torch is built without CUDA: it will not use them"
+        return Check("driver", "warn", text, "install torch's CUDA build (requirements.txt has it)")
     if cuda < built:
-        fix = (
-            f"update the driver to {LEAST_DRIVER.get(built, 'one for that version')} or newer, or install "
-            f"a torch built for CUDA {cuda}"
-        )
-        return Check(
-            "driver",
-            "fail",
-            (f"{driver} does CUDA {cuda}, and torch is built for CUDA {build.cuda if build else ''}"),
-            fix,
-        )
+        least = ".".join(map(str, facts.DRIVERS[built])) if built in facts.DRIVERS else "one for that version"
+        text = f"{driver} does CUDA {cuda}, and torch is built for CUDA {build.cuda if build else ''}"
+        fix = f"update the driver to {least} or newer, or install a torch built for CUDA {cuda}"
+        return Check("driver", "fail", text, fix)
     return Check("driver", "ok", f"{driver}, does CUDA {cuda}")
 
 
-def gpu_memory(found: Sequence[tuple[str, float, float]]) -> Check:
-    """The GPUs by name, and whether somebody else fills them. ``found``: name, total GiB, free GiB of
-    each.
-    """
-    if not found:
-        return Check(
-            "gpu",
-            "warn",
-            "the driver runs and shows no GPU",
-            ("look at CUDA_VISIBLE_DEVICES, or at the pod's nvidia.com/gpu"),
-        )
-    kinds = ", ".join(
-        (f"{[one[0] for one in found].count(name)} x {name}")
-        for name in dict.fromkeys(one[0] for one in found)
-    )
-    free = ", ".join(f"{free:.0f} of {total:.0f}" for _, total, free in found)
-    busy = [index for index, (_, total, free) in enumerate(found) if free < 0.9 * total]
+def gpu_memory(gpus: Sequence[facts.Gpu]) -> Check:
+    """The GPUs by name, and whether somebody else fills them."""
+    if not gpus:
+        fix = "look at CUDA_VISIBLE_DEVICES, or at the pod's nvidia.com/gpu"
+        return Check("gpu", "warn", "the driver runs and shows no GPU", fix)
+    names = [gpu.name for gpu in gpus]
+    kinds = ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
+    free = ", ".join(f"{gpu.free / GIB:.0f} of {gpu.total / GIB:.0f}" for gpu in gpus)
+    busy = [str(index) for index, gpu in enumerate(gpus) if gpu.free < 0.9 * gpu.total]
     text = f"{kinds}; GiB free: {free}"
     if busy:
         return Check(
-            "gpu",
-            "warn",
-            (f"{text}; GPU {', '.join(map(str, busy))} is in use"),
-            "nvidia-smi names the processes",
+            "gpu", "warn", f"{text}; GPU {', '.join(busy)} is in use", "nvidia-smi names the processes"
         )
     return Check("gpu", "ok", text)
 
@@ -329,33 +255,22 @@ def cpu() -> Check:
 
 def memory() -> Check:
     """Main memory, cut by the cgroup's limit."""
-    import psutil
-
-    total = psutil.virtual_memory().total
-    for path in (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes")):
-        with suppress(OSError, ValueError):
-            total = min(total, int(path.read_text()))
+    total = facts.memory()
     if total < 4 * GIB:
-        return Check(
-            "memory",
-            "warn",
-            f"{total / GIB:.1f} GiB",
-            ("raise the memory limit: loading torch and a small model takes 2 to 4 GiB"),
-        )
+        fix = "raise the memory limit: loading torch and a small model takes 2 to 4 GiB"
+        return Check("memory", "warn", f"{total / GIB:.1f} GiB", fix)
     return Check("memory", "ok", f"{total / GIB:.0f} GiB")
 
 
 def shared_memory(path: Path = Path("/dev/shm")) -> Check:
-    """NCCL and data loaders of several processes share memory here; a container's default of 64 MiB is too
-    little.
-    """
-    if not path.is_dir():
+    """What NCCL and data loaders of several processes share."""
+    size = facts.shared_memory(path)
+    if size is None:
         return Check("/dev/shm", "warn", "absent", "mount a tmpfs there")
-    size = shutil.disk_usage(path).total / GIB
-    if size < SMALL_SHM_GIB:
+    if size < facts.LEAST_SHM:
         fix = "in the chart shm.sizeLimit, in Docker --shm-size=8g"
-        return Check("/dev/shm", "warn", f"{size:.2f} GiB, too little for NCCL and data loaders", fix)
-    return Check("/dev/shm", "ok", f"{size:.1f} GiB")
+        return Check("/dev/shm", "warn", f"{size / GIB:.2f} GiB, too little for NCCL and data loaders", fix)
+    return Check("/dev/shm", "ok", f"{size / GIB:.1f} GiB")
 
 
 def disk(output_dir: Path) -> Check:

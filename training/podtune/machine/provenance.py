@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import podtune
+from podtune.machine.facts import cpu_model, usable_cpus
 
 PACKAGES = ("podtune", "torch", "transformers", "trl", "accelerate", "datasets", "peft", "deepspeed", "aim")
 COMMIT_FILE = Path(__file__).resolve().parents[1] / "commit.txt"  # only in a wheel: setup.py writes it
@@ -84,7 +85,7 @@ def hardware() -> dict[str, Any]:
     """CPU model, usable cores and, where torch is loaded and sees GPUs, their kind, count and memory in
     GiB.
     """
-    found: dict[str, Any] = {"cpu": _cpu_model(), "cpu_count": usable_cpus()}
+    found: dict[str, Any] = {"cpu": cpu_model(), "cpu_count": usable_cpus()}
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
         properties = torch.cuda.get_device_properties(0)
@@ -95,30 +96,3 @@ def hardware() -> dict[str, Any]:
             "cuda": torch.version.cuda,
         }
     return found
-
-
-def _cpu_model() -> str:
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
-
-
-def usable_cpus() -> int:
-    """Cores that this process may use: its affinity, cut by the cgroup's CPU limit (v2 or v1), at least 1."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    v2, v1 = Path("/sys/fs/cgroup/cpu.max"), Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us")
-    try:
-        if v2.exists():
-            quota, period = v2.read_text().split()
-            limit = cores if quota == "max" else int(quota) / int(period)
-        elif v1.exists():
-            quota_us = int(v1.read_text())
-            limit = cores if quota_us < 0 else quota_us / int(v1.with_name("cpu.cfs_period_us").read_text())
-        else:
-            limit = cores
-    except (OSError, ValueError):
-        limit = cores
-    return max(1, min(cores, int(limit)))

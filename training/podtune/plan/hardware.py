@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from podtune.machine.provenance import usable_cpus
+from podtune.machine.facts import memory_limit, usable_cpus
 from podtune.run.errors import USAGE, UserError, near
 
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "fp8")
@@ -286,7 +286,7 @@ def probe_cpu() -> Hardware:
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return Hardware(
         name="cpu",
-        memory_gib=min(pages, _memory_limit()) / 2**30,
+        memory_gib=min(pages, memory_limit()) / 2**30,
         flops={"fp32": flops, "bf16": flops, "fp16": flops},
         memory_bandwidth=_rate(copy, PROBE_S / 4),
         link="loopback",
@@ -342,15 +342,3 @@ def _rate(work: Callable[[], float], seconds: float) -> float:
         units = work()
         best = max(best, units / (time.perf_counter() - start))
     return best
-
-
-def _memory_limit() -> float:
-    """The cgroup's memory limit in bytes; infinity without one."""
-    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        try:
-            with open(path) as file:
-                text = file.read().strip()
-        except OSError:
-            continue
-        return float("inf") if text == "max" else float(text)
-    return float("inf")

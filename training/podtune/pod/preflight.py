@@ -7,26 +7,21 @@ pod. How the facts travel between pods, and the all-reduce, are in training/podt
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import json
 import os
-import re
 import shutil
 import socket
-import subprocess
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from podtune.machine.provenance import usable_cpus, versions
+from podtune.machine import facts as machine
+from podtune.machine.provenance import versions
 
 Json = dict[str, Any]
 
-MIN_SHM = 512 * 2**20
 DEFAULT_CHECKPOINTS = 2
-#: smallest driver for a CUDA version, from NVIDIA's CUDA Toolkit release notes (minor version compatibility)
-DRIVERS = {11: (450, 80), 12: (525, 60), 13: (580, 65)}
 VOLUMES = ("OUTPUT_DIR", "PODTUNE_CACHE", "HF_HOME")
 #: facts that all pods must share, with what a difference means
 SAME = {
@@ -59,8 +54,8 @@ def look(config_file: Path | None, *, node_rank: int, nnodes: int, master: str =
         "nnodes": nnodes,
         "image": os.environ.get("PODTUNE_IMAGE"),
         "versions": versions(),
-        "cpus": usable_cpus(),
-        "shm_bytes": _size("/dev/shm"),
+        "cpus": machine.usable_cpus(),
+        "shm_bytes": machine.shared_memory(),
         "volumes": [_volume(Path(os.environ[name])) for name in VOLUMES if os.environ.get(name)],
         "config_sha256": hashlib.sha256(config_file.read_bytes()).hexdigest()
         if config_file and config_file.is_file()
@@ -69,7 +64,7 @@ def look(config_file: Path | None, *, node_rank: int, nnodes: int, master: str =
         "checkpoint_bytes": _checkpoint_bytes(config),
         "gpus_asked": int(os.environ.get("PODTUNE_GPUS_PER_POD") or 0),
         **_gpus(),
-        "cuda": _cuda_of_torch(),
+        "cuda": build.cuda if (build := machine.torch_build()) and build.cuda else None,
         "interface": _interface(master),
         "named_interfaces": {
             name: os.environ[name]
@@ -104,7 +99,7 @@ def _alone(facts: Json) -> Iterable[Problem]:
             f"{output['path']} has {_gib(output['free_bytes'])} free, checkpoints need about {_gib(needed)}"
         )
         yield Problem(pod, "space", text, "enlarge persistence.output.size, or lower save_total_limit")
-    if facts.get("shm_bytes", MIN_SHM) < MIN_SHM:
+    if facts.get("shm_bytes", machine.LEAST_SHM) < machine.LEAST_SHM:
         text = f"/dev/shm has {_gib(facts['shm_bytes'])}"
         yield Problem(
             pod,
@@ -134,14 +129,10 @@ def _driver(facts: Json) -> Iterable[Problem]:
             text,
             ("check the node's driver and device plugin, and the runtimeClass that its GPUs need"),
         )
-    if facts.get("driver") and facts.get("cuda"):
-        least = DRIVERS.get(int(facts["cuda"].split(".")[0]))
-        if least and tuple(int(part) for part in facts["driver"].split(".")[:2]) < least:
-            text = (
-                f"the driver {facts['driver']} is too old for torch's CUDA {facts['cuda']}, which needs "
-                f"{least[0]}.{least[1]}"
-            )
-            yield Problem(pod, "driver", text, "update the node's driver, or use an image with an older CUDA")
+    driver, cuda = facts.get("driver", ""), facts.get("cuda", "")
+    if least := machine.too_old(driver, cuda):
+        text = f"the driver {driver} is too old for torch's CUDA {cuda}, which needs {least}"
+        yield Problem(pod, "driver", text, "update the node's driver, or use an image with an older CUDA")
 
 
 def _together(pods: list[Json]) -> list[Problem]:
@@ -197,13 +188,6 @@ def _config(file: Path | None) -> Json:
 
     content = yaml.safe_load(file.read_text(encoding="utf-8"))
     return content if isinstance(content, dict) else {}
-
-
-def _size(folder: str) -> int | None:
-    try:
-        return shutil.disk_usage(folder).total
-    except OSError:
-        return None
 
 
 def _volume(folder: Path) -> Json:
@@ -265,31 +249,11 @@ def _checkpoint_bytes(config: Json) -> int | None:
 
 
 def _gpus() -> Json:
-    # some nodes bring the driver without its tools: then by the devices that the pod got
-    if shutil.which("nvidia-smi") is None:
-        return {"gpus": len(list(Path("/dev").glob("nvidia[0-9]*")))}
-    try:
-        query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
-        done = subprocess.run(query, capture_output=True, text=True, timeout=20)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return {"gpus": 0, "gpu_error": f"nvidia-smi does not answer: {error}"}
-    rows = [line.split(", ") for line in done.stdout.splitlines() if ", " in line]
-    if done.returncode or not rows:
-        return {
-            "gpus": 0,
-            "gpu_error": " ".join((done.stdout or done.stderr).split())[:200] or "nvidia-smi found no GPU",
-        }
-    return {"gpus": len(rows), "gpu": rows[0][0], "driver": rows[0][1]}
-
-
-def _cuda_of_torch() -> str | None:
-    """The CUDA that torch was built for, read from its version file: importing torch takes seconds."""
-    try:
-        file = Path(str(importlib.metadata.distribution("torch").locate_file("torch/version.py")))
-        found = re.search(r"^cuda\b.*= '([\d.]+)'", file.read_text(encoding="utf-8"), re.MULTILINE)
-    except (importlib.metadata.PackageNotFoundError, OSError):
-        return None
-    return found[1] if found else None
+    seen = machine.gpus()
+    if seen.error:
+        return {"gpus": 0, "gpu_error": seen.error[:200]}
+    more = {"gpu": seen.found[0].name, "driver": seen.driver} if seen.found else {}
+    return {"gpus": seen.count, **more}
 
 
 def _interface(master: str) -> str | None:

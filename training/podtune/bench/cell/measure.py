@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -17,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from podtune.bench.strategies.contract import Batch, BuildModel
+from podtune.machine.facts import nvml_handle, nvml_reading
 from podtune.run.record import CUDA_PEAK, RESIDENT_PEAK, RESIDENT_PEAK_SINCE_START
 
 GIB = 2**30
@@ -147,7 +147,11 @@ class Telemetry:
         import psutil
 
         self._process = psutil.Process()
-        self._handle = _nvml_handle(device)
+        self._handle = (
+            nvml_handle(str(torch.cuda.get_device_properties(device).uuid))
+            if device.startswith("cuda")
+            else None
+        )
         self._samples: list[dict[str, float]] = []
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._sample, daemon=True)
@@ -171,32 +175,10 @@ class Telemetry:
             "host_rss_gib": self._process.memory_info().rss / GIB,
         }
         if self._handle is not None:
-            import pynvml
-
-            seen["gpu_utilisation_percent"] = float(pynvml.nvmlDeviceGetUtilizationRates(self._handle).gpu)
-            seen["gpu_memory_gib"] = pynvml.nvmlDeviceGetMemoryInfo(self._handle).used / GIB
-            seen["gpu_power_w"] = pynvml.nvmlDeviceGetPowerUsage(self._handle) / 1000
+            seen |= nvml_reading(self._handle)
         return seen
 
     def means(self) -> dict[str, float]:
         """The mean of every quantity; of one last look if the run was shorter than a period."""
         samples = self._samples or [self._look()]
         return {name: statistics.fmean(sample[name] for sample in samples) for name in samples[0]}
-
-
-def _nvml_handle(device: str) -> Any:
-    """NVML's name for a CUDA device, None on the CPU or where NVML does not answer (a MIG slice, a container
-    without it).
-    """
-    if not device.startswith("cuda"):
-        return None
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
-        pynvml.nvmlDeviceGetUtilizationRates(handle)
-        pynvml.nvmlDeviceGetPowerUsage(handle)
-    except pynvml.NVMLError:
-        return None
-    return handle

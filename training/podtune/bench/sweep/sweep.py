@@ -19,11 +19,9 @@ Every combination is one cell: one strategy, one model, one world size, one reco
 from __future__ import annotations
 
 import functools
-import glob
 import hashlib
 import itertools
 import json
-import os
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -32,6 +30,7 @@ import yaml
 
 from podtune.bench.options import Options, read_options
 from podtune.bench.strategies.table import STRATEGIES
+from podtune.machine.facts import visible_gpus
 from podtune.run.distributed import World
 from podtune.run.errors import CONFIG, NO_INPUT, USAGE, UserError, near
 
@@ -312,17 +311,6 @@ def _check_gpus(local: int, cpu: bool) -> None:
             where="--nproc-per-node",
             fix=f"at most {gpus}, or cpu: true",
         )
-
-
-def visible_gpus() -> int:
-    """NVIDIA GPUs that this process may use, by device files and CUDA_VISIBLE_DEVICES: no driver is asked."""
-    present = len(glob.glob("/dev/nvidia[0-9]*"))
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return (
-        present
-        if visible is None
-        else min(present, len([one for one in visible.split(",") if one.strip() not in ("", "-1")]))
-    )
 
 
 @functools.cache

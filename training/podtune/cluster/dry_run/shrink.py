@@ -4,13 +4,11 @@ GPUs are too few.
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from typing import Any
 
 from podtune.cluster.job.pytorchjob import Pod
 from podtune.cluster.lint.job import count_gpus
-from podtune.machine.provenance import usable_cpus
+from podtune.machine.facts import gpus, usable_cpus
 
 Json = dict[str, Any]
 
@@ -101,11 +99,5 @@ def _processes(pod: Pod, gpus: int) -> int:
 
 
 def local_gpus() -> int:
-    """NVIDIA GPUs of this machine, asked of the driver's own tool so that torch need not be loaded."""
-    if shutil.which("nvidia-smi") is None:
-        return 0
-    try:
-        done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=20)
-    except (OSError, subprocess.TimeoutExpired):
-        return 0
-    return sum(line.startswith("GPU ") for line in done.stdout.splitlines()) if done.returncode == 0 else 0
+    """NVIDIA GPUs of this machine that answer."""
+    return gpus().count

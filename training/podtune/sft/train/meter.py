@@ -4,7 +4,6 @@ Read when a line is logged.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import statistics
 import time
@@ -15,6 +14,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
+from podtune.machine.facts import nvml_handle, nvml_reading
 from podtune.run.distributed import World
 from podtune.run.record import Json
 
@@ -37,7 +37,9 @@ class Meter:
     def __init__(self, world: World, strategy: str = "") -> None:
         self._world, self._local_forward = world, strategy in LOCAL_FORWARD
         self._process = psutil.Process()
-        self._gpu = nvml_handle(world.device)
+        # None on the CPU, and where NVML does not answer
+        on_gpu = world.device_type == "cuda"
+        self._gpu = nvml_handle(str(torch.cuda.get_device_properties(world.device).uuid)) if on_gpu else None
         self._all_steps, self._began = 0, 0.0
         self._forget()
         self._hooked: Any = None
@@ -124,10 +126,8 @@ class Meter:
         if self._world.device_type == "cuda":
             found["gpu_memory_gib"] = torch.cuda.memory_reserved() / GIB
         if self._gpu is not None:
-            import pynvml
-
-            with contextlib.suppress(pynvml.NVMLError):  # a figure less is no reason to end a run
-                found["gpu_utilisation_percent"] = float(pynvml.nvmlDeviceGetUtilizationRates(self._gpu).gpu)
+            reading = nvml_reading(self._gpu)
+            found |= {key: value for key, value in reading.items() if key == "gpu_utilisation_percent"}
         return found
 
 
@@ -159,25 +159,6 @@ class _Forward:
 
     def __exit__(self, *_: object) -> None:
         self._meter._measuring = False
-
-
-def nvml_handle(device: str) -> Any:
-    """NVML's name for a CUDA device; None on the CPU, without pynvml, or where NVML does not answer (a MIG
-    slice, some containers).
-    """
-    if not device.startswith("cuda"):
-        return None
-    try:
-        import pynvml
-    except ImportError:
-        return None
-    try:
-        pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
-        pynvml.nvmlDeviceGetUtilizationRates(handle)
-    except pynvml.NVMLError:
-        return None
-    return handle
 
 
 def system_metrics(ranks: list[Json], step_time_s: float | None) -> Json:

@@ -1,0 +1,222 @@
+"""This machine as it is, asked in one way by everyone: GPUs and driver, torch's build, CPUs, memory. Needs no
+torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import math
+import os
+import re
+import shutil
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from podtune.run.distributed import World
+
+GIB = 2**30
+#: smallest driver for a CUDA version (NVIDIA's CUDA Toolkit release notes, minor version compatibility)
+DRIVERS = {11: (450, 80), 12: (525, 60), 13: (580, 65)}
+#: NCCL and data loaders of several processes share memory; a container's own 64 MiB are too little
+LEAST_SHM = 512 * 2**20
+NVML_S = 20.0  # a call into a dead driver never comes back
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU: its name, and its memory in bytes."""
+
+    name: str
+    total: int
+    free: int
+
+
+@dataclass(frozen=True)
+class Gpus:
+    """What NVML says. ``error`` if it does not answer, though there are ``devices``."""
+
+    devices: int = 0  # of this container, by /dev
+    found: tuple[Gpu, ...] = ()
+    driver: str = ""
+    cuda: int = 0  # the major version that the driver can do
+    error: str = ""
+
+    @property
+    def count(self) -> int:
+        """How many work: the devices that are there, where nothing but /dev can be asked."""
+        return len(self.found) if self.driver or self.error else self.devices
+
+
+def gpus(timeout_s: float = NVML_S) -> Gpus:
+    """The NVIDIA GPUs of this machine. A driver that does not answer within ``timeout_s`` is an error."""
+    answer: list[Gpus] = []
+    thread = threading.Thread(target=lambda: answer.append(_ask_nvml()), daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    devices = len(list(Path("/dev").glob("nvidia[0-9]*")))
+    return answer[0] if answer else Gpus(devices, error=f"the driver does not answer within {timeout_s:g} s")
+
+
+def _ask_nvml() -> Gpus:
+    import pynvml
+
+    devices = len(list(Path("/dev").glob("nvidia[0-9]*")))
+    try:
+        pynvml.nvmlInit()
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+        memory = [pynvml.nvmlDeviceGetMemoryInfo(handle) for handle in handles]
+        names = [str(pynvml.nvmlDeviceGetName(handle)) for handle in handles]
+        return Gpus(
+            devices,
+            tuple(
+                Gpu(name, int(each.total), int(each.free)) for name, each in zip(names, memory, strict=True)
+            ),
+            str(pynvml.nvmlSystemGetDriverVersion()),
+            int(pynvml.nvmlSystemGetCudaDriverVersion_v2()) // 1000,
+        )
+    except pynvml.NVMLError as error:
+        # without its library nothing but the devices can be told: some nodes bring the driver alone
+        silent = isinstance(error, pynvml.NVMLError_LibraryNotFound) or not devices
+        return Gpus(devices, error="" if silent else f"NVML does not answer: {error}")
+
+
+def visible_gpus() -> int:
+    """GPUs that this process may use, by device files and CUDA_VISIBLE_DEVICES: no driver is asked."""
+    present = len(list(Path("/dev").glob("nvidia[0-9]*")))
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return present
+    return min(present, len([name for name in visible.split(",") if name.strip() not in ("", "-1")]))
+
+
+def too_old(driver: str, cuda: str) -> str:
+    """The least driver for torch's ``cuda`` if ``driver`` is older; else an empty string."""
+    least = DRIVERS.get(int(cuda.partition(".")[0])) if cuda else None
+    version = tuple(int(part) for part in driver.split(".")[:2] if part.isdigit())
+    return ".".join(map(str, least)) if least and version and version < least else ""
+
+
+def nvml_handle(uuid: str) -> Any:
+    """NVML's name for the GPU that torch names by ``uuid``; None where NVML does not answer (a MIG slice,
+    some containers).
+    """
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    try:
+        pynvml.nvmlInit()
+        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+        pynvml.nvmlDeviceGetUtilizationRates(handle)
+    except pynvml.NVMLError:
+        return None
+    return handle
+
+
+def nvml_reading(handle: Any) -> dict[str, float]:
+    """What NVML measures of a GPU now; what it does not tell is absent."""
+    import pynvml
+
+    asked: dict[str, Callable[[], float]] = {
+        "gpu_utilisation_percent": lambda: float(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu),
+        "gpu_memory_gib": lambda: pynvml.nvmlDeviceGetMemoryInfo(handle).used / GIB,
+        "gpu_power_w": lambda: pynvml.nvmlDeviceGetPowerUsage(handle) / 1000,
+    }
+    reading = {}
+    for name, ask in asked.items():
+        with contextlib.suppress(pynvml.NVMLError):  # a figure less is no reason to end a run
+            reading[name] = ask()
+    return reading
+
+
+@dataclass(frozen=True)
+class TorchBuild:
+    """What torch's own files say: version, and the CUDA or ROCm version it was built for (empty: none)."""
+
+    version: str
+    cuda: str
+    rocm: str
+
+
+def torch_build() -> TorchBuild | None:
+    """Read from ``torch/version.py``, which takes a millisecond where importing torch takes seconds; None if
+    not installed.
+    """
+    try:
+        distribution = importlib.metadata.distribution("torch")
+        text = Path(str(distribution.locate_file("torch/version.py"))).read_text(encoding="utf-8")
+    except (importlib.metadata.PackageNotFoundError, OSError):
+        return None
+    said = dict(re.findall(r"^(\w+)\b[^=\n]*=\s*'([^']*)'", text, re.MULTILINE))
+    return TorchBuild(
+        said.get("__version__", distribution.version), said.get("cuda", ""), said.get("hip", "")
+    )
+
+
+def cpu_model() -> str:
+    """The processor's name."""
+    import platform
+
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def usable_cpus() -> int:
+    """Cores that this process may use: its affinity, cut by the cgroup's CPU limit (v2 or v1), at least 1."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    v2, v1 = Path("/sys/fs/cgroup/cpu.max"), Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us")
+    try:
+        if v2.exists():
+            quota, period = v2.read_text().split()
+            limit = cores if quota == "max" else int(quota) / int(period)
+        elif v1.exists():
+            quota_us = int(v1.read_text())
+            limit = cores if quota_us < 0 else quota_us / int(v1.with_name("cpu.cfs_period_us").read_text())
+        else:
+            limit = cores
+    except (OSError, ValueError):
+        limit = cores
+    return max(1, min(cores, int(limit)))
+
+
+def cpu_threads(world: World, env: Mapping[str, str] = os.environ) -> int:
+    """This process's share of the CPUs that the pod may use, at least 1; the user's OMP_NUM_THREADS where it
+    is set.
+
+    More threads than cores wait for each other and can halve the speed. torchrun sets OMP_NUM_THREADS to 1 by
+    itself when it starts several processes, which nobody chose: that is not taken for the user's word.
+    """
+    chosen = env.get("OMP_NUM_THREADS", "")
+    if chosen.isdigit() and int(chosen) > 0 and not (chosen == "1" and world.local_world_size > 1):
+        return int(chosen)
+    return max(1, usable_cpus() // world.local_world_size)
+
+
+def memory_limit() -> float:
+    """The cgroup's memory limit in bytes; infinity without one."""
+    for path in (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes")):
+        with contextlib.suppress(OSError, ValueError):
+            text = path.read_text().strip()
+            return math.inf if text == "max" else float(text)
+    return math.inf
+
+
+def memory() -> int:
+    """Main memory in bytes, cut by the cgroup's limit."""
+    import psutil
+
+    return int(min(psutil.virtual_memory().total, memory_limit()))
+
+
+def shared_memory(folder: Path = Path("/dev/shm")) -> int | None:
+    """Size of the memory that processes share, in bytes; None without such a folder."""
+    with contextlib.suppress(OSError):
+        return shutil.disk_usage(folder).total
+    return None
