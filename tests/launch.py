@@ -95,15 +95,7 @@ class Launcher:
     def __init__(self, folder: Path) -> None:
         self._folder, self._count, self._started = folder, 0, list[Program]()
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(
-            [
-                "podtune.sft.config.resolve",
-                "podtune.sft.train.trainer",
-                "podtune.sft.data.rows",
-                "podtune.sft.model.load",
-                "deepspeed",
-            ]
-        )
+        self._context.set_forkserver_preload(PRELOADED)
 
     def start(self, *argv: object, ranks: int = 1, env: Mapping[str, str] | None = None) -> Program:
         """Start and return at once."""

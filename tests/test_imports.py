@@ -45,13 +45,7 @@ LAYERS: dict[str, set[str]] = {
 # Rooms of a layer, from the ground up: each imports only what stands before it.
 ROOMS = {
     "sft": ("hub", "origin", "data", "model", "config", "answer", "train"),
-}
-# Sideways on purpose: the fork server of the benchmark runs the program whose ranks it forks, and the planner
-# reads the options of a cell that was measured.
-SIDEWAYS = {
-    ("bench/sweep/forked.py", "podtune.benchmark"),
-    ("plan/plan.py", "podtune.bench.options"),
-    ("plan/beside.py", "podtune.bench.options"),
+    "bench": ("options", "models", "strategies", "cell", "sweep"),
 }
 # What sft may use of the reports: the picture of a loss.
 LENT = {"podtune.report.draw.plots"}
@@ -166,7 +160,7 @@ def test_a_layer_imports_only_what_lies_below_it(layer: str) -> None:
         for module in imports(path)
         if module.startswith("podtune.") and module.split(".")[1] not in LAYERS[layer] | {layer}
     }
-    assert not wrong - SIDEWAYS
+    assert not wrong
 
 
 def test_the_fine_tune_uses_of_its_neighbours_only_what_they_lend() -> None:

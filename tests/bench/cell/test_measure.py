@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from podtune.bench.cell.command_line import read_options
 from podtune.bench.cell.communication import sent_bytes
 from podtune.bench.cell.loop import Run, compare_losses, measure
 from podtune.bench.cell.measure import PeakMemory, Telemetry
 from podtune.bench.cell.profiling import exposed_seconds
 from podtune.bench.cell.watchdog import Watchdog
-from podtune.bench.options import Options, read_options
+from podtune.bench.options import Options
 from podtune.run.distributed import World
 
 FP32 = Options(model="tinygpt-test", strategy="ddp")
@@ -170,7 +171,7 @@ def test_running_out_of_memory_is_a_result_with_what_was_held(tmp_path: Path) ->
     ]
     limited = ["bash", "-c", 'ulimit -v 9000000; exec "$@"', "cell", *cell, *words]
     done = subprocess.run(limited, cwd=Path(__file__).parents[3], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 69, done.stderr[-2000:]
+    assert done.returncode == 71, done.stderr[-2000:]
     record = json.loads((tmp_path / "run.json").read_text())
     assert record["status"] == "oom"
     assert record["measurements"]["held_at_oom"]["resident_peak_gib"] > 0.1

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from podtune.bench.cell.data import SyntheticImages, SyntheticTokens
-from podtune.bench.cell.measure import flops_per_row, forward_flops_by_block
+from podtune.bench.cell.measure import flops_per_row
 from podtune.bench.models import build, find_size
 from podtune.bench.models.stack import Stack, cross_entropy
 from podtune.bench.strategies.float8 import linear
-from podtune.bench.strategies.split import even_parts
-from podtune.plan.shapes import shape_of
-from podtune.plan.sizes import SIZES, TransformerSize
+from podtune.bench.strategies.split import even_parts, forward_flops_by_block
+from podtune.plan.models import BENCHMARK_MODELS, shape_of
+from podtune.plan.shapes import Transformer
 
 
 def on_meta(name: str, norm: str = "group") -> Stack:
@@ -31,11 +31,11 @@ def count(model: torch.nn.Module) -> int:
     ("name", "published"), [("tinygpt-124m", 124_439_808), ("tinygpt-350m", 354_823_168)]
 )
 def test_tinygpt_has_gpt2s_parameters_and_a_vocabulary_in_whole_tiles(name: str, published: int) -> None:
-    size = SIZES[name]
-    assert isinstance(size, TransformerSize)
-    padding = (size.padded_vocabulary - size.vocabulary) * size.hidden
-    assert count(on_meta(name)) - padding == published == size.parameters
-    assert size.padded_vocabulary % 64 == 0
+    size = BENCHMARK_MODELS[name]
+    assert isinstance(size, Transformer)
+    padding = (size.vocabulary - 50257) * size.hidden
+    assert count(on_meta(name)) - padding == published == size.parameters - padding
+    assert size.vocabulary % 64 == 0
 
 
 @pytest.mark.parametrize("norm", ["group", "batch"])
@@ -54,7 +54,7 @@ def test_counted_operations_are_those_of_the_formula(name: str) -> None:
 
 def test_a_new_tinygpt_knows_nothing_and_its_weights_are_tied() -> None:
     torch.manual_seed(0)
-    model = build(SIZES["tinygpt-test"])
+    model = build(BENCHMARK_MODELS["tinygpt-test"])
     batch = SyntheticTokens(512, 64, seed=0).batch(range(4))
     assert cross_entropy(model(batch.inputs), batch.targets).item() == pytest.approx(math.log(512), rel=0.02)
     assert model.blocks[0].tokens.weight is model.blocks[-1].linear.weight
@@ -64,7 +64,7 @@ def test_a_new_tinygpt_knows_nothing_and_its_weights_are_tied() -> None:
 
 
 def test_tinygpt_does_not_look_ahead() -> None:
-    model = build(SIZES["tinygpt-test"]).eval()
+    model = build(BENCHMARK_MODELS["tinygpt-test"]).eval()
     ids = torch.randint(512, (1, 32))
     changed = ids.clone()
     changed[0, 20:] = (changed[0, 20:] + 1) % 512
@@ -73,7 +73,7 @@ def test_tinygpt_does_not_look_ahead() -> None:
 
 
 def test_parts_one_after_the_other_compute_the_whole() -> None:
-    model = build(SIZES["tinygpt-test"])
+    model = build(BENCHMARK_MODELS["tinygpt-test"])
     ids = torch.randint(512, (2, 16))
     x: torch.Tensor = ids
     for start, end in ((0, 2), (2, 5), (5, 6)):
@@ -88,7 +88,7 @@ def test_checkpointing_changes_no_gradient(how: str) -> None:
     gradients = []
     for choice in ("none", how):
         torch.manual_seed(0)
-        model = build(SIZES["tinygpt-test"])
+        model = build(BENCHMARK_MODELS["tinygpt-test"])
         model.checkpoint_activations(choice)
         batch = SyntheticTokens(512, 16, seed=1).batch(range(2))
         cross_entropy(model(batch.inputs), batch.targets).backward()
@@ -98,7 +98,7 @@ def test_checkpointing_changes_no_gradient(how: str) -> None:
 
 def test_the_synthetic_tokens_can_be_learned() -> None:
     torch.manual_seed(0)
-    model = build(SIZES["tinygpt-test"])
+    model = build(BENCHMARK_MODELS["tinygpt-test"])
     rows = SyntheticTokens(512, 32, seed=0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     losses = []

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from podtune.bench.options import read_options
+from podtune.bench.cell.command_line import read_options
 from podtune.bench.strategies.table import STRATEGIES
 from podtune.plan.beside import plans
 from podtune.run.distributed import World

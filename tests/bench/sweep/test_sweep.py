@@ -345,3 +345,22 @@ def test_an_unwritable_output_and_an_unknown_preset_are_said_at_once(tmp_path: P
     with pytest.raises(UserError, match="no such file"):
         read_sweep(tmp_path / "none.yaml")
     assert time.perf_counter() - start < 1
+
+
+def test_the_ranks_of_a_sweep_that_was_killed_end_too(tmp_path: Path) -> None:
+    import psutil
+
+    path = sweep_file(tmp_path / "s.yaml", options={**TINY, "steps": 10**7}, launch="fork")
+    command = [sys.executable, "-m", "podtune.cli", "bench", "run", "--sweep", str(path), "--output"]
+    with subprocess.Popen([*command, str(tmp_path / "out")], stderr=subprocess.DEVNULL) as process:
+        try:
+            log = tmp_path / "out/cells/tinygpt-test.single.w1.fp32/log.txt"
+            family: list[psutil.Process] = []
+            while len(family) < 3:  # the fork server, the resource tracker, and the rank that it forked
+                assert process.poll() is None, log.read_text()
+                family = psutil.Process(process.pid).children(recursive=True)
+                time.sleep(0.05)
+        finally:
+            process.kill()
+    _, left = psutil.wait_procs(family, timeout=60)
+    assert left == []

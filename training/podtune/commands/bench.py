@@ -68,7 +68,8 @@ def plan(
     """
     from podtune.plan import plan as planner
     from podtune.plan.hardware import hardware_row, link_row
-    from podtune.plan.shapes import Opaque, shape_of
+    from podtune.plan.models import shape_of
+    from podtune.plan.shapes import Opaque
 
     if bool(model) == bool(params):
         raise UserError(

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from podtune.plan.hardware import Hardware, hardware_row
+from podtune.plan.models import shape_of
 from podtune.plan.plan import UTILISATION, Plan, estimate
-from podtune.plan.shapes import Opaque, shape_of
 from podtune.run.errors import UserError
 from podtune.run.record import Json, Measurements
 
@@ -69,7 +69,6 @@ def _plan(record: Json, rate: float | None) -> Plan | None:
     precision = PRECISIONS.get(config.get("precision", ""))
     try:
         shape = shape_of(record["model"], config.get("sequence_length") or None)
-        assert not isinstance(shape, Opaque)
         hardware, utilisation = _hardware(record, precision or "", rate)
         return estimate(
             shape,

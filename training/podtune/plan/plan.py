@@ -21,9 +21,9 @@ import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from podtune.bench.options import GLOBAL_BATCH_SIZE
 from podtune.plan.hardware import LINKS, Hardware, Link, link_row
 from podtune.plan.layout import DATA_PARALLEL, PIPELINES, PLANNED, Collective, Layout
+from podtune.plan.models import GLOBAL_BATCH_SIZE
 from podtune.plan.shapes import Checkpointing, Opaque, Shape, Transformer
 from podtune.run.errors import USAGE, UserError, near
 

@@ -7,14 +7,12 @@ precision.
 
 from __future__ import annotations
 
-import json
+import functools
 import math
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from podtune.plan.sizes import SIZES, ResNetSize, TransformerSize
-from podtune.run.errors import DATA, NO_INPUT, USAGE, UserError, near
+from podtune.run.errors import USAGE, UserError
 
 Checkpointing = Literal["none", "selective", "full", "sequential"]
 
@@ -24,8 +22,7 @@ class Transformer:
     """A decoder: GPT-2 like (``gated`` False, learned ``positions``, biases) or Llama like (``gated`` True,
     neither).
 
-    ``vocabulary`` counts the rows of the embedding; ``given_parameters`` overrides the count where the caller
-    knows better.
+    ``vocabulary`` counts the rows of the embedding; ``folder`` is that of the config.json it was read from.
     """
 
     layers: int
@@ -40,7 +37,7 @@ class Transformer:
     tied: bool = True
     positions: int = 0
     biases: bool = False
-    given_parameters: int | None = None
+    folder: str = ""
 
     sample = "sequence"
 
@@ -65,8 +62,6 @@ class Transformer:
     @property
     def parameters(self) -> int:
         """All parameters; tied embeddings once."""
-        if self.given_parameters is not None:
-            return self.given_parameters
         embeddings = self.vocabulary * self.hidden * (1 if self.tied else 2) + self.positions * self.hidden
         return embeddings + self.layers * self.layer_parameters + self.hidden * (2 if self.biases else 1)
 
@@ -143,17 +138,56 @@ class Transformer:
 
 @dataclass(frozen=True)
 class ConvNet:
-    """A convolutional network as a list of (input channels, output channels, kernel, output side) and a
-    classifier.
-    """
+    """A ResNet for square RGB images. ``blocks`` counts the residual blocks of the four stages."""
 
-    convolutions: tuple[tuple[int, int, int, int], ...]
-    features: int
+    block: Literal["basic", "bottleneck"]
+    blocks: tuple[int, int, int, int]
+    stem: Literal["3x3", "7x7"]
     classes: int
-    blocks: int
-    boundary: int
+    image_size: int
 
     sample = "image"
+    WIDTHS = (64, 128, 256, 512)
+
+    @property
+    def expansion(self) -> int:
+        """Output channels of a block over its width."""
+        return 4 if self.block == "bottleneck" else 1
+
+    @property
+    def features(self) -> int:
+        """Channels that the classifier reads."""
+        return self.WIDTHS[-1] * self.expansion
+
+    @functools.cached_property
+    def convolutions(self) -> tuple[tuple[int, int, int, int], ...]:
+        """(input channels, output channels, kernel, output side) of each convolution.
+
+        He et al. 2015 (Deep Residual Learning), table 1; the bottleneck's stride sits in its 3 x 3
+        convolution.
+        """
+        large = self.stem == "7x7"
+        side = self.image_size // 2 if large else self.image_size
+        convolutions = [(3, 64, 7 if large else 3, side)]
+        side = side // 2 if large else side
+        channels = 64
+        for stage, (width, count) in enumerate(zip(self.WIDTHS, self.blocks, strict=True)):
+            for block in range(count):
+                before, outputs = side, width * self.expansion
+                if stage and not block:
+                    side = math.ceil(side / 2)
+                if self.block == "basic":
+                    convolutions += [(channels, width, 3, side), (width, width, 3, side)]
+                else:
+                    convolutions += [
+                        (channels, width, 1, before),
+                        (width, width, 3, side),
+                        (width, outputs, 1, side),
+                    ]
+                if channels != outputs:
+                    convolutions.append((channels, outputs, 1, side))
+                channels = outputs
+        return tuple(convolutions)
 
     @property
     def parameters(self) -> int:
@@ -172,7 +206,7 @@ class ConvNet:
     @property
     def units(self) -> int:
         """Residual blocks."""
-        return self.blocks
+        return sum(self.blocks)
 
     divisible = 0  # convolutions are not divided
 
@@ -180,9 +214,9 @@ class ConvNet:
         """Elements that one block keeps for one image, on average: each convolution's output twice (before
         and after norm).
         """
-        kept = 2.0 * sum(outputs * side * side for _, outputs, _, side in self.convolutions) / self.blocks
+        kept = 2.0 * sum(outputs * side * side for _, outputs, _, side in self.convolutions) / self.units
         # of the tensors of a block, its input alone is kept
-        checkpoints = len(self.convolutions) / self.blocks * 2
+        checkpoints = len(self.convolutions) / self.units * 2
         return kept / checkpoints if checkpointing in ("full", "sequential") else kept / tensor_ranks
 
     @property
@@ -192,8 +226,9 @@ class ConvNet:
 
     @property
     def boundary_elements(self) -> int:
-        """Elements that cross the cut in the middle of the network for one image."""
-        return self.boundary
+        """Elements that cross the cut in the middle of the network, after the second stage, for one image."""
+        side = self.image_size // (8 if self.stem == "7x7" else 2)
+        return self.WIDTHS[1] * self.expansion * side * side
 
     @property
     def largest_unit(self) -> int:
@@ -255,158 +290,3 @@ class Opaque:
 
 
 Shape = Transformer | ConvNet | Opaque
-
-# Reference models of the chart's profiles, as their config.json on the hub says.
-KNOWN: dict[str, Transformer] = {
-    "SmolLM3-3B": Transformer(
-        layers=36,
-        hidden=2048,
-        heads=16,
-        kv_heads=4,
-        intermediate=11008,
-        vocabulary=128256,
-        sequence_length=2048,
-        head_dim=128,
-    )
-}
-
-
-def shape_of(name: str, sequence_length: int | None = None) -> Shape:
-    """The shape of a benchmark model, a known model, ``hf:PATH`` or a folder with a config.json.
-
-    Raises:
-        UserError: unknown name (names the nearest), a missing folder, or a config.json that is not a
-        decoder's.
-    """
-    if name in SIZES:
-        return _from_size(SIZES[name], sequence_length)
-    short = name.removeprefix("hf:").rstrip("/").rsplit("/", 1)[-1]
-    path = Path(name.removeprefix("hf:")).expanduser()
-    if path.is_dir() or path.name == "config.json":
-        return _from_config(path if path.name == "config.json" else path / "config.json", sequence_length)
-    if short in KNOWN:
-        known = KNOWN[short]
-        return (
-            known
-            if sequence_length is None
-            else Transformer(**{**known.__dict__, "sequence_length": sequence_length})
-        )
-    if name.startswith("hf:"):
-        raise UserError(
-            f"no folder {path}",
-            where="--model",
-            fix=("give a local folder with a config.json (nothing is downloaded)"),
-            code=NO_INPUT,
-        )
-    names = [*SIZES, *KNOWN]
-    raise UserError(
-        f"unknown model '{name}'{near(name, names)}",
-        where="--model",
-        fix=f"one of {', '.join(names)}, or hf:PATH of a folder with a config.json",
-        code=USAGE,
-    )
-
-
-def _from_size(size: TransformerSize | ResNetSize, sequence_length: int | None) -> Shape:
-    if isinstance(size, ResNetSize):
-        return _resnet(size)
-    return Transformer(
-        layers=size.layers,
-        hidden=size.hidden,
-        heads=size.heads,
-        kv_heads=size.heads,
-        intermediate=size.intermediate,
-        vocabulary=size.padded_vocabulary,
-        sequence_length=sequence_length or size.sequence_length,
-        head_dim=size.hidden // size.heads,
-        gated=False,
-        positions=size.sequence_length,
-        biases=True,
-    )
-
-
-def _resnet(size: ResNetSize) -> ConvNet:
-    """He et al. 2015 (Deep Residual Learning), table 1; the bottleneck's stride sits in its 3 x 3
-    convolution.
-    """
-    large = size.stem == "7x7"
-    side = size.image_size // 2 if large else size.image_size
-    convolutions = [(3, 64, 7 if large else 3, side)]
-    side = side // 2 if large else side
-    channels = 64
-    boundary = 0
-    for stage, (width, count) in enumerate(zip(size.WIDTHS, size.blocks, strict=True)):
-        for block in range(count):
-            before, outputs = side, width * size.expansion
-            if stage and not block:
-                side = math.ceil(side / 2)
-            if size.block == "basic":
-                convolutions += [(channels, width, 3, side), (width, width, 3, side)]
-            else:
-                convolutions += [
-                    (channels, width, 1, before),
-                    (width, width, 3, side),
-                    (width, outputs, 1, side),
-                ]
-            if channels != outputs:
-                convolutions.append((channels, outputs, 1, side))
-            channels = outputs
-        if stage == 1:
-            boundary = channels * side * side
-    return ConvNet(
-        tuple(convolutions),
-        features=channels,
-        classes=size.classes,
-        blocks=sum(size.blocks),
-        boundary=boundary,
-    )
-
-
-def _from_config(path: Path, sequence_length: int | None) -> Transformer:
-    """A transformers ``config.json``, by the names that Llama-like and GPT-2-like models give their sizes."""
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(
-            "no such file", where=str(path), fix=("give the folder of a transformers model"), code=NO_INPUT
-        ) from None
-    except (OSError, ValueError) as error:
-        raise UserError(f"cannot be read as JSON: {error}", where=str(path), code=DATA) from None
-
-    def integer(*names: str, default: int | None = None) -> int:
-        value: Any = next((config[name] for name in names if config.get(name) is not None), default)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise UserError(
-                f"{names[0]} is {value!r}, not a positive number",
-                where=str(path),
-                fix="give the folder of a decoder (Llama, SmolLM3, Qwen, GPT-2 ...)",
-                code=DATA,
-            )
-        return value
-
-    if any(config.get(key) for key in ("num_local_experts", "num_experts", "n_routed_experts")):
-        raise UserError(
-            ("a mixture of experts is not covered by these formulas"),
-            where=str(path),
-            fix="give --params for the states alone",
-            code=DATA,
-        )
-    gpt2 = config.get("model_type") in ("gpt2", "gpt_neo", "gptj", "gpt_neox", "opt")
-    hidden, heads = integer("hidden_size", "n_embd"), integer("num_attention_heads", "n_head")
-    positions = integer("max_position_embeddings", "n_positions", default=2048)
-    return Transformer(
-        layers=integer("num_hidden_layers", "n_layer"),
-        hidden=hidden,
-        heads=heads,
-        kv_heads=integer("num_key_value_heads", default=heads),
-        intermediate=integer("intermediate_size", "n_inner", default=4 * hidden),
-        vocabulary=integer("vocab_size"),
-        sequence_length=sequence_length or min(positions, 2048),
-        head_dim=integer("head_dim", default=hidden // heads),
-        gated=not gpt2,
-        # transformers leaves the key out where it has its default, which is "tied" for GPT-2 and the SmolLM
-        # family
-        tied=bool(config.get("tie_word_embeddings", gpt2 or config.get("model_type") == "smollm3")),
-        positions=positions if config.get("model_type") in ("gpt2", "gpt_neo", "opt") else 0,
-        biases=gpt2,
-    )

@@ -119,7 +119,7 @@ def exit_code(error: BaseException) -> int:
     return 1
 
 
-#: how the libraries under torch say that a GPU's memory is full, in errors of other types than torch's own
+#: how the libraries under torch say that memory is full, in errors of other types than torch's own
 OUT_OF_MEMORY_SIGNS = (
     "CUDA out of memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
@@ -127,12 +127,13 @@ OUT_OF_MEMORY_SIGNS = (
     "CUDA error: out of memory",
     "'out of memory'",  # NCCL quotes CUDA
     "Triton Error [CUDA]: out of memory",
+    "can't allocate memory",  # torch's CPU allocator
 )
 
 
 def out_of_memory(error: BaseException) -> bool:
     """True for full memory: torch's OutOfMemoryError (by name, so that torch need not be loaded), Python's
-    MemoryError, and what cuBLAS, Triton and NCCL say of it.
+    MemoryError, and what torch's CPU allocator, cuBLAS, Triton and NCCL say of it.
     """
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True

@@ -15,7 +15,7 @@ from torch import Tensor
 from podtune.bench.models import Size
 from podtune.bench.options import Options
 from podtune.bench.strategies.contract import Batch
-from podtune.plan.sizes import ResNetSize
+from podtune.plan.shapes import ConvNet
 from podtune.run.errors import DATA, UserError
 
 IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp"}
@@ -45,7 +45,7 @@ def open_rows(options: Options, size: Size) -> Rows:
         UserError: it cannot be read, or does not fit the model.
     """
     path = Path(options.data)
-    if isinstance(size, ResNetSize):
+    if isinstance(size, ConvNet):
         if options.data == "synthetic":
             return SyntheticImages(size.classes, size.image_size, options.seed)
         return ImageFolder(path, size.classes, size.image_size)

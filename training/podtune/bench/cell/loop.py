@@ -24,7 +24,7 @@ from podtune.bench.cell.measure import (
     flops_per_row,
     held_gib,
     host_to_device_gb_per_s,
-    is_out_of_memory,
+    memory_gib,
     synchronise,
 )
 from podtune.bench.cell.watchdog import Watchdog
@@ -34,7 +34,8 @@ from podtune.bench.strategies.contract import Batch, Strategy
 from podtune.bench.strategies.step import optimizer_factory
 from podtune.bench.strategies.table import STRATEGIES
 from podtune.plan.hardware import peak_flops
-from podtune.plan.sizes import ResNetSize
+from podtune.plan.shapes import ConvNet
+from podtune.run import errors
 from podtune.run.distributed import World, on_main
 from podtune.run.record import Communication, Json, Losses, Measurements, MemoryPeaks, Parity, Spread
 
@@ -49,7 +50,12 @@ class Run:
     def __init__(self, options: Options, size: Size, world: World, watchdog: Watchdog) -> None:
         self.options, self.size, self.world, self.watchdog = options, size, world, watchdog
         self.rows: Rows = open_rows(options, size)
-        self.held: Json = {}
+        self.parameters_gib: float | None = None
+
+    def memory_gib(self) -> Json:
+        """What this rank holds now, for a cell that ran out of memory."""
+        weights = {} if self.parameters_gib is None else {"parameters_gib": self.parameters_gib}
+        return weights | memory_gib(self.world.device)
 
     def build_model(self) -> Any:
         """The whole model, the same on every rank and every call."""
@@ -82,7 +88,7 @@ def measure(run: Run) -> Measurements:
     memory = PeakMemory(world.device)
     memory.restart()
     strategy = run.setup(options.strategy, world, options)
-    run.held = {"parameters_gib": held_gib(strategy.model)}
+    run.parameters_gib = held_gib(strategy.model)
     batches = run.batches(
         strategy.rows, min(DISTINCT_BATCHES, PARITY_STEPS + options.warmup + options.steps * options.repeats)
     )
@@ -182,7 +188,7 @@ def _reference_losses(run: Run) -> list[float] | None:
         try:
             return _losses_of_one_process(run)
         except Exception as error:
-            if not is_out_of_memory(error):
+            if not errors.out_of_memory(error):
                 raise
             return None
 
@@ -270,7 +276,7 @@ def _speed(run: Run, seconds: list[list[float]]) -> dict[str, Any]:
         "step_time_s": timing,
         "flops_per_step": flops,
     }
-    if isinstance(run.size, ResNetSize):
+    if isinstance(run.size, ConvNet):
         speed["samples_per_s"] = rows / timing.mean
     else:
         tokens = rows * options.sequence_length

@@ -7,7 +7,6 @@ from __future__ import annotations
 import statistics
 import threading
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -23,12 +22,7 @@ GIB = 2**30
 COPIES = 10
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """True for the allocators' errors, CUDA's and the CPU's."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
-
-
-def memory_held(device: str) -> dict[str, float]:
+def memory_gib(device: str) -> dict[str, float]:
     """GiB at the moment of running out: the allocator's peaks and what the device had; on the CPU the
     resident peak.
     """
@@ -120,20 +114,6 @@ def flops_per_row(build_model: BuildModel, sequence_length: int) -> int:
         with counter:
             torch.autograd.backward(model(model.example_row(sequence_length)).sum())
     return int(counter.get_total_flops())
-
-
-def forward_flops_by_block(blocks: Sequence[nn.Module], inputs: torch.Tensor) -> list[int]:
-    """Operations of each block's forward over ``inputs``; everything on the meta device, where nothing is
-    computed.
-    """
-    counts = []
-    x = inputs
-    for block in blocks:
-        counter = FlopCounterMode(display=False)
-        with counter, torch.no_grad():
-            x = block(x)
-        counts.append(int(counter.get_total_flops()))
-    return counts
 
 
 class Telemetry:

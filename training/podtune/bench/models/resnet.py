@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from podtune.bench.models.stack import Stack
-from podtune.plan.sizes import ResNetSize
+from podtune.plan.shapes import ConvNet
 
 GROUPS = 32
 
@@ -74,7 +74,7 @@ class Classifier(nn.Module):
 class ResNet(Stack):
     """Stem, residual blocks, classifier."""
 
-    def __init__(self, size: ResNetSize, norm: str = "group") -> None:
+    def __init__(self, size: ConvNet, norm: str = "group") -> None:
         if size.stem == "3x3":
             stem = nn.Sequential(convolution(3, 64, 3), norm_layer(norm, 64), nn.ReLU())
         else:

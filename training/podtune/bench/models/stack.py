@@ -7,7 +7,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +17,7 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-Checkpointing = Literal["none", "selective", "full", "sequential"]
+from podtune.plan.shapes import Checkpointing
 
 # What selective checkpointing keeps: the results of the expensive operations, tensor parallelism's sums among
 # them. The cheap ones are computed again.

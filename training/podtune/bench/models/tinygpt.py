@@ -8,15 +8,15 @@ import torch
 from torch import Tensor, nn
 
 from podtune.bench.models.stack import Stack
-from podtune.plan.sizes import TransformerSize
+from podtune.plan.shapes import Transformer
 
 
 class Embedding(nn.Module):
     """Token and learned position embeddings: (batch, time) ids to (batch, time, width)."""
 
-    def __init__(self, size: TransformerSize) -> None:
+    def __init__(self, size: Transformer) -> None:
         super().__init__()
-        self.tokens = nn.Embedding(size.padded_vocabulary, size.hidden)
+        self.tokens = nn.Embedding(size.vocabulary, size.hidden)
         self.positions = nn.Embedding(size.sequence_length, size.hidden)
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -31,7 +31,7 @@ class Attention(nn.Module):
     shuffling.
     """
 
-    def __init__(self, size: TransformerSize) -> None:
+    def __init__(self, size: Transformer) -> None:
         super().__init__()
         self.head_width = size.hidden // size.heads
         self.qkv = nn.Linear(size.hidden, 3 * size.hidden)
@@ -51,7 +51,7 @@ class Attention(nn.Module):
 class Block(nn.Module):
     """Attention and a four times wider MLP, each behind a layer norm and beside the residual stream."""
 
-    def __init__(self, size: TransformerSize) -> None:
+    def __init__(self, size: Transformer) -> None:
         super().__init__()
         self.attention_norm = nn.LayerNorm(size.hidden)
         self.attention = Attention(size)
@@ -69,14 +69,14 @@ class Block(nn.Module):
 class Head(nn.Module):
     """The last norm and the projection to the vocabulary, whose weight is the token embedding's."""
 
-    def __init__(self, size: TransformerSize, tied: nn.Embedding) -> None:
+    def __init__(self, size: Transformer, tied: nn.Embedding) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(size.hidden)
-        self.linear = nn.Linear(size.hidden, size.padded_vocabulary, bias=False, device="meta")
+        self.linear = nn.Linear(size.hidden, size.vocabulary, bias=False, device="meta")
         self.linear.weight = tied.weight
 
     def forward(self, x: Tensor) -> Tensor:
-        """(batch, time, width) to (batch, time, padded vocabulary)."""
+        """(batch, time, width) to (batch, time, vocabulary)."""
         logits: Tensor = self.linear(self.norm(x))
         return logits
 
@@ -86,7 +86,7 @@ class TinyGPT(Stack):
     be unlikely.
     """
 
-    def __init__(self, size: TransformerSize) -> None:
+    def __init__(self, size: Transformer) -> None:
         embedding = Embedding(size)
         super().__init__(
             [embedding, *(Block(size) for _ in range(size.layers)), Head(size, embedding.tokens)]

@@ -10,8 +10,8 @@ from functools import cache
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
-from podtune.bench.cell.measure import forward_flops_by_block
 from podtune.bench.models.stack import Stack
 from podtune.bench.strategies.contract import BuildModel
 
@@ -36,6 +36,20 @@ def even_parts(costs: Sequence[float], parts: int) -> list[tuple[int, int]]:
 
     ends = best(0, parts)[2]
     return list(zip((0, *ends[:-1]), ends, strict=True))
+
+
+def forward_flops_by_block(blocks: Sequence[nn.Module], inputs: torch.Tensor) -> list[int]:
+    """Operations of each block's forward over ``inputs``; everything on the meta device, where nothing is
+    computed.
+    """
+    counts = []
+    x = inputs
+    for block in blocks:
+        counter = FlopCounterMode(display=False)
+        with counter, torch.no_grad():
+            x = block(x)
+        counts.append(int(counter.get_total_flops()))
+    return counts
 
 
 def parts_by_cost(build_model: BuildModel, sequence_length: int, parts: int) -> list[tuple[int, int]]:

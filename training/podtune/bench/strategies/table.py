@@ -10,8 +10,7 @@ import importlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from podtune.bench.models import TransformersSize, shared_blocks
-from podtune.plan.sizes import ResNetSize
+from podtune.plan.shapes import ConvNet
 from podtune.run.errors import CONFIG, UserError
 
 if TYPE_CHECKING:
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from podtune.run.distributed import World
 
 ALL_CHECKPOINTING = ("none", "selective", "full", "sequential")
-BY_BLOCK = ("none", "selective", "full")
 
 
 @dataclass(frozen=True)
@@ -102,7 +100,7 @@ def _check_division(entry: Entry, options: Options, size: Size, world: World) ->
             fix=f"use {smaller + shares}{also} rows",
             code=CONFIG,
         )
-    blocks = shared_blocks(size)
+    blocks = size.units
     if entry.divides == "layers" and n > blocks:
         raise UserError(
             f"{n} processes cannot share the {blocks} layers of {options.model}",
@@ -131,15 +129,14 @@ def _check_division(entry: Entry, options: Options, size: Size, world: World) ->
 
 
 def _check_heads(options: Options, size: Size, n: int) -> None:
-    if isinstance(size, ResNetSize):
+    if isinstance(size, ConvNet):
         raise UserError(
             f"tensor divides attention heads, and {options.model} has none",
             where="--strategy",
             fix="use a tinygpt or hf: model",
             code=CONFIG,
         )
-    kv_heads = size.kv_heads if isinstance(size, TransformersSize) else size.heads
-    for count, what in ((size.heads, "attention heads"), (kv_heads, "key and value heads")):
+    for count, what in ((size.heads, "attention heads"), (size.kv_heads, "key and value heads")):
         if count % n:
             raise _indivisible(options, n, count, what)
 

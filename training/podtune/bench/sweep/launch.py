@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-import json
+import importlib
+import multiprocessing
+import multiprocessing.connection
 import os
-import select
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from multiprocessing import forkserver
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol, cast
 
+from podtune.bench.strategies.table import STRATEGIES
 from podtune.bench.sweep.sweep import Cell
 from podtune.run.distributed import Pod
 
@@ -39,7 +45,7 @@ class Launcher(Protocol):
         """
         ...
 
-    def close(self) -> None:
+    def close(self) -> object:
         """End whatever still runs."""
         ...
 
@@ -127,64 +133,110 @@ class Torchrun:
 
 
 class ForkServer:
-    """Cells on this machine's CPU, forked from one process that has loaded torch (see
-    :mod:`podtune.bench.sweep.forked`).
+    """Cells on this machine's CPU, each rank forked from a process that has loaded torch and never computes
+    anything itself: a crash takes down one cell. CUDA does not survive a fork.
     """
 
-    def __init__(self, strategies: Sequence[str], threads: int) -> None:
-        self.strategies, self.threads = list(dict.fromkeys(strategies)), threads
-        self._server: subprocess.Popen[bytes] | None = None
+    FAILED_PEER_GRACE_S = 15.0  # gloo tells the others of a dead rank well within this
+    TERMINATE_GRACE_S = 3.0
+
+    def __init__(self, strategies: Sequence[str]) -> None:
+        modules = {f"podtune.bench.strategies.{STRATEGIES[name].module}" for name in strategies}
+        if any(name.startswith("zero") for name in strategies):
+            modules.add("deepspeed")
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(["podtune.bench.cell.loop", *sorted(modules)])
+        self._ranks: list[ForkServerProcess] = []
 
     def run(self, cell: Cell, index: int, output: Path, log: Path, timeout_s: float) -> Outcome:
-        """See :class:`Launcher`. A server that has died is started again for the next cell."""
-        server = self._started(log)
-        request = {
-            "arguments": [*cell.arguments, "--output", str(output)],
-            "world_size": cell.world_size,
-            "port": free_port(),
-            "log": str(log),
-            "timeout_s": timeout_s,
-        }
-        assert server.stdin is not None
+        """See :class:`Launcher`. A server that has died is started again."""
+        arguments, port, size = [*cell.arguments, "--output", str(output)], free_port(), cell.world_size
         try:
-            server.stdin.write(json.dumps(request).encode() + b"\n")
-            server.stdin.flush()
-        except BrokenPipeError:
-            answer = None
-        else:
-            answer = self._answer(server, timeout_s + START_S)
-        if answer is None:
+            with _environment_of_the_server(log):
+                forkserver.ensure_running()
+                for rank in range(size):
+                    words = (rank, size, port, arguments, str(log))
+                    process = self._context.Process(target=_rank, args=words)
+                    process.start()  # waits for the server's imports, the first time
+                    self._ranks.append(process)
+        except (OSError, EOFError):
             self.close()
-            return Outcome(-signal.SIGKILL, timed_out=False)
-        return Outcome(next((code for code in answer["codes"] if code), 0), answer["timed_out"])
+            return Outcome(-signal.SIGKILL)
+        running = {process.sentinel: process for process in self._ranks}
+        deadline, failed = time.monotonic() + timeout_s, False
+        while running and (left := deadline - time.monotonic()) > 0:
+            for sentinel in multiprocessing.connection.wait(list(running), left):
+                process = running.pop(cast(int, sentinel))
+                process.join()
+                if process.exitcode and not failed:
+                    failed, deadline = True, min(deadline, time.monotonic() + self.FAILED_PEER_GRACE_S)
+        codes = [process.exitcode for process in self.close()]
+        return Outcome(next((code for code in codes if code), 0), timed_out=bool(running) and not failed)
 
-    def _started(self, log: Path) -> subprocess.Popen[bytes]:
-        if self._server is None or self._server.poll() is not None:
-            env = {**os.environ, "OMP_NUM_THREADS": str(self.threads), "CUDA_VISIBLE_DEVICES": ""}
-            with log.open("ab") as sink:
-                self._server = subprocess.Popen(
-                    [sys.executable, "-m", "podtune.bench.sweep.forked", *self.strategies],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=sink,
-                    env=env,
-                    start_new_session=True,  # its group is what close() ends; Ctrl-C reaches us first
-                )
-            self._answer(self._server, START_S)
-        return self._server
+    def close(self) -> list[ForkServerProcess]:
+        """End the ranks that still run, and what they started; all of the last cell's, ended."""
+        ranks, self._ranks = self._ranks, []
+        for process in ranks:
+            if process.is_alive():
+                process.terminate()
+        end = time.monotonic() + self.TERMINATE_GRACE_S
+        for process in ranks:
+            process.join(max(0.0, end - time.monotonic()))
+            if process.is_alive():
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid or 0, signal.SIGKILL)
+                process.kill()  # where it has not yet come to lead its group
+                process.join()
+        return ranks
 
-    @staticmethod
-    def _answer(server: subprocess.Popen[bytes], timeout_s: float) -> dict[str, Any] | None:
-        assert server.stdout is not None
-        ready, _, _ = select.select([server.stdout], [], [], timeout_s)
-        line = server.stdout.readline() if ready else b""
-        return json.loads(line) if line.endswith(b"\n") else None
 
-    def close(self) -> None:
-        """End the server and the ranks that it has forked: they are one process group."""
-        if self._server is None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._server.pid, signal.SIGKILL)
-        self._server.wait()
-        self._server = None
+@contextlib.contextmanager
+def _environment_of_the_server(log: Path) -> Iterator[None]:
+    """What the fork server is started with: no GPU, and whatever its imports print goes to the log."""
+    wanted = {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
+    before = {name: os.environ.get(name) for name in wanted}
+    streams = [os.dup(1), os.dup(2)]
+    sink = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.environ.update(wanted)
+    try:
+        for number in (1, 2):
+            os.dup2(sink, number)
+        yield
+    finally:
+        for number, stream in zip((1, 2), streams, strict=True):
+            os.dup2(stream, number)
+            os.close(stream)
+        os.close(sink)
+        for name, value in before.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value
+
+
+def _end_with_the_sweep() -> None:
+    """However the sweep goes, its ranks go too, with what they have started."""
+    sweep = multiprocessing.parent_process()
+    assert sweep is not None
+    sweep.join()
+    os.killpg(0, signal.SIGKILL)
+
+
+def _rank(rank: int, world_size: int, port: int, arguments: list[str], log: str) -> None:
+    """A forked process: torchrun's environment, output to the log, then the program."""
+    os.setsid()  # Ctrl-C reaches the sweep first, which ends this group
+    threading.Thread(target=_end_with_the_sweep, daemon=True).start()
+    sink = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(sink, 1)
+    os.dup2(sink, 2)
+    size = str(world_size)
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=size, LOCAL_WORLD_SIZE=size)
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    code = 1
+    try:
+        code = importlib.import_module("podtune.benchmark").main(arguments)
+    except BaseException as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)  # peers may sit in a collective that never ends

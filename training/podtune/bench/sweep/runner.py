@@ -18,22 +18,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any, Literal
 
+from podtune.bench.cell.record import summary
 from podtune.bench.sweep.launch import ForkServer, Launcher, Outcome, Torchrun
 from podtune.bench.sweep.sweep import Cell, Expansion, Sweep, code_hash
 from podtune.machine.provenance import provenance
 from podtune.run.collect import emit_record
 from podtune.run.distributed import Pod
-from podtune.run.errors import CANNOT_CREATE, PEER_LOST, SOFTWARE, UNAVAILABLE, UserError
-from podtune.run.record import (
-    RUN_FILE,
-    Json,
-    Measurements,
-    Status,
-    end_record,
-    new_record,
-    now,
-    write_json,
-)
+from podtune.run.errors import CANNOT_CREATE, OUT_OF_MEMORY, PEER_LOST, SOFTWARE, UserError
+from podtune.run.record import RUN_FILE, Json, Status, end_record, new_record, now, write_json
 
 CELL_FILE, SWEEP_FILE, LOG_FILE = "cell.json", "sweep.json", "log.txt"
 State = Literal["ok", "oom", "error", "kept"]
@@ -48,7 +40,7 @@ class Stopped(Exception):
 
 
 @dataclass
-class Progress:
+class SweepProgress:
     """What is done. ``states`` by cell name; ``seconds`` of the cells that were run now."""
 
     total: int
@@ -82,7 +74,7 @@ class Runner:
     say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True)
     emit: IO[str] | None = None
 
-    def run(self) -> Progress:
+    def run(self) -> SweepProgress:
         """All cells. On Ctrl-C or SIGTERM the running cell is ended, what is done stays, and :class:`Stopped`
         is raised.
 
@@ -91,7 +83,7 @@ class Runner:
         """
         self._prepare()
         cells = self.expansion.cells
-        progress = Progress(len(cells))
+        progress = SweepProgress(len(cells))
         finished = {cell.name: self._finished(cell) for cell in cells} if self.resume else {}
         launcher: Launcher = self._launcher([cell.strategy for cell in cells])
         for name, why in self.expansion.impossible.items():
@@ -119,9 +111,8 @@ class Runner:
         return progress
 
     def _launcher(self, strategies: list[str]) -> Launcher:
-        threads = {cell.options.threads for cell in self.expansion.cells}
-        if self.sweep.launch == "fork" and self.pod is None and len(threads) == 1:
-            return ForkServer(strategies, threads.pop())
+        if self.sweep.launch == "fork" and self.pod is None:
+            return ForkServer(strategies)
         return Torchrun(self.pod)
 
     def _prepare(self) -> None:
@@ -156,7 +147,9 @@ class Runner:
             return None
         return record if isinstance(record, dict) else None
 
-    def _measure(self, launcher: Launcher, cell: Cell, index: int, progress: Progress, waited: float) -> None:
+    def _measure(
+        self, launcher: Launcher, cell: Cell, index: int, progress: SweepProgress, waited: float
+    ) -> None:
         folder = self._folder(cell)
         writer = self.pod is None or self.pod.node_rank == 0
         log = folder / (LOG_FILE if self.pod is None or writer else f"log.pod{self.pod.node_rank}.txt")
@@ -198,16 +191,16 @@ class Runner:
         self._say(progress, cell, record)
         self._write(progress)
 
-    def _position(self, progress: Progress) -> str:
+    def _position(self, progress: SweepProgress) -> str:
         return f"[{len(progress.states) + 1:>{len(str(progress.total))}}/{progress.total}]"
 
-    def _say(self, progress: Progress, cell: Cell, record: Json) -> None:
+    def _say(self, progress: SweepProgress, cell: Cell, record: Json) -> None:
         count = f"[{len(progress.states):>{len(str(progress.total))}}/{progress.total}]"
         left = "" if progress.left_s is None else f"; about {_duration(progress.left_s)} left"
         kept = " (kept)" if progress.states[cell.name] == "kept" else ""
         self.say(f"{count} {cell.name}: {summary(record)}{kept}{left}")
 
-    def _write(self, progress: Progress) -> None:
+    def _write(self, progress: SweepProgress) -> None:
         if self.pod is not None and self.pod.node_rank > 0:
             return
         content = {
@@ -230,23 +223,6 @@ def _duration(seconds: float) -> str:
     )
 
 
-def summary(record: Json) -> str:
-    """How a cell went, in a few words."""
-    if record.get("status") != "ok":
-        return f"{record.get('status', 'no record')}: {' '.join(str(record.get('reason', '')).split())[:160]}"
-    measured = Measurements.read(record)
-    step, tokens, samples = measured.step_time_s, measured.tokens_per_s, measured.samples_per_s
-    parts = []
-    if step:
-        spread = "" if step.std is None else f" (std {step.std * 1000:.1f})"
-        parts.append(f"{step.mean * 1000:.1f} ms a step{spread}")
-    if tokens is not None:
-        parts.append(f"{tokens:,.0f} tokens/s")
-    if samples is not None:
-        parts.append(f"{samples:,.1f} images/s")
-    return ", ".join(parts)
-
-
 def _failure(cell: Cell, outcome: Outcome, seconds: float, *, killed_for_memory: bool, log: Path) -> Json:
     """The record of a cell whose processes left none."""
     record = new_record(
@@ -267,7 +243,7 @@ def _failure(cell: Cell, outcome: Outcome, seconds: float, *, killed_for_memory:
     if outcome.timed_out:
         reason, code = f"hang: not done after {seconds:.0f} s, ended", PEER_LOST
     elif killed_for_memory:
-        reason, status, code = "the kernel killed a process for want of memory", "oom", UNAVAILABLE
+        reason, status, code = "the kernel killed a process for want of memory", "oom", OUT_OF_MEMORY
     elif outcome.code < 0:
         reason = f"ended by {signal.Signals(-outcome.code).name}"
     else:

@@ -28,7 +28,8 @@ from typing import Any, Literal
 
 import yaml
 
-from podtune.bench.options import Options, read_options
+from podtune.bench.cell.command_line import flag_of, read_options
+from podtune.bench.options import Options
 from podtune.bench.strategies.table import STRATEGIES
 from podtune.machine.facts import visible_gpus
 from podtune.run.distributed import World
@@ -294,12 +295,11 @@ def _cell(
 def _arguments(flags: dict[str, Any]) -> list[str]:
     words: list[str] = []
     for flag, value in sorted(flags.items()):
-        name = flag.replace("_", "-")
-        words += (
-            [f"--{name}" if value else f"--no-{name}"]
-            if isinstance(value, bool)
-            else [f"--{name}", str(value)]
-        )
+        name = flag_of(flag)
+        if isinstance(value, bool):
+            words.append(name if value else f"--no-{name.removeprefix('--')}")
+        else:
+            words += [name, str(value)]
     return words
 
 
@@ -321,6 +321,7 @@ def code_hash() -> str:
         ROOT / "benchmark.py",
         *sorted((ROOT / "bench").rglob("*.py")),
         *sorted((ROOT / "run").glob("*.py")),
+        *(ROOT / "plan" / name for name in ("models.py", "shapes.py")),
     ]
     for path in files:
         digest.update(path.relative_to(ROOT).as_posix().encode() + b"\0" + path.read_bytes())

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
+from podtune.plan.models import shape_of
 from podtune.plan.plan import Plan, estimate
-from podtune.plan.shapes import Opaque, Shape, shape_of
+from podtune.plan.shapes import Opaque, Shape
 from podtune.run.errors import UserError
 from podtune.sft.data.tokenizer import load_tokenizer
 from podtune.sft.model.flops import Parameters, counted_flops_per_token, flops_per_token, parameter_count

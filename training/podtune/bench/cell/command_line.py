@@ -1,0 +1,142 @@
+"""The command line of one cell and its checks. Needs no torch: a wrong value is answered before anything is
+loaded.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from podtune.bench.models import Size, find_size
+from podtune.bench.options import Options
+from podtune.bench.strategies.table import STRATEGIES, Entry
+from podtune.plan.models import GLOBAL_BATCH_SIZE
+from podtune.plan.shapes import ConvNet
+from podtune.run.distributed import World
+from podtune.run.errors import USAGE, UserError, near
+
+EXAMPLES = """examples:
+  python -m podtune.benchmark --model tinygpt-test --strategy single --output /tmp/cell
+  torchrun --nproc-per-node 2 -m podtune.benchmark --model tinygpt-test --strategy ddp --output /tmp/cell
+  torchrun --nproc-per-node 4 -m podtune.benchmark --model tinygpt-test --strategy pipeline-1f1b \\
+      --micro-batches 8
+  torchrun --nproc-per-node 8 -m podtune.benchmark --model tinygpt-124m --strategy fsdp \\
+      --precision bf16 --compile"""
+
+
+def flag_of(name: str) -> str:
+    """The flag of an option: ``--global-batch-size`` of ``global_batch_size``."""
+    return f"--{name.replace('_', '-')}"
+
+
+def parser() -> argparse.ArgumentParser:
+    """A flag for every field of :class:`Options`, of its type, with its default and help."""
+    p = argparse.ArgumentParser(
+        prog="podtune.benchmark",
+        description=(
+            "Measure one model under one strategy: first its losses against one process's, then "
+            "speed, memory, communication."
+        ),
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    types = get_type_hints(Options)
+    for option in fields(Options):
+        hint = types[option.name]
+        alternatives = get_args(hint)  # of a Literal its choices, of "int | None" its types
+        how: dict[str, Any] = {"help": option.metadata["help"]}
+        if option.default is MISSING:
+            how["required"] = True
+        else:
+            how["default"] = option.default
+        if bool in (hint, *alternatives):
+            how["action"] = argparse.BooleanOptionalAction
+        elif get_origin(hint) is Literal:
+            how["choices"] = alternatives
+        else:
+            how["type"] = alternatives[0] if alternatives else hint
+        p.add_argument(flag_of(option.name), **how)
+    return p
+
+
+def read_options(arguments: list[str] | None, world: World) -> tuple[Options, Size, Entry]:
+    """Parse and check. Nothing heavy is imported.
+
+    Raises:
+        UserError: names, numbers or combinations that cannot run, with what would.
+    """
+    values: dict[str, Any] = vars(parser().parse_args(arguments))
+    size = find_size(values["model"])
+    if values["strategy"] not in STRATEGIES:
+        raise UserError(
+            f"there is no strategy '{values['strategy']}'{near(values['strategy'], list(STRATEGIES))}",
+            where="--strategy",
+            fix=f"choose one of {', '.join(STRATEGIES)}",
+            code=USAGE,
+        )
+    entry = STRATEGIES[values["strategy"]]
+    options = _resolve(values, size, entry, world)
+    _check_values(options, size)
+    entry.check(options, size, world)
+    return options, size, entry
+
+
+def _resolve(values: dict[str, Any], size: Size, entry: Entry, world: World) -> Options:
+    values["global_batch_size"] = values["global_batch_size"] or GLOBAL_BATCH_SIZE.get(values["model"], 8)
+    if isinstance(size, ConvNet):
+        if values["sequence_length"]:
+            raise UserError(
+                f"{values['model']} reads images", where="--sequence-length", fix="leave it out", code=USAGE
+            )
+    else:
+        values["sequence_length"] = values["sequence_length"] or size.sequence_length
+    if entry.micro_batches:
+        asked, batch = values["micro_batches"], values["global_batch_size"]
+        values["micro_batches"] = asked or max(count for count in range(1, 9) if batch % count == 0)
+    if entry.shard_size and not values["shard_size"]:
+        of_node = world.local_world_size if world.nnodes > 1 else world.world_size
+        half = world.world_size // 2
+        values["shard_size"] = (
+            of_node if world.nnodes > 1 or world.world_size < 4 or world.world_size % 2 else half
+        )
+    return Options(**values)
+
+
+def _check_values(options: Options, size: Size) -> None:
+    for option in fields(Options):
+        value, least = getattr(options, option.name), option.metadata.get("least")
+        if least is not None and value is not None and value < least:
+            raise UserError(f"{value} is less than {least}", where=flag_of(option.name), code=USAGE)
+    if not options.learning_rate > 0 or not options.timeout_s > 0:
+        raise UserError("--learning-rate and --timeout-s must be above 0", code=USAGE)
+    if options.optimizer == "sgd" and options.fused_optimizer:
+        raise UserError(
+            "torch has no fused SGD for sharded weights",
+            where="--fused-optimizer",
+            fix="leave it out, or use adamw",
+            code=USAGE,
+        )
+    if isinstance(size, ConvNet):
+        if options.pretrained:
+            raise UserError("only hf: models have weights to load", where="--pretrained", code=USAGE)
+    elif not 2 <= options.sequence_length <= size.sequence_length:
+        raise UserError(
+            f"{options.sequence_length} is outside 2 to {size.sequence_length}, the context of "
+            f"{options.model}",
+            where="--sequence-length",
+            code=USAGE,
+        )
+    elif options.norm == "batch":
+        raise UserError(f"{options.model} has no batch norm", where="--norm", fix="leave it out", code=USAGE)
+    elif options.pretrained and not size.folder:
+        raise UserError("only hf: models have weights to load", where="--pretrained", code=USAGE)
+    if options.data != "synthetic" and not Path(options.data).exists():
+        raise UserError(
+            f"{options.data} does not exist",
+            where="--data",
+            fix="name a Parquet file, a folder of images, or synthetic",
+            code=USAGE,
+        )

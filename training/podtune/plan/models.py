@@ -1,0 +1,146 @@
+"""The models that are known by name, and those of a config.json, as shapes. Needs no torch: the planner, the
+sweep and the benchmark's modules share them.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from podtune.plan.shapes import ConvNet, Transformer
+from podtune.run.errors import DATA, NO_INPUT, USAGE, UserError, near
+
+
+def _gpt2(layers: int, heads: int, hidden: int, context: int, vocabulary: int) -> Transformer:
+    """A decoder like GPT-2: tied embeddings, learned positions, an MLP four times as wide as the model."""
+    return Transformer(
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=heads,
+        intermediate=4 * hidden,
+        vocabulary=vocabulary,
+        sequence_length=context,
+        head_dim=hidden // heads,
+        gated=False,
+        positions=context,
+        biases=True,
+    )
+
+
+# What the benchmark trains. GPT-2's 50,257 tokens are rounded up to a multiple of 64, which matrix units
+# like; the padding rows are never a target.
+BENCHMARK_MODELS: dict[str, Transformer | ConvNet] = {
+    "tinygpt-test": _gpt2(layers=4, heads=4, hidden=128, context=128, vocabulary=512),
+    "tinygpt-124m": _gpt2(layers=12, heads=12, hidden=768, context=1024, vocabulary=50304),
+    "tinygpt-350m": _gpt2(layers=24, heads=16, hidden=1024, context=1024, vocabulary=50304),
+    "resnet18-cifar": ConvNet("basic", (2, 2, 2, 2), stem="3x3", classes=10, image_size=32),
+    "resnet50": ConvNet("bottleneck", (3, 4, 6, 3), stem="7x7", classes=1000, image_size=224),
+}
+# Rows of a step where none are asked for: the same for every strategy and world size.
+GLOBAL_BATCH_SIZE = {
+    "tinygpt-test": 8,
+    "tinygpt-124m": 32,
+    "tinygpt-350m": 16,
+    "resnet18-cifar": 16,
+    "resnet50": 64,
+}
+# Reference models of the chart's profiles, as their config.json on the hub says.
+KNOWN: dict[str, Transformer] = {
+    "SmolLM3-3B": Transformer(
+        layers=36,
+        hidden=2048,
+        heads=16,
+        kv_heads=4,
+        intermediate=11008,
+        vocabulary=128256,
+        sequence_length=2048,
+        head_dim=128,
+    )
+}
+
+
+def shape_of(name: str, sequence_length: int | None = None) -> Transformer | ConvNet:
+    """The shape of a benchmark model, a known model, ``hf:PATH`` or a folder with a config.json.
+
+    Raises:
+        UserError: unknown name (names the nearest), a missing folder, or a config.json that is not a
+        decoder's.
+    """
+    short = name.removeprefix("hf:").rstrip("/").rsplit("/", 1)[-1]
+    path = Path(name.removeprefix("hf:")).expanduser()
+    shape: Transformer | ConvNet | None = BENCHMARK_MODELS.get(name)
+    if shape is None and (path.is_dir() or path.name == "config.json"):
+        shape = _from_config(path if path.name == "config.json" else path / "config.json")
+    shape = shape or KNOWN.get(short)
+    if shape is not None:
+        if isinstance(shape, Transformer) and sequence_length:
+            return replace(shape, sequence_length=sequence_length)
+        return shape
+    if name.startswith("hf:"):
+        raise UserError(
+            f"no folder {path}",
+            where="--model",
+            fix="give a local folder with a config.json (nothing is downloaded)",
+            code=NO_INPUT,
+        )
+    names = [*BENCHMARK_MODELS, *KNOWN]
+    raise UserError(
+        f"unknown model '{name}'{near(name, names)}",
+        where="--model",
+        fix=f"one of {', '.join(names)}, or hf:PATH of a folder with a config.json",
+        code=USAGE,
+    )
+
+
+def _from_config(path: Path) -> Transformer:
+    """A transformers ``config.json``, by the names that Llama-like and GPT-2-like models give their sizes."""
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(
+            "no such file", where=str(path), fix=("give the folder of a transformers model"), code=NO_INPUT
+        ) from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot be read as JSON: {error}", where=str(path), code=DATA) from None
+
+    def integer(*names: str, default: int | None = None) -> int:
+        value: Any = next((config[name] for name in names if config.get(name) is not None), default)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise UserError(
+                f"{names[0]} is {value!r}, not a positive number",
+                where=str(path),
+                fix="give the folder of a decoder (Llama, SmolLM3, Qwen, GPT-2 ...)",
+                code=DATA,
+            )
+        return value
+
+    if any(config.get(key) for key in ("num_local_experts", "num_experts", "n_routed_experts")):
+        raise UserError(
+            ("a mixture of experts is not covered by these formulas"),
+            where=str(path),
+            fix="give --params for the states alone",
+            code=DATA,
+        )
+    gpt2 = config.get("model_type") in ("gpt2", "gpt_neo", "gptj", "gpt_neox", "opt")
+    hidden, heads = integer("hidden_size", "n_embd"), integer("num_attention_heads", "n_head")
+    positions = integer("max_position_embeddings", "n_positions", default=2048)
+    return Transformer(
+        layers=integer("num_hidden_layers", "n_layer"),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=integer("num_key_value_heads", default=heads),
+        intermediate=integer("intermediate_size", "n_inner", default=4 * hidden),
+        vocabulary=integer("vocab_size"),
+        sequence_length=min(positions, 2048),
+        head_dim=integer("head_dim", default=hidden // heads),
+        gated=not gpt2,
+        # transformers leaves the key out where it has its default, which is "tied" for GPT-2 and the SmolLM
+        # family
+        tied=bool(config.get("tie_word_embeddings", gpt2 or config.get("model_type") == "smollm3")),
+        positions=positions if config.get("model_type") in ("gpt2", "gpt_neo", "opt") else 0,
+        biases=gpt2,
+        folder=str(path.parent),
+    )
