@@ -16,6 +16,7 @@ from podtune.plan.models import KNOWN, shape_of
 from podtune.plan.plan import GIB, Plan, estimate, estimate_all, state_bytes
 from podtune.plan.shapes import Opaque, Transformer
 from podtune.run.errors import UserError
+from podtune.run.record import Measurements, Spread
 
 ZERO_EXAMPLE = 7_500_000_000
 
@@ -254,7 +255,7 @@ def test_a_single_cell_sets_the_rate_for_the_plans_of_its_companions() -> None:
             "global_batch_size": 8,
             "status": "ok",
             "config": {"precision": "fp32", "sequence_length": 128, "global_batch_size": 8},
-            "measurements": {"step_time_s": {"p50": seconds}},
+            "measurements": Measurements(step_time_s=Spread.of([seconds])).to_json(),
             "provenance": {"hardware": {"cpu": "a CPU"}},
         }
 
