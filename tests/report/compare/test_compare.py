@@ -71,33 +71,67 @@ def test_the_first_thing_said_is_what_differs(make_run: RunMaker) -> None:
     assert differences["data"] == {}
 
 
-def test_metrics_at_equal_places_are_interpolated_and_say_so(make_run: RunMaker) -> None:
-    lines = [
-        {
-            "time": "2026-11-20T09:00:01Z",
-            "split": "train",
-            "step": step,
-            "tokens": step * 100,
-            "loss": 10.0 - step,
-        }
-        for step in (2, 4, 6)
+def train_lines(*points: tuple[int, float], tokens: int = 100, split: str = "train") -> list[dict[str, Any]]:
+    """Lines of (step, loss), ``tokens`` a step."""
+    at = "2026-11-20T09:00:01Z"
+    return [
+        {"time": at, "split": split, "step": step, "tokens": step * tokens, "loss": loss}
+        for step, loss in points
     ]
-    other = [
-        {
-            "time": "2026-11-20T09:00:01Z",
-            "split": "train",
-            "step": step,
-            "tokens": step * 300,
-            "loss": 9.0 - step,
-        }
-        for step in (2, 3, 4, 5, 6)
+
+
+def test_metrics_stand_side_by_side_where_every_run_recorded_them(make_run: RunMaker) -> None:
+    a = make_run("a", lines=train_lines((2, 8.0), (4, 6.0), (6, 4.0)))
+    b = make_run("b", lines=train_lines(*((step, 9.0 - step) for step in range(2, 7)), tokens=300))
+    found = comparison(a, b)["at_equal"]
+    assert [(row["at"], row["values"], row["interpolated"]) for row in found["step"]] == [
+        (4, [6.0, 5.0], [False, False]),
+        (6, [4.0, 3.0], [False, False]),
     ]
-    found = comparison(make_run("a", lines=lines), make_run("b", lines=other))
-    row = next(row for row in found["at_equal"]["step"] if row["at"] == 3)
-    assert (row["metric"], row["values"], row["interpolated"]) == ("train loss", [7.0, 6.0], [True, False])
-    tokens = found["at_equal"]["tokens"][-1]
-    assert (tokens["at"], tokens["values"]) == (600, [4.0, 7.0])  # step 6 of a, step 2 of b
+    assert [(row["at"], row["values"]) for row in found["tokens"]] == [(600, [4.0, 7.0])]
+
+
+def test_where_no_place_is_common_values_are_interpolated_but_never_down_from_the_untrained_model(
+    make_run: RunMaker,
+) -> None:
+    a = make_run("a", lines=train_lines((0, 8.4), (100, 3.0), (200, 2.0), split="eval"))
+    b = make_run("b", lines=train_lines((0, 8.4), (90, 3.1), (190, 2.1), split="eval"))
+    rows = comparison(a, b)["at_equal"]["step"]
+    assert [(row["at"], row["interpolated"]) for row in rows] == [(142, [True, True]), (190, [True, False])]
+    assert all(value < 3.0 for row in rows for value in row["values"])
     assert interpolate(([1.0, 2.0], [5.0, 7.0]), 3.0) is None
+
+
+def test_a_run_that_failed_or_has_no_loss_is_left_out_by_name_and_the_others_are_ranked(
+    make_run: RunMaker,
+) -> None:
+    """Four runs: their verdict is that of the two complete ones, at their end."""
+    good, worse = (
+        make_run(name, floor=floor, learning_rate=5e-3, steps=200)
+        for name, floor in (("good", 1.0), ("worse", 1.5))
+    )
+    short = make_run("short", learning_rate=5e-3, steps=60, status="error")
+    nan = make_run("nan", status="error", lines=train_lines((1, 8.0), (2, math.nan)))
+    empty = make_run("empty", status="running", lines=[])
+    alone, found = comparison(good, worse), comparison(good, short, worse, nan, empty)
+    assert found["verdict"]["left_out"] == {
+        "short": "failed at 60",
+        "nan": "failed at 2",
+        "empty": "running",
+    }
+    assert found["verdict"]["text"].endswith(
+        " Left out: short (failed at 60), nan (failed at 2), empty (running)."
+    )
+    assert found["verdict"]["better"] == "good"
+    assert found["verdict"]["difference"] == alone["verdict"]["difference"]
+    for axis in ("step", "tokens"):
+        assert [row["at"] for row in found["at_equal"][axis]] == [
+            row["at"] for row in alone["at_equal"][axis]
+        ]
+    third = make_run("third", floor=2.0, learning_rate=5e-3, steps=200)
+    assert comparison(good, worse, third, empty)["verdict"]["text"].startswith(
+        "Best of 3: good has the lower"
+    )
 
 
 def test_a_clear_difference_is_called_one_and_noise_is_called_noise(make_run: RunMaker) -> None:
@@ -117,16 +151,7 @@ def test_a_clear_difference_is_called_one_and_noise_is_called_noise(make_run: Ru
 def test_a_loss_that_still_falls_does_not_count_its_slope_as_noise(make_run: RunMaker) -> None:
     def evaluations(rate: float) -> list[dict[str, Any]]:
         points = [(step, 1 + 5 * math.exp(-step * rate)) for step in range(0, 100, 10)]
-        return [
-            {
-                "time": "2026-11-20T09:00:01Z",
-                "split": "eval",
-                "step": step,
-                "tokens": step * 100,
-                "loss": loss,
-            }
-            for step, loss in points
-        ]
+        return train_lines(*points, split="eval")
 
     verdict = comparison(
         make_run("slow", lines=evaluations(0.02)), make_run("fast", lines=evaluations(0.03))
@@ -249,7 +274,7 @@ def test_what_is_wrong_with_the_files_is_in_the_comparison(make_run: RunMaker) -
     with (torn / METRICS_FILE).open("a") as file:
         file.write('{"step": 61, "spl')
     found = podtune("compare", torn, make_run("whole", learning_rate=3e-4))
-    assert "torn or no metrics line; used up to there" in found.stdout
+    assert "torn or no metrics line" in found.stdout
 
 
 def test_markdown_has_the_verdict_and_every_table(make_run: RunMaker) -> None:

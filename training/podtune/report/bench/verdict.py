@@ -20,13 +20,11 @@ def advice(group: Group) -> list[str]:
     """
     if not group.measured:
         return ["No cell of this comparison has a speed that may be shown, so nothing can be advised."]
-    sentences = []
+    sentences = _scaling(group)
     for world_size in reversed(group.world_sizes):
         cells = [cell for cell in group.measured if cell.world_size == world_size]
         alone = group.at("single", 1) if world_size == 1 else None
         sentences += _alone(alone, cells) if alone is not None else _advice_at(world_size, cells)
-        if world_size == group.world_sizes[-1]:
-            sentences += _scaling(group)
     return sentences
 
 
@@ -125,14 +123,17 @@ def _scaling(group: Group) -> list[str]:
         return []
     best = max(scaled, key=lambda cell: cell.throughput or 0)
     assert best.efficiency is not None
-    gain = best.efficiency * best.world_size
-    verdict = (
-        f"so {best.world_size} processes do {gain:.2f} times the work of one"
-        if gain > 1
-        else "so one process does more than all of them: do not distribute this here"
-    )
-    share = f"keeps {best.efficiency:.0%} of the ideal against {best.efficiency_of}"
-    return [f"Scaling: with {best.world_size} processes {best.strategy} {share}, {verdict}."]
+    alone = group.at("single", 1) or group.at(best.strategy, 1)
+    gain = (best.throughput or 0) / (alone.throughput or 1) if alone else best.efficiency * best.world_size
+    share = f"{best.strategy} keeps {best.efficiency:.0%} of the ideal against {best.efficiency_of}"
+    if gain <= 1 + CLEAR_LOSS:
+        return [
+            f"Stay with one process: no strategy does clearly more work with {best.world_size} ({share}), so "
+            "do not distribute this here unless it does not fit."
+        ]
+    return [
+        f"More processes pay: {share}, so {best.world_size} processes do {gain:.2f} times the work of one."
+    ]
 
 
 def cautions(group: Group) -> list[str]:

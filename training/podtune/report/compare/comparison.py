@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from podtune.report.compare.figures import IDENTITY, at_equal, final_figures, flat, settings
-from podtune.report.compare.verdict import speed, verdict
+from podtune.report.compare.verdict import left_out, speed, verdict
 from podtune.report.runs.runs import AXES, Run, unique_names
 from podtune.run.errors import DATA, UserError
 from podtune.run.record import Json
@@ -30,7 +30,25 @@ def compare(runs: Sequence[Run]) -> Json:
     """
     _refuse_twins(runs)
     names = unique_names(list(runs))
-    differences = {
+    why_not = left_out(runs)
+    ranked = [run for run, why in zip(runs, why_not, strict=True) if not why]
+    ranked_names = [name for name, why in zip(names, why_not, strict=True) if not why]
+    blocked, remarks = _comparability(ranked, ranked_names) if ranked else ([], [])
+    return {
+        "schema": "podtune.compare/1",
+        "runs": [_facts(run, name) for run, name in zip(runs, names, strict=True)],
+        "differences": _differences(runs),
+        "not_comparable": blocked + remarks + _incomplete(runs, names),
+        "at_equal": {axis: at_equal(runs, axis, why_not) for axis in AXES},
+        "final": [final_figures(run) for run in runs],
+        "verdict": verdict(runs, names, blocked, why_not),
+        "speed": speed(runs, names),
+        "problems": [problem for run in runs for problem in run.problems],
+    }
+
+
+def _differences(runs: Sequence[Run]) -> dict[str, list[Json]]:
+    return {
         "config": difference([flat(settings(run)) for run in runs]),
         "data": difference([flat(run.record.get("data")) for run in runs]),
         "code": difference(
@@ -38,18 +56,6 @@ def compare(runs: Sequence[Run]) -> Json:
         ),
         "versions": difference([flat(_provenance(run, "versions")) for run in runs]),
         "hardware": difference([flat(_provenance(run, "hardware")) for run in runs]),
-    }
-    blocked, remarks = _comparability(runs, names, differences)
-    return {
-        "schema": "podtune.compare/1",
-        "runs": [_facts(run, name) for run, name in zip(runs, names, strict=True)],
-        "differences": differences,
-        "not_comparable": blocked + remarks,
-        "at_equal": {axis: at_equal(runs, axis) for axis in AXES},
-        "final": [final_figures(run) for run in runs],
-        "verdict": verdict(runs, names, blocked),
-        "speed": speed(runs, names),
-        "problems": [problem for run in runs for problem in run.problems],
     }
 
 
@@ -110,11 +116,10 @@ def _same(left: Any, right: Any) -> bool:
     return str(left) == str(right) and (left is None) == (right is None)
 
 
-def _comparability(
-    runs: Sequence[Run], names: Sequence[str], differences: dict[str, list[Json]]
-) -> tuple[list[str], list[str]]:
+def _comparability(runs: Sequence[Run], names: Sequence[str]) -> tuple[list[str], list[str]]:
     """Why losses may not be compared at all, and what else to keep in mind, each with the values found."""
     blocked, remarks = [], []
+    differences = _differences(runs)
     changed = {row["key"]: row["values"] for group in ("config", "data") for row in differences[group]}
     if "mode" in changed:
         blocked.append(f"anything but time: the modes differ ({_list(names, changed['mode'])})")
@@ -142,6 +147,11 @@ def _comparability(
     if hardware:
         key, values = next(iter(hardware.items()))
         remarks.append(f"speed, memory and equal times: the hardware differs ({key}: {_list(names, values)})")
+    return blocked, remarks
+
+
+def _incomplete(runs: Sequence[Run], names: Sequence[str]) -> list[str]:
+    remarks = []
     for run, name in zip(runs, names, strict=True):
         if run.status != "ok":
             why = f": {run.record['reason']}" if run.record.get("reason") else ""
@@ -151,7 +161,7 @@ def _comparability(
                 f"equal times of {name}: its clock includes the pauses between "
                 f"{len(run.record['attempts'])} starts"
             )
-    return blocked, remarks
+    return remarks
 
 
 def _tokenizers(runs: Sequence[Run]) -> list[str]:

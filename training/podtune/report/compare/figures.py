@@ -68,30 +68,37 @@ def by_place(curve: Curve) -> Curve:
     return list(pairs), list(pairs.values())
 
 
-def at_equal(runs: Sequence[Run], axis: str) -> list[Json]:
-    """Each compared metric at a quarter, half, three quarters and all of what every run covers on
-    ``axis``.
+def at_equal(runs: Sequence[Run], axis: str, why_not: Sequence[str | None]) -> list[Json]:
+    """Each compared metric at about a quarter, half, three quarters and all of what the ranked runs cover on
+    ``axis``: where all of them recorded it, else interpolated, but not before a curve's second point (a
+    straight line down from the untrained model is far from any loss). ``why_not``: why a run is not ranked.
     """
     rows: list[Json] = []
     for split, metric in COMPARED:
         curves = [by_place(run.curve(split, metric, axis)) for run in runs]
-        if not all(places for places, _ in curves):
+        ranked = [places for (places, _), why in zip(curves, why_not, strict=True) if not why]
+        if not ranked or not all(ranked):
             continue
-        first, end = max(places[0] for places, _ in curves), min(places[-1] for places, _ in curves)
-        if end < first:
+        first, end = max(places[0] for places in ranked), min(places[-1] for places in ranked)
+        trained = max(places[min(1, len(places) - 1)] for places in ranked)
+        common = [place for place in set(ranked[0]).intersection(*ranked[1:]) if place > 0]
+        wanted = [first + share * (end - first) for share in SHARES]
+        if common:
+            wanted = [min(common, key=lambda place: (abs(place - at), -place)) for at in wanted]
+        elif end < first:
             continue
-        wanted = [
-            first + share * (end - first) if axis == "time" else float(round(first + share * (end - first)))
-            for share in SHARES
-        ]
+        elif axis != "time":
+            wanted = [float(round(place)) for place in wanted]
         for place in dict.fromkeys(wanted):
-            found = [interpolate(curve, min(max(place, first), end)) for curve in curves]
+            if not common and place < trained:
+                continue
+            values = [interpolate(curve, place) for curve in curves]
             rows.append(
                 {
                     "metric": f"{split} {metric}",
                     "at": place,
-                    "values": [value[0] if value else None for value in found],
-                    "interpolated": [bool(value and value[1]) for value in found],
+                    "values": [value[0] if value else None for value in values],
+                    "interpolated": [bool(value and value[1]) for value in values],
                 }
             )
     return rows

@@ -18,6 +18,7 @@ LAST_EVALUATIONS = 8
 CLEAR = 2.0  # a difference counts when it is more than two standard deviations of its noise
 BUDGET_TOLERANCE = 0.02
 SEEDS = ("seed", "data_seed")
+UNITS = ("tokens_per_s", "samples_per_s")
 
 
 @dataclass(frozen=True)
@@ -32,31 +33,66 @@ class Contender:
     repeats: int = 1
 
 
-def verdict(runs: Sequence[Run], names: Sequence[str], blocked: Sequence[str]) -> Json:
-    """Which run has the lowest loss at an equal budget, by how much, and whether that exceeds the runs' own
-    noise.
+ENDS = {"error": "failed", "oom": "out of memory"}
+
+
+def left_out(runs: Sequence[Run]) -> list[str | None]:
+    """For each run why it is not ranked with the others, or None.
+
+    One without a finite loss has nothing to rank. One that is not complete would cut the others to its
+    length, so it is left out where two others are complete.
     """
+    why: list[str | None] = []
+    for run in runs:
+        last = [value for split in ("train", "eval") if (value := run.last(split, "loss")) is not None]
+        lost = not any(run.curve(split, "loss")[0] for split in ("train", "eval"))
+        step = run.last("train", "step")
+        at = f" at {step:.0f}" if step and run.status != "running" else ""
+        end = "no loss" if run.status == "ok" else f"{ENDS.get(run.status, run.status)}{at}"
+        why.append(end if lost or not all(map(math.isfinite, last)) else None)
+    complete = sum(run.status == "ok" and not reason for run, reason in zip(runs, why, strict=True))
+    for index, run in enumerate(runs):
+        if complete >= 2 and why[index] is None and run.status != "ok":
+            step = run.last("train", "step")
+            why[index] = ENDS.get(run.status, run.status) + (f" at {step:.0f}" if step else "")
+    return why
+
+
+def verdict(
+    runs: Sequence[Run], names: Sequence[str], blocked: Sequence[str], why_not: Sequence[str | None]
+) -> Json:
+    """Which run has the lowest loss at an equal budget, by how much, and whether that exceeds the runs' own
+    noise. ``why_not``: of each run, why it is not ranked (see :func:`left_out`).
+    """
+    aside = {name: why for name, why in zip(names, why_not, strict=True) if why}
+    without = f" Left out: {', '.join(f'{name} ({why})' for name, why in aside.items())}." if aside else ""
     if blocked:
-        return {
-            "better": None,
-            "text": (f"Which is better cannot be said. Not comparable: {'; '.join(blocked)}."),
-        }
-    split = "eval" if all(run.curve("eval", "loss")[0] for run in runs) else "train"
-    budget, axis = _budget(runs)
+        text = f"Which is better cannot be said. Not comparable: {'; '.join(blocked)}.{without}"
+        return {"better": None, "left_out": aside, "text": text}
+    ranked = [index for index, why in enumerate(why_not) if not why]
+    if len(ranked) < 2:
+        text = f"Which is better cannot be said: fewer than two runs have a finite loss.{without}"
+        return {"better": None, "left_out": aside, "text": text}
+    rivals = [runs[index] for index in ranked]
+    split = "eval" if all(run.curve("eval", "loss")[0] for run in rivals) else "train"
+    budget, axis = _budget(rivals)
     at_axis = axis if split == "eval" and not budget else None
-    figures = [_loss_and_noise(run, split, at_axis, _common_end(runs, axis)) for run in runs]
-    values = [value for value, _ in figures if value is not None]
-    if len(values) < len(runs):
-        return {"better": None, "text": "Which is better cannot be said: a run has no finite loss."}
+    end = _common_end(rivals, axis)
+    figures = [_loss_and_noise(run, split, at_axis, end) for run in rivals]
+    losses = [loss for loss, _ in figures if loss is not None]
+    if len(losses) < len(rivals):
+        text = f"Which is better cannot be said: the runs have no stretch in common.{without}"
+        return {"better": None, "left_out": aside, "text": text}
     contenders = sorted(
-        _contenders(runs, names, values, [noise for _, noise in figures]), key=lambda one: one.loss
+        _contenders(rivals, [names[index] for index in ranked], losses, [noise for _, noise in figures]),
+        key=lambda contender: contender.loss,
     )
     best, second = contenders[0], contenders[1]
     difference = second.loss - best.loss
     noise = None if best.noise is None or second.noise is None else math.hypot(best.noise, second.noise)
     basis = (
         "the spread between seeds of one configuration"
-        if any(one.repeats > 1 for one in contenders)
+        if any(contender.repeats > 1 for contender in contenders)
         else "the spread of the last evaluations around their trend"
         if split == "eval"
         else "the standard error of the last tenth of the training losses"
@@ -70,10 +106,16 @@ def verdict(runs: Sequence[Run], names: Sequence[str], blocked: Sequence[str]) -
     )
     metric = "eval loss" if split == "eval" else "training loss"
     exceeds = None if noise is None else difference > CLEAR * noise
+    values: list[float | None] = [None] * len(runs)
+    for index, loss in zip(ranked, losses, strict=True):
+        values[index] = loss
+    text = _say(best, second, metric, place, noise, basis)
     return {
         "metric": metric,
         "where": place,
         "values": values,
+        "ranking": [{"name": each.name, "loss": each.loss, "noise": each.noise} for each in contenders],
+        "left_out": aside,
         "lowest": best.name,
         "better": None if exceeds is False or difference == 0 else best.name,
         "difference": difference,
@@ -81,7 +123,7 @@ def verdict(runs: Sequence[Run], names: Sequence[str], blocked: Sequence[str]) -
         "noise_of_difference": noise,
         "noise_basis": basis if noise is not None else None,
         "exceeds_noise": exceeds,
-        "text": _say(best, second, metric, place, noise, basis),
+        "text": f"Best of {len(contenders)}: {text}{without}" if len(contenders) > 2 else text + without,
     }
 
 
@@ -193,14 +235,12 @@ def _spread(values: Sequence[float]) -> float | None:
 
 def speed(runs: Sequence[Run], names: Sequence[str]) -> Json | None:
     """Which is faster, and whether by more than the spread of its steps (the standard error of their
-    mean).
+    mean). None unless two runs measured it in one unit.
     """
-    measured = [run.measurements for run in runs]
-    for key in ("tokens_per_s", "samples_per_s"):
-        rates = [rate for one in measured if (rate := getattr(one, key))]
-        if len(rates) == len(runs):
-            break
-    else:
+    rates_by_key = {key: [getattr(run.measurements, key) or 0.0 for run in runs] for key in UNITS}
+    key = max(UNITS, key=lambda key: sum(rate > 0 for rate in rates_by_key[key]))
+    rates = rates_by_key[key]
+    if sum(rate > 0 for rate in rates) < 2:
         return None
     errors = [_relative_error(run) for run in runs]
     order = sorted(range(len(rates)), key=rates.__getitem__, reverse=True)
@@ -221,7 +261,7 @@ def speed(runs: Sequence[Run], names: Sequence[str]) -> Json | None:
         text = f"{names[best]} is {ratio:.2f} times as fast as {names[second]}: {figures}{spread}."
     return {
         "metric": key,
-        "values": rates,
+        "values": [rate or None for rate in rates],
         "faster": None if exceeds is False else names[best],
         "ratio": ratio,
         "noise": noise,
