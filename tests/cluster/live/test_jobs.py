@@ -10,7 +10,7 @@ import pytest
 from cluster_api import NAMESPACE, Serving
 from typer.testing import CliRunner, Result
 
-from podtune.cli import COMMANDS, build
+from podtune.cli import app
 from podtune.cluster.live.client import Unreachable
 from podtune.run.errors import UserError
 
@@ -19,7 +19,7 @@ JOB_LABEL = "training.kubeflow.org/job-name"
 
 
 def podtune(*words: str, stdin: str = "") -> Result:
-    return CliRunner().invoke(build(list(COMMANDS)), list(words), input=stdin, catch_exceptions=True)
+    return CliRunner().invoke(app, list(words), input=stdin, catch_exceptions=True)
 
 
 class Api:

@@ -94,14 +94,14 @@ def status(
 
     cluster = connect(namespace, context)
     if not name:
-        found = [
+        jobs = [
             {"job": one["metadata"]["name"], "kind": one["kind"], "condition": state(one)[0]}
             for one in cluster.jobs()
         ]
-        width = max((len(one["job"]) for one in found), default=0)
-        lines = [f"{one['job']:<{width}}  {one['condition']:<10}  {one['kind']}" for one in found]
+        width = max((len(one["job"]) for one in jobs), default=0)
+        lines = [f"{one['job']:<{width}}  {one['condition']:<10}  {one['kind']}" for one in jobs]
         print(
-            json.dumps(found, indent=2)
+            json.dumps(jobs, indent=2)
             if as_json
             else "\n".join(lines) or f"no jobs in the namespace {cluster.namespace}"
         )

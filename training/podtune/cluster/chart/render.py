@@ -208,21 +208,21 @@ def _loaded(chart: Path) -> Any:
 
 
 def _kind(document: str) -> str:
-    found = re.search(r"^kind: (\w+)", document, re.MULTILINE)
-    return found.group(1) if found else ""
+    kind = re.search(r"^kind: (\w+)", document, re.MULTILINE)
+    return kind.group(1) if kind else ""
 
 
 def _position(source: str, document: str) -> tuple[bool, int, str, str, str]:
     """Where Helm puts a document: hooks last, kinds in its order, then by file and name."""
     kind = _kind(document)
     place = _ORDER.index(kind) if kind in _ORDER else len(_ORDER)
-    found = re.search(r"^  name: (\S+)", document, re.MULTILINE)
-    return ("/tests/" in source, place, kind, source, found.group(1) if found else "")
+    name = re.search(r"^  name: (\S+)", document, re.MULTILINE)
+    return ("/tests/" in source, place, kind, source, name.group(1) if name else "")
 
 
 def _explained(message: str, values: Values, chart: Path) -> UserError:
     """What helm said, as an error with the path of the value, what is wrong and the fix."""
-    if found := re.search(
+    if refusal := re.search(
         (
             r"execution error at \([^)]*\): (?P<where>[^:]+): (?P<what>[^|\n]+?)(?: \| fix: "
             r"(?P<fix>[^\n]+))?$"
@@ -230,7 +230,7 @@ def _explained(message: str, values: Values, chart: Path) -> UserError:
         message,
         re.M,
     ):
-        return UserError(found["what"], where=found["where"], fix=found["fix"] or "", code=CONFIG)
+        return UserError(refusal["what"], where=refusal["where"], fix=refusal["fix"] or "", code=CONFIG)
     if "schema" in message or "- at '" in message:
         return _schema_error(values, chart) or UserError(_plain(message), where="values", code=CONFIG)
     return UserError(_plain(message), where="chart", code=CONFIG)
@@ -264,26 +264,26 @@ def _schema_error(values: Values, chart: Path) -> UserError | None:
         return None
     error = errors[0]
     path = _dotted(error.absolute_path)
-    found = (
+    value = (
         ""
         if isinstance(error.instance, dict) or error.validator in ("pattern", "not")
         else f"is {json.dumps(error.instance, ensure_ascii=False)}, but "
     )
     if error.validator == "additionalProperties":
-        known = error.schema["properties"]
-        unknown = sorted(set(error.instance) - set(known))[0]
-        hint = near(unknown, known).removeprefix("; ").removesuffix("?")
+        keys = error.schema["properties"]
+        unknown = sorted(set(error.instance) - set(keys))[0]
+        hint = near(unknown, keys).removeprefix("; ").removesuffix("?")
         where = f"{path}.{unknown}" if path else unknown
         return UserError(
             "unknown key in the values",
             where=where,
-            fix=f"{hint}? known here: {', '.join(sorted(known))}".removeprefix("? "),
+            fix=f"{hint}? known here: {', '.join(sorted(keys))}".removeprefix("? "),
         )
     if error.absolute_schema_path[0] == "allOf":
         return UserError(
-            f"{found}{schema['allOf'][error.absolute_schema_path[1]]['description']}", where=path
+            f"{value}{schema['allOf'][error.absolute_schema_path[1]]['description']}", where=path
         )
-    return UserError(f"{found}{_wanted(error)}", where=path or "values", fix=_described(path, chart))
+    return UserError(f"{value}{_wanted(error)}", where=path or "values", fix=_described(path, chart))
 
 
 def _wanted(error: Any) -> str:

@@ -14,7 +14,7 @@ import yaml
 
 
 @dataclass(frozen=True)
-class Row:
+class DocumentedValue:
     """One documented value."""
 
     path: str
@@ -22,13 +22,13 @@ class Row:
     text: str
 
 
-def documented(values_file: Path) -> list[Row]:
+def documented(values_file: Path) -> list[DocumentedValue]:
     """The documented values in the order of the file. A comment belongs to the key below it, over all that it
     holds.
     """
     text = values_file.read_text(encoding="utf-8")
     defaults = yaml.safe_load(text)
-    rows: list[Row] = []
+    rows: list[DocumentedValue] = []
     parents: list[tuple[int, str]] = []
     comment: list[str] = []
     covered = -1  # indentation of a documented mapping, whose children need no row
@@ -40,10 +40,10 @@ def documented(values_file: Path) -> list[Row]:
             elif comment:
                 comment.append(stripped.lstrip("# "))
             continue
-        found = re.match(r"^( *)([A-Za-z]\w*):", line)
-        if not found or (0 <= covered < len(found[1])):
+        key_line = re.match(r"^( *)([A-Za-z]\w*):", line)
+        if not key_line or (0 <= covered < len(key_line[1])):
             continue
-        indent, key = len(found[1]), found[2]
+        indent, key = len(key_line[1]), key_line[2]
         covered = -1
         parents = [parent for parent in parents if parent[0] < indent] + [(indent, key)]
         if comment:
@@ -51,7 +51,7 @@ def documented(values_file: Path) -> list[Row]:
             value: Any = defaults
             for name in path:
                 value = value[name]
-            rows.append(Row(".".join(path), value, " ".join(comment)))
+            rows.append(DocumentedValue(".".join(path), value, " ".join(comment)))
             covered, comment = indent, []
     return rows
 

@@ -45,7 +45,7 @@ PROXIES = (
 )
 
 
-class Container:
+class LocalContainer:
     """A started container. ``emit`` gets each line of its output, from a thread."""
 
     def __init__(
@@ -128,16 +128,16 @@ def marked(mark: str) -> Iterator[int]:
 
 def _program(name: str, path: str) -> str:
     """The local program for the image's: by name on PATH, where this Python's own folder comes first."""
-    found = (
+    program = (
         name if os.path.isabs(name) and os.access(name, os.X_OK) else shutil.which(Path(name).name, path=path)
     )
     if Path(name).name.startswith("python") and not os.path.isabs(name):
-        found = sys.executable
-    if found is None:
+        program = sys.executable
+    if program is None:
         raise UserError(
             f"the container's command {name!r} is not on this machine",
             where="dry-run",
             fix="install it, or start the container with one that is: podtune, torchrun, python",
             code=UNAVAILABLE,
         )
-    return found
+    return program

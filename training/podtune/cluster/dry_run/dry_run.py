@@ -76,14 +76,14 @@ def parse_fault(kind: Literal["kill", "stall"], text: str, pods: list[contract.P
     """``POD@STEP``; the pod by its name or without the job's (``worker-0``)."""
     name, _, step = text.partition("@")
     names = [pod.name for pod in pods]
-    found = [one for one in names if one == name or one.endswith(f"-{name}")]
-    if len(found) != 1 or not step.isdigit():
+    named = [one for one in names if one == name or one.endswith(f"-{name}")]
+    if len(named) != 1 or not step.isdigit():
         raise UserError(
             f"--{kind} {text!r} is not POD@STEP{near(name, names)}",
             fix=f"for example --{kind} {names[-1]}@10 (the pods are {', '.join(names)})",
             code=USAGE,
         )
-    return Fault(kind, found[0], int(step))
+    return Fault(kind, named[0], int(step))
 
 
 def run(
@@ -202,10 +202,10 @@ class Operator:
                     "its GPUs stay taken"
                 )
         if changed := self.sandbox.changed:
-            told = ", ".join(
+            changes = ", ".join(
                 f"no {key}" if value is None else f"{key}: {value}" for key, value in changed.items()
             )
-            self.sandbox.note(f"changed in the training YAML: {told}")
+            self.sandbox.note(f"changed in the training YAML: {changes}")
         seconds = time.monotonic() - self._started
         return Result(
             (f"{self.job['kind']} {self.job['metadata']['name']}"),
@@ -326,9 +326,9 @@ class StepWatch:
 
     def see(self, line: str) -> None:
         """Take the step out of a line of output, if it names one."""
-        if (found := STEP.search(line)) and int(found[1]) > self._seen:
+        if (step := STEP.search(line)) and int(step[1]) > self._seen:
             with self._lock:
-                self._seen = max(self._seen, int(found[1]))
+                self._seen = max(self._seen, int(step[1]))
 
     def latest(self) -> int:
         """The step, -1 before the first."""
@@ -346,11 +346,11 @@ def local_addresses(pods: list[contract.Pod]) -> dict[str, str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    found = {name: "127.0.0.1" for name in ("MASTER_ADDR", "PET_MASTER_ADDR") if name in injected}
-    found |= {name: str(port) for name in ("MASTER_PORT", "PET_MASTER_PORT") if name in injected}
+    addresses = {name: "127.0.0.1" for name in ("MASTER_ADDR", "PET_MASTER_ADDR") if name in injected}
+    addresses |= {name: str(port) for name in ("MASTER_PORT", "PET_MASTER_PORT") if name in injected}
     if "PET_RDZV_ENDPOINT" in injected:
-        found["PET_RDZV_ENDPOINT"] = f"127.0.0.1:{port}"
-    return found
+        addresses["PET_RDZV_ENDPOINT"] = f"127.0.0.1:{port}"
+    return addresses
 
 
 def lines_of_environment(pods: list[contract.Pod]) -> Iterator[str]:

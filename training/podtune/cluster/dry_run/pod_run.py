@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from podtune.cluster.dry_run.container import Container, kill_marked
+from podtune.cluster.dry_run.container import LocalContainer, kill_marked
 from podtune.cluster.dry_run.sandbox import Sandbox, environment, rewrite
 from podtune.cluster.job.pytorchjob import INIT_CONTAINER, INIT_TRIES, INIT_WAIT_S, INJECTED, Pod, expand
 from podtune.run.errors import DATA, UserError
@@ -50,7 +50,7 @@ class PodRun:
     backoff_s: float = 0  # what Kubernetes would have waited between restarts
     stalled: bool = False
     _inits: int = 0
-    _running: dict[str, Container] = field(default_factory=dict)
+    _running: dict[str, LocalContainer] = field(default_factory=dict)
     _done: dict[str, int] = field(default_factory=dict)
     _waiting_since: float | None = None
     _kill_at: float | None = None
@@ -175,7 +175,7 @@ class PodRun:
         env = {key: rewrite(value, paths) for key, value in env.items()}
         env |= {key: value for key, value in self.local.items() if key in env or key not in INJECTED}
         folder = self.sandbox.folder(self.pod)
-        self._running[container["name"]] = Container(
+        self._running[container["name"]] = LocalContainer(
             argv, env, folder, self.mark, lambda line: self.emit(self.name, line)
         )
 

@@ -43,7 +43,7 @@ class Sandbox:
     def mounts(self, pod: Pod, container: Json) -> dict[str, Path]:
         """Local folder by container path, for what the container mounts."""
         sources = {volume["name"]: volume for volume in pod.spec.get("volumes") or []}
-        found: dict[str, Path] = {}
+        folders: dict[str, Path] = {}
         for mount in container.get("volumeMounts") or []:
             path, source = mount["mountPath"].rstrip("/"), sources.get(mount["name"])
             if path in KEPT or source is None:
@@ -53,8 +53,8 @@ class Sandbox:
                 for part in str(mount["subPath"]).split("/"):
                     local /= file_name(part, "subPath")
                 local.mkdir(parents=True, exist_ok=True)
-            found[path] = local
-        return found
+            folders[path] = local
+        return folders
 
     def fill(self, pod: Pod) -> None:
         """Write the ConfigMaps that the pod mounts, with their paths rewritten, as a starting pod would find
@@ -182,17 +182,17 @@ def _from_source(source: Json, pod: Pod, container: Json, sandbox: Sandbox, name
         keyed = re.fullmatch(r"metadata\.(labels|annotations)\['(.+)'\]", field_path)
         if keyed:
             return (pod.labels if keyed[1] == "labels" else pod.annotations).get(keyed[2], "")
-        known = {
+        fields = {
             **fields,
             **addresses,
             "spec.nodeName": "localhost",
             "spec.serviceAccountName": pod.spec.get("serviceAccountName", "default"),
         }
-        return known.get(field_path)
+        return fields.get(field_path)
     if reference := source.get("configMapKeyRef"):
         document = sandbox.document("ConfigMap", reference.get("name", ""))
-        found = ((document or {}).get("data") or {}).get(reference.get("key"))
-        return None if found is None else str(found)
+        text = ((document or {}).get("data") or {}).get(reference.get("key"))
+        return None if text is None else str(text)
     if reference := source.get("resourceFieldRef"):
         kind, _, resource = str(reference.get("resource")).partition(".")
         amount = ((container.get("resources") or {}).get(kind) or {}).get(resource)

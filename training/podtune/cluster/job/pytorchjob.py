@@ -67,11 +67,11 @@ class Pod:
 
         Entries with ``valueFrom`` are absent: what they hold is known only in the cluster.
         """
-        found: dict[str, str] = {}
+        environment: dict[str, str] = {}
         for entry in container.get("env") or []:
             if "valueFrom" not in entry:
-                found[entry["name"]] = expand(str(entry.get("value") or ""), found)
-        return found
+                environment[entry["name"]] = expand(str(entry.get("value") or ""), environment)
+        return environment
 
 
 def expand(text: str, env: Mapping[str, str]) -> str:
@@ -169,15 +169,15 @@ def _pods(job: Json) -> Iterator[Pod]:
 
 def labels(job: Json, role: str, index: int) -> dict[str, str]:
     """The labels that the operator gives a pod. Select a job's pods by ``training.kubeflow.org/job-name``."""
-    found = {
+    own = {
         f"{LABEL}operator-name": "pytorchjob-controller",
         f"{LABEL}job-name": job["metadata"]["name"],
         f"{LABEL}replica-type": role.lower(),
         f"{LABEL}replica-index": str(index),
     }
     if role == "Master" or ("Master" not in replica_specs(job) and index == 0):
-        found[f"{LABEL}job-role"] = "master"
-    return found
+        own[f"{LABEL}job-role"] = "master"
+    return own
 
 
 def init_container(job_name: str) -> Json:

@@ -78,7 +78,7 @@ def pods(job: Json, documents: Iterable[Json] = ()) -> list[Pod]:
     policy = runtime["spec"].get("mlPolicy") or {}
     nodes = (trainer or {}).get("numNodes") or policy.get("numNodes") or 1
     name = job["metadata"]["name"]
-    found = []
+    pods_of_job = []
     for index in range(nodes):
         template = _node_template(runtime)
         spec = copy.deepcopy(template["spec"])
@@ -95,7 +95,7 @@ def pods(job: Json, documents: Iterable[Json] = ()) -> list[Pod]:
         own = [*(container.get("env") or []), *((trainer or {}).get("env") or [])]
         container["env"] = [*own, *({"name": key, "value": value} for key, value in injected.items())]
         _override(spec, job["spec"].get("podSpecOverrides") or [])
-        found.append(
+        pods_of_job.append(
             Pod(
                 name=f"{name}-{NODE}-0-{index}",
                 replica_type=NODE,
@@ -112,7 +112,7 @@ def pods(job: Json, documents: Iterable[Json] = ()) -> list[Pod]:
                 injected=injected,
             )
         )
-    return found
+    return pods_of_job
 
 
 def environment(job: Json, runtime: Json, index: int) -> dict[str, str]:

@@ -58,7 +58,7 @@ class Cluster:
             if os.environ.get("KUBERNETES_SERVICE_HOST") and not os.environ.get("KUBECONFIG"):
                 kubernetes.config.load_incluster_config(client_configuration=configuration)
                 mounted = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-                found = mounted.read_text().strip() if mounted.exists() else "default"
+                default = mounted.read_text().strip() if mounted.exists() else "default"
             else:
                 file = os.environ.get("KUBECONFIG")  # the library looks at it only once, when it is imported
                 kubernetes.config.load_kube_config(
@@ -66,7 +66,7 @@ class Cluster:
                 )
                 contexts, active = kubernetes.config.list_kube_config_contexts(file)
                 chosen = next((one for one in contexts if one["name"] == context), active)
-                found = (chosen.get("context") or {}).get("namespace") or "default"
+                default = (chosen.get("context") or {}).get("namespace") or "default"
         except (kubernetes.config.ConfigException, OSError) as error:
             raise UserError(
                 f"no cluster is configured: {' '.join(str(error).split())[:200]}",
@@ -79,7 +79,7 @@ class Cluster:
             ) from error
         # several tries of some seconds each would hide a dead API server for a minute
         configuration.retries = 0
-        self.namespace = checked_name(namespace or found, "--namespace")
+        self.namespace = checked_name(namespace or default, "--namespace")
         self.server = str(configuration.host)
         self._api = kubernetes.client.ApiClient(configuration)
 
@@ -114,8 +114,8 @@ class Cluster:
                 _preload_content=False,
                 _request_timeout=(CONNECT_S, READ_S),
             )
-            found: Json = json.loads(response.data or b"{}")
-            return found
+            content: Json = json.loads(response.data or b"{}")
+            return content
 
     def log_lines(
         self,
@@ -195,8 +195,8 @@ class Cluster:
     def serves(self, kind: str) -> bool:
         """Whether the API server knows the kind of job."""
         version, plural, _ = JOB_KINDS[kind]
-        found = self.get(f"/apis/{version}")
-        return found is not None and any(one["name"] == plural for one in found.get("resources", []))
+        group = self.get(f"/apis/{version}")
+        return group is not None and any(one["name"] == plural for one in group.get("resources", []))
 
     def may(self, verb: str, document: Json, subresource: str = "") -> bool:
         """Whether this user may do ``verb`` with objects of the document's kind here, or with their
@@ -216,8 +216,8 @@ class Cluster:
             "kind": "SelfSubjectAccessReview",
             "spec": {"resourceAttributes": attributes},
         }
-        found = self.request("POST", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", body=review)
-        return bool((found.get("status") or {}).get("allowed"))
+        answer = self.request("POST", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", body=review)
+        return bool((answer.get("status") or {}).get("allowed"))
 
     def job(self, name: str) -> Json:
         """The job of that name, of either kind.
@@ -227,9 +227,9 @@ class Cluster:
         """
         checked_name(name, "job")
         for kind, (version, plural, _) in JOB_KINDS.items():
-            found = self.get(f"/apis/{version}/namespaces/{self.namespace}/{plural}/{name}")
-            if found is not None:
-                return {**found, "kind": kind, "apiVersion": version}
+            job = self.get(f"/apis/{version}/namespaces/{self.namespace}/{plural}/{name}")
+            if job is not None:
+                return {**job, "kind": kind, "apiVersion": version}
         raise UserError(
             f"there is no job {name!r} in the namespace {self.namespace}",
             where=self.server,
@@ -239,11 +239,11 @@ class Cluster:
 
     def jobs(self) -> list[Json]:
         """All jobs of the namespace."""
-        found: list[Json] = []
+        jobs: list[Json] = []
         for kind, (version, plural, _) in JOB_KINDS.items():
-            listed = self.get(f"/apis/{version}/namespaces/{self.namespace}/{plural}")
-            found += [{**one, "kind": kind} for one in (listed or {}).get("items", [])]
-        return found
+            listing = self.get(f"/apis/{version}/namespaces/{self.namespace}/{plural}")
+            jobs += [{**one, "kind": kind} for one in (listing or {}).get("items", [])]
+        return jobs
 
     def pods(self, job: Json) -> list[Json]:
         """The job's pods, the master first."""
@@ -251,10 +251,10 @@ class Cluster:
 
     def pods_with(self, selector: str) -> list[Json]:
         """The pods that a label selector finds, masters first."""
-        listed = self.request(
+        listing = self.request(
             "GET", f"/api/v1/namespaces/{self.namespace}/pods", query=[("labelSelector", selector)]
         )
-        items: list[Json] = listed.get("items", [])
+        items: list[Json] = listing.get("items", [])
         return sorted(
             items, key=lambda pod: ("-master-" not in pod["metadata"]["name"], pod["metadata"]["name"])
         )
@@ -262,13 +262,13 @@ class Cluster:
     def events(self, names: list[str]) -> list[Json]:
         """Events about objects of these names, oldest first; none where they may not be read."""
         try:
-            listed = self.request("GET", f"/api/v1/namespaces/{self.namespace}/events")
+            listing = self.request("GET", f"/api/v1/namespaces/{self.namespace}/events")
         except Refused:
             return []
-        found = [
-            one for one in listed.get("items", []) if (one.get("involvedObject") or {}).get("name") in names
+        events = [
+            one for one in listing.get("items", []) if (one.get("involvedObject") or {}).get("name") in names
         ]
-        return sorted(found, key=lambda one: str(one.get("lastTimestamp") or one.get("eventTime") or ""))
+        return sorted(events, key=lambda one: str(one.get("lastTimestamp") or one.get("eventTime") or ""))
 
     @contextlib.contextmanager
     def _explained(self, what: str) -> Iterator[None]:

@@ -26,7 +26,7 @@ PULLING = ("ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeve
 
 
 @dataclass(frozen=True)
-class Problem:
+class PodProblem:
     """One pod, what is wrong with it, and what to do."""
 
     pod: str
@@ -74,19 +74,19 @@ def phase(pod: Json) -> str:
     return str(status.get("reason") or status.get("phase") or "Unknown")
 
 
-def problems(pods: Iterable[Json], events: Iterable[Json]) -> list[Problem]:
+def problems(pods: Iterable[Json], events: Iterable[Json]) -> list[PodProblem]:
     """What keeps each pod from running, or ended it; the cause first where one pod's end explains the
     others'.
     """
-    listed = list(events)
-    found = [problem for pod in pods for problem in _of_pod(pod, listed)]
-    return sorted(found, key=lambda one: one.text.endswith(EXIT_CODES[PEER_LOST]))
+    events_read = list(events)
+    problems_of_pods = [problem for pod in pods for problem in _of_pod(pod, events_read)]
+    return sorted(problems_of_pods, key=lambda one: one.text.endswith(EXIT_CODES[PEER_LOST]))
 
 
-def _of_pod(pod: Json, events: list[Json]) -> Iterable[Problem]:
+def _of_pod(pod: Json, events: list[Json]) -> Iterable[PodProblem]:
     name, status = pod["metadata"]["name"], pod.get("status") or {}
     if status.get("reason") in ("Evicted", "DeadlineExceeded", "NodeLost", "Preempting", "OutOfmemory"):
-        yield Problem(
+        yield PodProblem(
             name,
             status["reason"],
             (f"{status['reason']}: {status.get('message', '')}"),
@@ -104,7 +104,7 @@ def _of_pod(pod: Json, events: list[Json]) -> Iterable[Problem]:
     ]
     if mounting and status.get("phase") == "Pending":
         message = " ".join(str(mounting[-1].get("message")).split())[:400]
-        yield Problem(name, mounting[-1]["reason"], message, MOUNTING[mounting[-1]["reason"]], fatal=False)
+        yield PodProblem(name, mounting[-1]["reason"], message, MOUNTING[mounting[-1]["reason"]], fatal=False)
 
 
 MOUNTING = {
@@ -116,7 +116,7 @@ MOUNTING = {
 }
 
 
-def _unschedulable(name: str, message: str) -> Problem:
+def _unschedulable(name: str, message: str) -> PodProblem:
     missing = re.findall(r"Insufficient ([\w./-]+)", message)
     fix = "wait, or ask for less under `resources`"
     if any("gpu" in one for one in missing):
@@ -131,10 +131,10 @@ def _unschedulable(name: str, message: str) -> Problem:
     elif "affinity" in message or "selector" in message:
         fix = "no node carries the labels of `nodeSelector` or `affinity`"
     what = f"missing {', '.join(sorted(set(missing)))}: " if missing else ""
-    return Problem(name, "Unschedulable", f"not scheduled, {what}{message}", fix, fatal=False)
+    return PodProblem(name, "Unschedulable", f"not scheduled, {what}{message}", fix, fatal=False)
 
 
-def _of_container(pod: str, status: Json) -> Iterable[Problem]:
+def _of_container(pod: str, status: Json) -> Iterable[PodProblem]:
     container = status["name"]
     current = status.get("state") or {}
     waiting = current.get("waiting") or {}
@@ -142,16 +142,16 @@ def _of_container(pod: str, status: Json) -> Iterable[Problem]:
     reason = waiting.get("reason")
     if reason in PULLING:
         fix = "check image.repository and image.tag, and image.pullSecrets for a private registry"
-        yield Problem(pod, reason, f"{reason}: {status.get('image')}: {waiting.get('message', '')}", fix)
+        yield PodProblem(pod, reason, f"{reason}: {status.get('image')}: {waiting.get('message', '')}", fix)
     elif reason == "CreateContainerConfigError":
-        yield Problem(
+        yield PodProblem(
             pod,
             reason,
             (f"{container}: {waiting.get('message', '')}"),
             "create the Secret or ConfigMap named",
         )
     elif reason in ("CreateContainerError", "RunContainerError"):
-        yield Problem(
+        yield PodProblem(
             pod,
             reason,
             f"{container}: {waiting.get('message', '')}",
@@ -161,12 +161,13 @@ def _of_container(pod: str, status: Json) -> Iterable[Problem]:
         yield _ended(pod, container, ended, restarting=bool(waiting or current.get("running")))
 
 
-def _ended(pod: str, container: str, ended: Json, *, restarting: bool) -> Problem:
+def _ended(pod: str, container: str, ended: Json, *, restarting: bool) -> PodProblem:
     code = int(ended["exitCode"])
     message = " ".join(str(ended.get("message") or "").split())
     if ended.get("reason") == "OOMKilled":
         fix = "raise resources.limits.memory, or lower the batch, the length, or shard with --strategy fsdp"
-        return Problem(pod, "OOMKilled", f"{container} was killed for using more memory than its limit", fix)
+        what = f"{container} was killed for using more memory than its limit"
+        return PodProblem(pod, "OOMKilled", what, fix)
     meaning = EXIT_CODES.get(code) or (
         ("an error of the configuration or the input") if 64 <= code <= 78 else ""
     )
@@ -177,7 +178,7 @@ def _ended(pod: str, container: str, ended: Json, *, restarting: bool) -> Proble
     text = f"{text}: {said}" if said else f"{text}: {meaning}" if meaning else text
     if said and meaning and code in EXIT_CODES:
         text = f"{text}; {meaning}"
-    return Problem(
+    return PodProblem(
         pod,
         str(ended.get("reason") or "Error"),
         text + (" (it has been started again)" if restarting else ""),

@@ -34,15 +34,15 @@ def rules() -> list[Json]:
     """RIGHTS as the rules of a Role."""
     from podtune.cluster.live.client import PLURALS
 
-    found: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    by_verbs: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for version, kind, part, verbs in RIGHTS:
         resource = PLURALS.get(kind) or f"{kind.lower()}s"
-        found.setdefault((version.rpartition("/")[0], verbs), []).append(
+        by_verbs.setdefault((version.rpartition("/")[0], verbs), []).append(
             resource + (f"/{part}" if part else "")
         )
     return [
         {"apiGroups": [group], "resources": resources, "verbs": list(verbs)}
-        for (group, verbs), resources in found.items()
+        for (group, verbs), resources in by_verbs.items()
     ]
 
 
@@ -121,15 +121,15 @@ def api(cluster: Cluster) -> Check:
 
 def namespace_exists(cluster: Cluster) -> Check:
     """The namespace, and which Pod Security profile it enforces."""
-    found = cluster.get(f"/api/v1/namespaces/{cluster.namespace}")
-    if found is None:
+    namespace = cluster.get(f"/api/v1/namespaces/{cluster.namespace}")
+    if namespace is None:
         return Check(
             "namespace",
             "fail",
             f"{cluster.namespace} does not exist",
             f"kubectl create namespace {cluster.namespace}",
         )
-    enforced = (found["metadata"].get("labels") or {}).get("pod-security.kubernetes.io/enforce")
+    enforced = (namespace["metadata"].get("labels") or {}).get("pod-security.kubernetes.io/enforce")
     return Check(
         "namespace",
         "ok",
@@ -163,10 +163,10 @@ def job_kinds(cluster: Cluster) -> list[Check]:
 def _crd_version(cluster: Cluster, name: str) -> str:
     """Who installed the CRD, where that may be read and is said."""
     try:
-        found = cluster.get(f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}")
+        definition = cluster.get(f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}")
     except Refused:
         return ""
-    labels = (found or {}).get("metadata", {}).get("labels") or {}
+    labels = (definition or {}).get("metadata", {}).get("labels") or {}
     said = labels.get("app.kubernetes.io/version") or labels.get("helm.sh/chart")
     return f", CRD of {said}" if said else ""
 
@@ -205,12 +205,12 @@ def operator(cluster: Cluster) -> Check:
 
 def _ready_deployment(cluster: Cluster) -> bool | None:
     try:
-        found = cluster.get(
+        listing = cluster.get(
             "/apis/apps/v1/deployments", [("fieldSelector", "metadata.name=training-operator")]
         )
     except Refused:
         return None
-    statuses = [one.get("status") or {} for one in (found or {}).get("items", [])]
+    statuses = [one.get("status") or {} for one in (listing or {}).get("items", [])]
     return any(status.get("readyReplicas") for status in statuses) if statuses else None
 
 
@@ -238,8 +238,8 @@ def permissions(cluster: Cluster) -> Check:
 
 def storage(cluster: Cluster) -> Check:
     """Storage classes whose provisioner can give several nodes one volume to write."""
-    listed = cluster.get("/apis/storage.k8s.io/v1/storageclasses") or {}
-    classes = {one["metadata"]["name"]: str(one.get("provisioner")) for one in listed.get("items", [])}
+    listing = cluster.get("/apis/storage.k8s.io/v1/storageclasses") or {}
+    classes = {one["metadata"]["name"]: str(one.get("provisioner")) for one in listing.get("items", [])}
     shared = [name for name, provisioner in classes.items() if any(part in provisioner for part in SHARED)]
     if shared:
         return Check("shared volumes", "ok", f"ReadWriteMany by {', '.join(shared)}")
@@ -333,8 +333,8 @@ def queues(cluster: Cluster) -> Check:
     if group is None:
         return Check("kueue", "ok", "not installed; jobs start as soon as their pods fit")
     version = group["preferredVersion"]["groupVersion"]
-    listed = cluster.get(f"/apis/{version}/namespaces/{cluster.namespace}/localqueues") or {}
-    names = [one["metadata"]["name"] for one in listed.get("items", [])]
+    listing = cluster.get(f"/apis/{version}/namespaces/{cluster.namespace}/localqueues") or {}
+    names = [one["metadata"]["name"] for one in listing.get("items", [])]
     if names:
         return Check("kueue", "ok", f"queues: {', '.join(names)} (kueue.queueName)")
     return Check(

@@ -12,7 +12,7 @@ from typing import Any
 from podtune.cluster.job import pytorchjob as contract
 from podtune.cluster.job import trainjob
 from podtune.cluster.live.client import Cluster, Refused, Unreachable, connect
-from podtune.cluster.live.diagnose import Problem, phase, problems, state
+from podtune.cluster.live.diagnose import PodProblem, phase, problems, state
 from podtune.run.errors import NO_INPUT, UserError
 
 Json = dict[str, Any]
@@ -82,7 +82,7 @@ def follow(cluster: Cluster, name: str, emit: Emit) -> str:
     """
     followers: dict[tuple[str, str], LogFollower] = {}
     ends: dict[str, threading.Event] = {}
-    told: set[str] = set()
+    emitted: set[str] = set()
     condition, silent = "", False
     try:
         while True:
@@ -97,7 +97,7 @@ def follow(cluster: Cluster, name: str, emit: Emit) -> str:
                     emit("job", f"{now}{f': {message}' if message else ''}")
                     condition = now
                 _follow_pods(cluster, pods, followers, ends, emit)
-                _tell(cluster, job, pods, told, emit)
+                _tell(cluster, job, pods, emitted, emit)
                 if condition in ENDED:
                     return condition
             except Unreachable as error:
@@ -137,17 +137,17 @@ def _follow_pods(
             end.set()
 
 
-def _tell(cluster: Cluster, job: Json, pods: list[Json], told: set[str], emit: Emit) -> None:
+def _tell(cluster: Cluster, job: Json, pods: list[Json], emitted: set[str], emit: Emit) -> None:
     names = [job["metadata"]["name"], *(pod["metadata"]["name"] for pod in pods)]
     waiting = any(pod.get("status", {}).get("phase") == "Pending" for pod in pods)
     for problem in problems(pods, cluster.events(names) if waiting else []):
         line = sentence(problem)
-        if line not in told:
-            told.add(line)
+        if line not in emitted:
+            emitted.add(line)
             emit("job", line)
 
 
-def sentence(problem: Problem) -> str:
+def sentence(problem: PodProblem) -> str:
     """The problem as one line."""
     return f"{problem.pod}: {problem.text}" + (f" (fix: {problem.fix})" if problem.fix else "")
 

@@ -99,16 +99,16 @@ def declared(job: Json) -> Json:
         trainer = spec.get("trainer") or {}
         nodes, processes = int(trainer.get("numNodes") or 1), trainer.get("numProcPerNode")
     words = [str(word) for word in [*(trainer.get("command") or []), *(trainer.get("args") or [])]]
-    found: Json = {"nnodes": nodes}
+    said: Json = {"nnodes": nodes}
     if str(processes).isdigit():
-        found |= {"nproc_per_node": int(str(processes)), "world_size": nodes * int(str(processes))}
+        said |= {"nproc_per_node": int(str(processes)), "world_size": nodes * int(str(processes))}
     if "podtune.training" in words:
-        found["mode"] = "sft"
+        said["mode"] = "sft"
     elif "bench" in words or "podtune.benchmark" in words:
-        found["mode"] = "benchmark"
+        said["mode"] = "benchmark"
     if "--strategy" in words[:-1]:
-        found["strategy"] = words[words.index("--strategy") + 1]
-    return found
+        said["strategy"] = words[words.index("--strategy") + 1]
+    return said
 
 
 def story(cluster: Cluster, job: Json, pods: list[Json], events: list[Json], log: RunLog) -> Json:

@@ -100,13 +100,13 @@ def _check_references(cluster: Cluster, documents: list[Json]) -> Iterator[str]:
     for kind, name in sorted(set(references(documents)) - own):
         document = {"apiVersion": "v1", "kind": kind, "metadata": {"name": name}}
         try:
-            found = cluster.get(cluster.path(document, name=name))
+            target = cluster.get(cluster.path(document, name=name))
         except UserError as error:
             if error.code != NO_PERMISSION:
                 raise
             yield f"the {kind} {name} may not be read by you; it has to exist"
             continue
-        if found is None:
+        if target is None:
             raise UserError(
                 f"the {kind} {name!r} does not exist in the namespace {cluster.namespace}",
                 where="pods",
