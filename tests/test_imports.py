@@ -27,7 +27,7 @@ ONLY_IN = {
     "deepspeed": ("sft/config/strategy.py", "bench/strategies/deepspeed_zero.py"),
     "torch": (
         *("training.py", "benchmark.py", "bench/", "sft/"),
-        *("run/distributed.py", "pod/launch.py", "pod/meeting.py"),
+        *("run/distributed.py", "pod/launch.py", "pod/meeting.py", "pod/compute.py"),
     ),
 }
 # Layers: a folder, and the others that it may import.

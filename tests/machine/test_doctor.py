@@ -176,3 +176,10 @@ def test_a_cluster_that_is_not_configured_is_one_failing_line(tmp_path: Path) ->
     assert len(lines) == 1
     assert lines[0].startswith("fail")
     assert "KUBECONFIG" in lines[0]
+
+
+def test_a_gpu_without_a_c_compiler_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "c_compiler", lambda: None)
+    assert doctor.compiler().state != "fail"
+    monkeypatch.setattr(doctor.facts, "visible_gpus", lambda: 1)
+    assert doctor.compiler().state == "fail"

@@ -13,10 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gpus import H100, driver_shows, on_cards
 from launch import free_port
 
+from podtune.commands import preflight
+from podtune.pod import compute
 from podtune.pod import meeting as preflight_collective
-from podtune.run.distributed import Pod
+from podtune.pod.preflight import judge
+from podtune.run.distributed import Pod, why_no_cuda
 
 Started = subprocess.Popen[str]
 
@@ -160,6 +164,59 @@ def test_a_pod_that_is_started_again_waits_for_the_end_of_the_last_attempt(job: 
     del last
     (code, verdict), (other_code, _) = map(verdict_of, [job.preflight(0, timeout_s=60), worker])
     assert (code, other_code) == (0, 0), verdict
+
+
+@pytest.mark.parametrize(
+    ("driver", "says"),
+    [
+        ("580.95.05", "none of 2 GPUs can be used by CUDA: "),
+        ("570.86.10", "the driver 570.86.10 is too old for torch's CUDA 13"),
+    ],
+)
+def test_gpus_that_cuda_cannot_open_are_named_also_in_a_pod_of_its_own(
+    driver: str, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    if torch.version.cuda is None or torch.cuda.is_available():
+        pytest.skip("needs a torch built with CUDA, and no GPU")
+    driver_shows(monkeypatch, H100, 2, driver)
+    monkeypatch.setenv("PODTUNE_GPUS_PER_POD", "2")
+    verdict = preflight.run(None, 30.0)
+    assert says in verdict["sentence"]
+    assert verdict["problems"][0]["check"] in preflight.MACHINE, "69, not 65"
+    assert why_no_cuda() in " ".join(problem["text"] for problem in verdict["problems"])
+
+
+def test_launch_starts_nothing_in_a_single_pod_whose_gpu_cannot_be_used(job: Job) -> None:
+    process = launched(job, 0, PET_NNODES="1", PODTUNE_GPUS_PER_POD="1")
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 69, out + err
+    assert "1 GPU asked for and none there: " in out
+    assert "rank 0" not in out
+
+
+def test_each_gpu_multiplies_and_reaches_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    assert compute._computes("cpu") == compute._copies("cpu", "cpu") == ""
+    on_cards(monkeypatch, H100, 2)
+    monkeypatch.setattr(compute, "_computes", lambda device: "" if device == "cuda:0" else f"{device}: ECC")
+    assert compute.try_gpus() == {"gpus_usable": 2, "cuda_error": "cuda:1: ECC"}
+    monkeypatch.setattr(compute, "_computes", lambda device: "")
+    monkeypatch.setattr(
+        compute, "_copies", lambda source, target: f"{source}-{target} " * (source != "cuda:0")
+    )
+    assert compute.try_gpus() == {"gpus_usable": 2, "cuda_error": "cuda:1-cuda:0 "}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert compute.try_gpus() == {"gpus_usable": 0, "cuda_error": why_no_cuda()}
+
+
+def test_a_gpu_without_a_c_compiler_is_not_fit() -> None:
+    facts = {"pod": "p", "node_rank": 0, "gpus": 1, "gpus_asked": 1, "gpus_usable": 1, "interfaces": []}
+    assert judge([facts | {"c_compiler": "/usr/bin/gcc"}]) == []
+    (problem,) = judge([facts | {"c_compiler": ""}])
+    assert (problem.check, problem.severity) == ("compiler", "error")
 
 
 def connected(port: int, pid: int) -> bool:

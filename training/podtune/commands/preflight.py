@@ -14,6 +14,7 @@ import typer
 from podtune.run.errors import DATA, OK, PEER_LOST, SOFTWARE, UNAVAILABLE, terminate_log
 
 CONFIG = Path("/etc/podtune/config.yaml")
+MACHINE = ("gpu", "driver", "compiler")  # what the node or the image lacks
 # checks that may end otherwise once the pods are started again
 TOGETHER = ("names", "port", "rank", "all-reduce")
 LATE_S = 20.0  # beyond its time for a call that does not come back
@@ -32,7 +33,8 @@ def preflight(
     """Look at what training needs before it starts; in a job of several pods, together with the others.
 
     Volumes that can be written and are really shared, space for checkpoints, /dev/shm, GPUs (as many as
-    PODTUNE_GPUS_PER_POD says), driver against CUDA, network interfaces, names and ports, ranks, the same
+    PODTUNE_GPUS_PER_POD says, each with a small product and a copy to the next), driver against CUDA, C
+    compiler, network interfaces, names and ports, ranks, the same
     configuration, image, versions and data everywhere, and an all-reduce checked for its result and speed.
     Ends within --timeout with a verdict that names the bad pod. Exit code 0 fit, 65 not, 69 a pod, a port or
     a GPU is missing. podtune launch --preflight does this as step 0 of a job.
@@ -52,7 +54,7 @@ def preflight(
     print(json.dumps(verdict) if as_json else text_of(verdict), flush=True)
     if not verdict["ok"]:
         gone = any(
-            one["check"] in ("gpu", *TOGETHER) for one in verdict["problems"] if one["severity"] == "error"
+            one["check"] in (*MACHINE, *TOGETHER) for one in verdict["problems"] if one["severity"] == "error"
         )
         raise typer.Exit(UNAVAILABLE if gone else DATA)
 

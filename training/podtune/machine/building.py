@@ -1,10 +1,10 @@
-"""One process at a time builds a C++ extension, and what a killed one left behind holds up nobody. Needs no
-torch.
-"""
+"""What is compiled while a program runs: by which compiler, and by one process at a time. Needs no torch."""
 
 from __future__ import annotations
 
 import fcntl
+import os
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +14,12 @@ from podtune.run.errors import UNAVAILABLE, UserError
 
 ABANDONED_S = 120.0  # torch's own lock file, older than this, is a killed build's
 TIMEOUT_S = 600.0
+
+
+def c_compiler() -> str | None:
+    """The C compiler that Triton takes (CC, gcc, clang), which every run on a GPU needs; None without."""
+    named = os.environ.get("CC")
+    return shutil.which(named.split()[0]) if named else shutil.which("gcc") or shutil.which("clang")
 
 
 @contextmanager

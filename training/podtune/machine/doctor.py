@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Literal
 
 from podtune.machine import facts
+from podtune.machine.building import c_compiler
 from podtune.machine.facts import TorchBuild, torch_build, usable_cpus
 from podtune.run.checkpoint import check_writable
 from podtune.run.errors import OK, UNAVAILABLE, UserError
@@ -381,7 +382,10 @@ def _said(*words: str) -> str | None:
 
 
 def compiler() -> Check:
-    """DeepSpeed (on the CPU) and torch.compile build small pieces of C++."""
+    """Triton builds a piece of C on every GPU; DeepSpeed (on the CPU) and torch.compile build C++."""
+    if facts.visible_gpus() and c_compiler() is None:
+        fix = "install gcc, or set CC: Triton builds a piece of the loss with it"
+        return Check("compiler", "fail", "no C compiler: no run on a GPU would survive its first step", fix)
     if found := next((path for name in ("g++", "c++", "clang++") if (path := shutil.which(name))), None):
         return Check("compiler", "ok", found)
     return Check(

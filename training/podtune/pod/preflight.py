@@ -1,4 +1,5 @@
-"""What a pod finds out about itself before training, and what pods must agree on. Needs no torch.
+"""What a pod finds out about itself before training, and what pods must agree on. Needs torch only where GPUs
+are expected.
 
 :func:`look` gathers one pod's facts, :func:`judge` turns the facts of all pods into problems that name the
 pod. How the facts travel between pods, and the all-reduce, are in training/podtune/pod/meeting.py.
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from podtune.machine import facts as machine
+from podtune.machine.building import c_compiler
 from podtune.machine.provenance import versions
 
 Json = dict[str, Any]
@@ -73,6 +75,10 @@ def look(config_file: Path | None, *, node_rank: int, nnodes: int, master: str =
         },
         "interfaces": [name for _, name in socket.if_nameindex()],
     }
+    if facts["gpus_asked"] or facts["gpus"]:
+        from podtune.pod.compute import try_gpus
+
+        facts |= try_gpus() | {"c_compiler": c_compiler() or ""}
     return {key: value for key, value in facts.items() if value is not None}
 
 
@@ -118,21 +124,31 @@ def _alone(facts: Json) -> Iterable[Problem]:
 
 
 def _driver(facts: Json) -> Iterable[Problem]:
-    pod, asked = facts["pod"], facts.get("gpus_asked", 0)
-    if facts.get("gpu_error"):
-        yield Problem(pod, "gpu", facts["gpu_error"], "check the node's driver: nvidia-smi")
-    elif facts["gpus"] < asked:
-        text = f"{asked} GPU{'s' if asked > 1 else ''} asked for and {facts['gpus'] or 'none'} there"
-        yield Problem(
-            pod,
-            "gpu",
-            text,
-            ("check the node's driver and device plugin, and the runtimeClass that its GPUs need"),
-        )
-    driver, cuda = facts.get("driver", ""), facts.get("cuda", "")
+    pod, driver, cuda = facts["pod"], facts.get("driver", ""), facts.get("cuda", "")
     if least := machine.too_old(driver, cuda):
         text = f"the driver {driver} is too old for torch's CUDA {cuda}, which needs {least}"
         yield Problem(pod, "driver", text, "update the node's driver, or use an image with an older CUDA")
+    yield from _gpus_that_work(facts)
+    if facts.get("c_compiler") == "":
+        text = "no C compiler, with which Triton builds a piece of the loss on every GPU"
+        yield Problem(pod, "compiler", text, "use an image with gcc (podtune's has it), or set CC")
+
+
+def _gpus_that_work(facts: Json) -> Iterable[Problem]:
+    pod, asked, there = facts["pod"], facts.get("gpus_asked", 0), facts["gpus"]
+    reason = f": {facts['cuda_error']}" if facts.get("cuda_error") else ""
+    plural = "s" if asked > 1 else ""
+    if facts.get("gpu_error"):
+        yield Problem(pod, "gpu", facts["gpu_error"] + reason, "check the node's driver: nvidia-smi")
+    elif there < asked:
+        text = f"{asked} GPU{plural} asked for and {there or 'none'} there{reason}"
+        fix = "check the node's driver and device plugin, and the runtimeClass that its GPUs need"
+        yield Problem(pod, "gpu", text, fix)
+    elif reason or facts.get("gpus_usable", there) < asked:
+        usable = facts.get("gpus_usable", there)
+        text = f"{usable or 'none'} of {there} GPU{'s' if there > 1 else ''} can be used by CUDA{reason}"
+        fix = "check the driver; on boards with NVSwitch that the fabric manager runs; or take the node out"
+        yield Problem(pod, "gpu", text, fix)
 
 
 def _together(pods: list[Json]) -> list[Problem]:

@@ -1,0 +1,62 @@
+"""Machines with GPUs, as podtune asks about them: what the driver shows, and what torch says of a card."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import pytest
+
+
+@dataclass(frozen=True)
+class Card:
+    """A kind of GPU: its name, compute capability and memory."""
+
+    name: str
+    capability: tuple[int, int]
+    memory_gib: float
+
+
+T4 = Card("Tesla T4", (7, 5), 14.6)
+A100 = Card("NVIDIA A100-SXM4-80GB", (8, 0), 79.3)
+L40S = Card("NVIDIA L40S", (8, 9), 44.4)
+H100 = Card("NVIDIA H100 80GB HBM3", (9, 0), 79.2)
+CARDS = (T4, A100, L40S, H100)
+
+
+def driver_shows(monkeypatch: pytest.MonkeyPatch, card: Card, count: int, driver: str = "580.95.05") -> None:
+    """Let NVML answer as with ``count`` cards, whatever CUDA can do with them."""
+    from podtune.machine import facts
+
+    size = int(card.memory_gib * 2**30)
+    shown = tuple(facts.Gpu(card.name, size, size) for _ in range(count))
+    answer = facts.Gpus(count, shown, driver, 13 if driver >= "580" else 12)
+    monkeypatch.setattr(facts, "gpus", lambda timeout_s=0.0: answer)
+
+
+def on_cards(
+    monkeypatch: pytest.MonkeyPatch, card: Card, count: int = 1, free_gib: float | None = None
+) -> None:
+    """Let torch answer questions about CUDA as on a machine with ``count`` cards; nothing can be computed."""
+    import torch
+
+    major, minor = card.capability
+    free = card.memory_gib if free_gib is None else free_gib
+    properties = SimpleNamespace(
+        name=card.name, major=major, minor=minor, total_memory=int(card.memory_gib * 2**30)
+    )
+    answers = {
+        "is_available": True,
+        "device_count": count,
+        "current_device": 0,
+        "get_device_capability": card.capability,
+        "get_device_properties": properties,
+        "get_device_name": card.name,
+        "mem_get_info": (int(free * 2**30), int(card.memory_gib * 2**30)),
+        "set_device": None,
+        "init": None,
+    }
+    for name, answer in answers.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *_, answer=answer, **__: answer)
+    # accelerate takes the CPU, on which everything else of a test happens
+    monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", "cpu")
