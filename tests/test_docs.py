@@ -36,6 +36,15 @@ def test_generated_parts_are_those_of_today(config_docs: Any, page: Path) -> Non
     assert page.read_text() == config_docs.filled(page.read_text()), "run scripts/config_docs.py"
 
 
+def test_every_key_and_every_option_has_a_table() -> None:
+    from podtune.bench.cell.command_line import parser
+    from podtune.sft.config.settings import known_keys
+
+    page = (ROOT / "docs/configuration.md").read_text()
+    options = [action.option_strings[0] for action in parser()._actions if action.dest != "help"]
+    assert [name for name in (*known_keys(), *options) if f"| `{name}` |" not in page] == []
+
+
 def test_every_exit_code_is_explained() -> None:
     page = (ROOT / "docs/troubleshooting.md").read_text()
     table = page.partition("## Exit codes")[2].partition("##")[0]

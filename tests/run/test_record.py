@@ -2,12 +2,14 @@
 
 import json
 import math
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from podtune.run.distributed import World
+from podtune.machine.provenance import provenance
+from podtune.run.distributed import World, in_pod
 from podtune.run.record import (
     CUDA_PEAK,
     Communication,
@@ -111,3 +113,17 @@ def test_a_broken_line_costs_that_line_and_is_said(
     resumed = MetricsLog(path, from_step=80)
     assert len(resumed.kept) == 77
     assert f"{path}: lines that cannot be read are dropped: 10, 21, 31" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["KUBERNETES_SERVICE_HOST", "PET_NNODES", "PODTUNE_POD_NAME"])
+def test_only_a_pod_prints_its_record_for_whoever_has_its_log(name: str) -> None:
+    assert in_pod({name: "1"})
+    assert not in_pod({"PATH": "/bin"})
+
+
+def test_the_command_of_a_run_names_no_folder_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    import podtune
+
+    program = Path(podtune.__file__).with_name("training.py")
+    monkeypatch.setattr(sys, "argv", [str(program), "--config", "sft.yaml"])
+    assert provenance()["command"] == ["podtune.training", "--config", "sft.yaml"]

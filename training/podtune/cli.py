@@ -12,7 +12,7 @@ import click
 import typer
 from typer.core import TyperGroup
 
-from podtune.run.errors import UNAVAILABLE, UserError, report
+from podtune.run.errors import UNAVAILABLE, USAGE, UserError, report
 
 
 class Entry(NamedTuple):
@@ -148,12 +148,16 @@ def not_installed(error: ModuleNotFoundError) -> Exception:
     )
 
 
+WRONG_USAGE = 2  # as the parser of the command line has it; 64 is that of the programs in pods
+
+
 def main() -> None:
     """Run one command; a user's error becomes one message and its exit code, never a traceback."""
     try:
         app()
     except UserError as error:
-        sys.exit(report(error))
+        code = report(error)
+        sys.exit(WRONG_USAGE if code == USAGE else code)
     except ModuleNotFoundError as error:
         sys.exit(report(not_installed(error)))
     except KeyboardInterrupt:

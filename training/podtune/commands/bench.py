@@ -153,7 +153,7 @@ def run(
     from podtune.bench.sweep import runner
     from podtune.bench.sweep import sweep as sweeps
     from podtune.commands.preflight import step_zero
-    from podtune.run.distributed import read_pod
+    from podtune.run.distributed import in_pod, read_pod
 
     if bool(preset) == bool(sweep):
         fix = f"--preset {' or '.join(sweeps.preset_names())}, or --sweep FILE"
@@ -174,11 +174,7 @@ def run(
     expansion = sweeps.expand(
         asked, nodes=pod.nnodes if pod else 1, nproc_per_node=pod.nproc_per_node if pod else None
     )
-    emit = (
-        sys.stdout
-        if not as_json and not sys.stdout.isatty() and (pod is None or pod.node_rank == 0)
-        else None
-    )
+    emit = sys.stdout if not as_json and in_pod() and (pod is None or pod.node_rank == 0) else None
     job = runner.Runner(asked, expansion, output, resume=resume, pod=pod, emit=emit)
     try:
         progress = job.run()

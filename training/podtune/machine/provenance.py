@@ -41,9 +41,18 @@ def provenance() -> dict[str, Any]:
         "job": os.environ.get("PODTUNE_JOB_NAME"),
         "pod": os.environ.get("PODTUNE_POD_NAME") or socket.gethostname(),
         "hardware": hardware(),
-        "command": sys.argv,
+        "command": [_program(sys.argv[0]), *sys.argv[1:]],
     }
     return {key: value for key, value in found.items() if value}
+
+
+def _program(path: str) -> str:
+    """A module of podtune by its name, the same on every machine; anything else as it was started."""
+    package = Path(__file__).resolve().parents[1]
+    file = Path(path).resolve()
+    if file.is_relative_to(package):
+        return ".".join((package.name, *file.relative_to(package).with_suffix("").parts))
+    return file.name
 
 
 def git_sha() -> str | None:

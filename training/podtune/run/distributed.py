@@ -134,6 +134,11 @@ class Pod:
     master_port: int
 
 
+def in_pod(env: Mapping[str, str] = os.environ) -> bool:
+    """Whether this is a pod of a job, whose log is all that is left when it is gone."""
+    return any(env.get(name) for name in ("KUBERNETES_SERVICE_HOST", "PET_NNODES", "PODTUNE_POD_NAME"))
+
+
 def read_pod(env: Mapping[str, str] = os.environ) -> Pod:
     """What the operator tells torchrun of this pod, in PET_* variables. Needs no torch.
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from podtune.run import checkpoint
 from podtune.run.checkpoint import Checkpoint
 from podtune.run.collect import emit_record
-from podtune.run.distributed import World
+from podtune.run.distributed import World, in_pod
 from podtune.run.errors import UserError, exit_code, out_of_memory, warn
 from podtune.run.heartbeat import Heartbeat
 from podtune.run.lock import Lock
@@ -234,7 +234,7 @@ class FineTune:
         if status in ("ok", "preempted"):
             self._draw()
         print("\n".join(self.summary()), flush=True)
-        if not sys.stdout.isatty():
+        if in_pod():
             emit_record(self.record, sys.stdout)
 
     def _release(self) -> None:
