@@ -1,5 +1,8 @@
 """A checkpoint is complete or invisible, and one that was damaged is never chosen."""
 
+import contextlib
+import json
+import random
 import shutil
 from pathlib import Path
 
@@ -116,3 +119,82 @@ def test_a_full_disk_has_a_code_of_its_own_and_a_fix(capsys: pytest.CaptureFixtu
         device.write("x")
     assert report(full.value) == 74
     assert "complete checkpoints are kept" in capsys.readouterr().err
+
+
+def test_a_flipped_bit_anywhere_in_the_newest_checkpoint_is_seen(tmp_path: Path) -> None:
+    newest, dice = save(tmp_path, 2), random.Random(3)
+    for path in (newest / checkpoint.MANIFEST, newest / "model.safetensors"):
+        content = path.read_bytes()
+        for place in [*range(0, len(content), 7), *(dice.randrange(len(content)) for _ in range(100))]:
+            flipped = bytearray(content)
+            flipped[place] ^= 1 << dice.randrange(7)
+            path.write_bytes(flipped)
+            same = path.name == checkpoint.MANIFEST and _same_json(flipped, content)  # white space
+            assert same or checkpoint.damage(newest), (
+                path.name,
+                place,
+                flipped[max(0, place - 20) : place + 20],
+            )
+        path.write_bytes(content)
+    assert checkpoint.damage(newest) == ""
+
+
+def _same_json(one: bytes, other: bytes) -> bool:
+    try:
+        return bool(json.loads(one) == json.loads(other))
+    except ValueError:
+        return False
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        "[" * 5000,
+        "[]",
+        '{"files": {"a": "b"}, "step": "x", "facts": []}',
+        '{"schema": "podtune.checkpoint/1", "files": {}, "step": "x", "facts": {}}',
+        '{"schema": "podtune.checkpoint/1", "files": {}, "step": 18, "facts": {}}',
+        '{"schema": "podtune.checkpoint/1", "files": {"a": {"cytes": 1}}, "step": 2, "facts": {}}',
+    ],
+)
+def test_an_odd_manifest_is_damage_and_the_checkpoint_before_is_used(tmp_path: Path, manifest: str) -> None:
+    save(tmp_path, 1)
+    (save(tmp_path, 2) / checkpoint.MANIFEST).write_text(manifest)
+    found, _ = checkpoint.newest_complete(tmp_path)
+    assert found is not None
+    assert found.step == 1
+
+
+def test_a_file_that_the_manifest_does_not_know_is_damage(tmp_path: Path) -> None:
+    newest = save(tmp_path, 2)
+    (newest / ".nfs0001").touch()
+    assert checkpoint.damage(newest) == ""
+    (newest / "rng_state_1.pth").touch()
+    assert "rng_state_1.pth is not in its manifest" in checkpoint.damage(newest)
+
+
+def test_a_kill_in_the_midst_of_a_deletion_leaves_no_half_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in (1, 2, 3):
+        save(tmp_path, step)
+
+    def interrupted(path: Path, **_: object) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            (path / "model.safetensors").unlink()
+
+    monkeypatch.setattr(shutil, "rmtree", interrupted)
+    checkpoint.rotate(tmp_path, 2)
+    assert [path.name for path in checkpoint.checkpoints(tmp_path)] == ["checkpoint-2", "checkpoint-3"]
+
+
+def test_a_linked_checkpoint_is_neither_used_nor_deleted(tmp_path: Path) -> None:
+    elsewhere = save(tmp_path / "other", 9)
+    for step in (1, 2, 3):
+        save(tmp_path, step)
+    (tmp_path / "checkpoint-9").symlink_to(elsewhere)
+    checkpoint.rotate(tmp_path, 2)
+    found, _ = checkpoint.newest_complete(tmp_path)
+    assert found is not None
+    assert found.step == 3
+    assert elsewhere.is_dir()

@@ -122,3 +122,21 @@ def test_reading_an_entry_takes_no_time(tmp_path: Path) -> None:
     started = time.perf_counter()
     assert cache.get_or_make(tmp_path, "key", make)[2]
     assert time.perf_counter() - started < 0.05
+
+
+def test_tokens_that_rotted_are_made_anew_and_it_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, info, _ = cache.get_or_make(tmp_path, "key", make)
+    path.write_bytes(b"tokenS")  # one bit, the same length
+    again, told, was_there = cache.get_or_make(tmp_path, "key", make)
+    assert (again.read_bytes(), was_there) == (b"tokens", False)
+    assert told["xxh3_128"] == info["xxh3_128"]
+    assert "have changed since they were written" in capsys.readouterr().err
+
+
+def test_what_a_killed_writer_left_is_taken_away_by_the_next(tmp_path: Path) -> None:
+    (tmp_path / ".key.01234567.part").mkdir()
+    (tmp_path / ".other.01234567.part").mkdir()  # its writer may live
+    cache.get_or_make(tmp_path, "key", make)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".other.01234567.part", "key"]

@@ -7,6 +7,7 @@ manifest; a damaged one is set aside under another name, never deleted.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -18,9 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from podtune.run.errors import CANNOT_CREATE, CONFIG, DATA, UserError
+from podtune.run.files import digest, write_whole
 
 MANIFEST = "podtune-manifest.json"
-SCHEMA = "podtune.checkpoint/1"
+SCHEMA = "podtune.checkpoint/2"
+UNHASHED = "podtune.checkpoint/1"  # manifests without a hash of themselves
 SAVING = ".saving"
 _NAME = re.compile(r"checkpoint-(\d+)")
 
@@ -44,12 +47,7 @@ def seal(aside: Path, target: Path, step: int, facts: dict[str, Any]) -> None:
     with ThreadPoolExecutor(4) as pool:
         listed = dict(zip(files, pool.map(_flushed_entry, files.values()), strict=True))
     manifest = {"schema": SCHEMA, "step": step, "facts": facts, "files": listed}
-    part = aside / f"{MANIFEST}.part"
-    with part.open("w", encoding="utf-8") as file:
-        json.dump(manifest, file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(aside / MANIFEST)
+    write_whole(aside / MANIFEST, json.dumps(manifest | {"xxh3_128": _own_digest(manifest)}, indent=1))
     if target.exists():  # the same step again, after a damaged one was resumed over
         set_aside(target)
     aside.rename(target)
@@ -59,17 +57,14 @@ def seal(aside: Path, target: Path, step: int, facts: dict[str, Any]) -> None:
 def _flushed_entry(path: Path) -> dict[str, Any]:
     with path.open("rb") as file:
         os.fsync(file.fileno())
-    return {"bytes": path.stat().st_size, "xxh3_128": _digest(path)}
+    return {"bytes": path.stat().st_size, "xxh3_128": digest(path)}
 
 
-def _digest(path: Path) -> str:
+def _own_digest(manifest: dict[str, Any]) -> str:
+    """The hash of a manifest's content, whatever its order and white space."""
     import xxhash
 
-    state = xxhash.xxh3_128()
-    with path.open("rb") as file:
-        while block := file.read(1 << 22):
-            state.update(block)
-    return state.hexdigest()
+    return xxhash.xxh3_128_hexdigest(json.dumps(manifest, sort_keys=True).encode(errors="surrogatepass"))
 
 
 def _flush_folder(folder: Path) -> None:
@@ -80,36 +75,72 @@ def _flush_folder(folder: Path) -> None:
         os.close(handle)
 
 
+class Damaged(Exception):
+    """What is wrong with a checkpoint."""
+
+
+def read(path: Path) -> Checkpoint:
+    """The checkpoint at ``path``, every file of it as it was written.
+
+    Raises:
+        Damaged: it is not; says what.
+    """
+    try:
+        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        own = manifest.pop("xxh3_128", None)
+        step, facts = manifest["step"], manifest["facts"]
+        files = {name: (entry["bytes"], entry["xxh3_128"]) for name, entry in manifest["files"].items()}
+    except FileNotFoundError:
+        raise Damaged("it has no manifest: the save was interrupted, or another program wrote it") from None
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError):
+        raise Damaged("its manifest cannot be read") from None
+    if own != _own_digest(manifest) and (own is not None or manifest.get("schema") != UNHASHED):
+        raise Damaged("its manifest has changed since it was written")
+    if type(step) is not int or not isinstance(facts, dict):
+        raise Damaged("its manifest cannot be read")
+    if (named := _NAME.fullmatch(path.name)) and int(named[1]) != step:
+        raise Damaged(f"its manifest is of step {step}")
+    for name, (size, written) in files.items():
+        file = path / name
+        if not file.is_file() or not file.resolve().is_relative_to(path.resolve()):
+            raise Damaged(f"{name} is missing")
+        if file.stat().st_size != size:
+            raise Damaged(f"{name} has {file.stat().st_size} bytes instead of {size}")
+        if digest(file) != written:
+            raise Damaged(f"{name} has changed since it was written")
+    if more := sorted(_files(path) - {*files, MANIFEST}):
+        raise Damaged(f"{more[0]} is not in its manifest")
+    return Checkpoint(path, step, facts)
+
+
 def damage(path: Path) -> str:
     """What is wrong with the checkpoint at ``path``, or an empty string."""
     try:
-        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-        listed = manifest["files"].items()
-    except FileNotFoundError:
-        return "it has no manifest: the save was interrupted, or another program wrote it"
-    except (OSError, ValueError, KeyError, AttributeError, TypeError):
-        return "its manifest cannot be read"
-    for name, entry in listed:
-        file = path / name
-        if not file.is_file():
-            return f"{name} is missing"
-        if file.stat().st_size != entry["bytes"]:
-            return f"{name} has {file.stat().st_size} bytes instead of {entry['bytes']}"
-        if _digest(file) != entry["xxh3_128"]:
-            return f"{name} has changed since it was written"
+        read(path)
+    except Damaged as reason:
+        return str(reason)
     return ""
+
+
+def _files(folder: Path) -> set[str]:
+    """What lies in a checkpoint, but for what file systems put there."""
+    return {
+        str(path.relative_to(folder))
+        for path in folder.rglob("*")
+        if not path.is_dir() and not path.name.startswith(".")
+    }
 
 
 def checkpoints(output_dir: Path) -> list[Path]:
     """The checkpoint folders below ``output_dir``, oldest step first, complete or not."""
     if not output_dir.is_dir():
         return []
-    found = [
+    by_step = [
         (int(match[1]), path)
         for path in output_dir.iterdir()
-        if (match := _NAME.fullmatch(path.name)) and path.is_dir()
+        if (match := _NAME.fullmatch(path.name)) and path.is_dir() and not path.is_symlink()
     ]
-    return [path for _, path in sorted(found)]
+    return [path for _, path in sorted(by_step)]
 
 
 def newest_complete(output_dir: Path) -> tuple[Checkpoint | None, list[str]]:
@@ -125,15 +156,16 @@ def newest_complete(output_dir: Path) -> tuple[Checkpoint | None, list[str]]:
     shutil.rmtree(output_dir / SAVING, ignore_errors=True)  # an interrupted save
     broken: list[tuple[Path, str]] = []
     for path in reversed(checkpoints(output_dir)):
-        reason = damage(path)
-        if not reason:
-            manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-            warnings = [
-                f"{bad.name} is damaged ({why}); kept as {set_aside(bad).name}, using {path.name}"
-                for bad, why in broken
-            ]
-            return Checkpoint(path, int(manifest["step"]), manifest["facts"]), warnings
-        broken.append((path, reason))
+        try:
+            checkpoint = read(path)
+        except Damaged as reason:
+            broken.append((path, str(reason)))
+            continue
+        warnings = [
+            f"{bad.name} is damaged ({why}); kept as {set_aside(bad).name}, using {path.name}"
+            for bad, why in broken
+        ]
+        return checkpoint, warnings
     if broken:
         raise UserError(
             "every checkpoint is damaged: " + "; ".join(f"{path.name}: {reason}" for path, reason in broken),
@@ -162,7 +194,20 @@ def rotate(output_dir: Path, limit: int | None, keep: Path | None = None) -> Non
     ]
     allowed = limit - (1 if keep is not None and keep.exists() else 0)
     for path in candidates[: -max(1, allowed)]:
-        shutil.rmtree(path)
+        discard(path)
+
+
+def discard(path: Path) -> None:
+    """Delete a checkpoint so that a kill in between leaves nothing that looks like one: out of sight
+    first.
+    """
+    aside = path.parent / SAVING / f"old-{path.name}"
+    aside.parent.mkdir(exist_ok=True)
+    shutil.rmtree(aside, ignore_errors=True)
+    path.rename(aside)
+    shutil.rmtree(aside, ignore_errors=True)  # what is left over goes at the next start
+    with contextlib.suppress(OSError):
+        aside.parent.rmdir()
 
 
 def check_resume(checkpoint: Checkpoint, facts: dict[str, Any], *, allowed: bool) -> list[str]:

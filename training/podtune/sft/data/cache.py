@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from podtune.run.errors import CANNOT_CREATE, UserError
+from podtune.run.errors import CANNOT_CREATE, UserError, warn
+from podtune.run.files import digest
 from podtune.run.lock import hold
 
 DATA_FILE, INFO_FILE = "data.arrow", "info.json"
@@ -49,10 +50,14 @@ def read(folder: Path, key: str) -> tuple[Path, Info] | None:
     entry = folder / key
     try:
         info = json.loads((entry / INFO_FILE).read_text(encoding="utf-8"))
-        whole = (entry / DATA_FILE).stat().st_size == info["bytes"]
+        if (entry / DATA_FILE).stat().st_size != info["bytes"]:
+            return None
+        if digest(entry / DATA_FILE) != info["xxh3_128"]:
+            warn(f"{entry}: the tokenised rows have changed since they were written; they are made anew")
+            return None
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return (entry / DATA_FILE, info) if whole else None
+    return entry / DATA_FILE, info
 
 
 def get_or_make(
@@ -94,11 +99,13 @@ def _unwritable(folder: Path, error: OSError) -> UserError:
 
 
 def _write(folder: Path, key: str, make: Callable[[Path], Info]) -> tuple[Path, Info]:
+    for left in folder.glob(f".{key}.*.part"):  # of a writer that was killed: this one has the lock
+        shutil.rmtree(left, ignore_errors=True)
     aside = folder / f".{key}.{uuid.uuid4().hex[:8]}.part"
     aside.mkdir()
     try:
         info = make(aside / DATA_FILE)
-        info["bytes"] = (aside / DATA_FILE).stat().st_size
+        info |= {"bytes": (aside / DATA_FILE).stat().st_size, "xxh3_128": digest(aside / DATA_FILE)}
         (aside / INFO_FILE).write_text(json.dumps(info, indent=2) + "\n", encoding="utf-8")
         for name in (DATA_FILE, INFO_FILE):
             with (aside / name).open("rb") as file:

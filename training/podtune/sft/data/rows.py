@@ -109,6 +109,8 @@ def token_rows(
         "truncated_rows": train.stats.rows_truncated,
         "tokenizer": tokenizer_hash(tokenizer)[:12],  # vocabulary, rules, special tokens, chat template
     }
+    if train.digest:
+        facts["tokens_xxh3_128"] = train.digest  # of the token ids as they lie in the cache
     if options.packing:
         warnings += cut_by_packing(rows, options.max_length, options.packing)
         rows = pack(rows, options.max_length, options.packing, options.seed if options.shuffle else None)

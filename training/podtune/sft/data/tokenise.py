@@ -141,6 +141,7 @@ class Tokenised:
     warnings: tuple[str, ...]
     path: Path | None = None
     from_cache: bool = False
+    digest: str = ""  # of the file, empty without one
 
     def summary(self, source: DataSource) -> dict[str, Any]:
         """What was done with ``source``, JSON-ready."""
@@ -208,12 +209,14 @@ def tokenised(
 
         if cache_dir is None:
             stats, table = _in_memory(dataset, encode, content)
-            path, was_there = None, False
+            path, was_there, digest = None, False, ""
         else:
             path, info, was_there = cache.get_or_make(cache_dir, key, make, wait_s=wait_s)
             stats, table = Stats(**info["stats"]), MemoryMappedTable.from_file(str(path))
+            digest = info["xxh3_128"]
     warnings += stats.warnings(options)
-    return Tokenised(Dataset(table, fingerprint=key[:32]), stats, shape, tuple(warnings), path, was_there)
+    rows = Dataset(table, fingerprint=key[:32])
+    return Tokenised(rows, stats, shape, tuple(warnings), path, was_there, digest)
 
 
 def _in_memory(dataset: Dataset, encode: Encoder, content: str) -> tuple[Stats, Any]:

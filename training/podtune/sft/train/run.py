@@ -56,12 +56,13 @@ def find_checkpoint(
     resume: Checkpoint | None = None
     if named and str(named).lower() != "true":
         path = Path(named)
-        if reason := checkpoint.damage(path) if path.is_dir() else "there is no such folder":
+        try:
+            resume = checkpoint.read(path)
+        except checkpoint.Damaged as reason:
+            why = reason if path.is_dir() else "there is no such folder"
             raise UserError(
-                f"cannot be resumed: {reason}", where=str(path), fix="name a complete checkpoint, or none"
-            )
-        manifest = json.loads((path / checkpoint.MANIFEST).read_text(encoding="utf-8"))
-        resume = Checkpoint(path, int(manifest["step"]), manifest["facts"])
+                f"cannot be resumed: {why}", where=str(path), fix="name a complete checkpoint, or none"
+            ) from None
     elif auto_resume:
         resume, warnings = checkpoint.newest_complete(output_dir)
         for warning in warnings:
