@@ -40,7 +40,7 @@ PANELS: dict[str, dict[str, Entry]] = {
     "Cluster": {
         "doctor": Entry("doctor", "what this machine or a cluster lacks, with the fix"),
         "render": Entry("manifests", "print the manifests of a job, without helm"),
-        "lint": Entry("manifests", "check PyTorchJobs and TrainJobs before a cluster does"),
+        "lint": Entry("lint", "check PyTorchJobs and TrainJobs before a cluster does"),
         "dry-run": Entry("dry_run", "run a job's pods as local processes"),
         "submit": Entry("jobs", "create a job, and follow it"),
         "status": Entry("jobs", "how a job is doing, and why it does not run"),

@@ -14,10 +14,11 @@ import jsonschema
 import pytest
 import yaml
 
-from podtune.cluster.lint.check import as_github, as_json, as_text, lint
+from podtune.cluster.lint.check import lint
 from podtune.cluster.lint.explain import example, examples, explanation, merged, reference
+from podtune.cluster.lint.output import as_github, as_json, as_text
 from podtune.cluster.lint.rules import RULES
-from podtune.cluster.lint.schema import check, pytorchjob_schema
+from podtune.cluster.lint.schema import check, schema
 from podtune.run.errors import UserError
 
 Json = dict[str, Any]
@@ -30,8 +31,8 @@ def codes(text: str) -> set[str]:
 
 
 def base() -> Json:
-    found: Json = yaml.safe_load(examples()["base"])
-    return found
+    job: Json = yaml.safe_load(examples()["base"])
+    return job
 
 
 def with_change(**change: Any) -> str:
@@ -83,11 +84,7 @@ def test_a_misspelt_field_is_named_with_its_neighbour_line_and_path() -> None:
 
 def test_an_unquoted_number_says_how_to_quote_it_and_is_one_finding() -> None:
     (finding,) = lint([("j.yaml", with_change(spec={"nprocPerNode": 2}))]).findings
-    assert (finding.code, finding.fix, finding.values) == (
-        "PT003",
-        'quote it: nprocPerNode: "2"',
-        "distributed.nprocPerNode",
-    )
+    assert (finding.code, finding.fix) == ("PT003", 'quote it: nprocPerNode: "2"')
 
 
 def test_a_boolean_annotation_and_a_fraction_of_a_cpu_are_wrong_types() -> None:
@@ -109,8 +106,8 @@ def test_yaml_errors_have_their_line_and_a_template_is_recognised() -> None:
 
 
 def test_documents_before_a_broken_one_are_still_checked() -> None:
-    verdict = lint([("j.yaml", with_change(spec={"nprocPerNode": None}) + "---\na: [\n")])
-    assert {"PT102", "PT001"} <= {finding.code for finding in verdict.findings}
+    verdict = lint([("j.yaml", with_change(spec={"nprocPerNode": "0"}) + "---\na: [\n")])
+    assert {"PT005", "PT001"} <= {finding.code for finding in verdict.findings}
 
 
 def test_all_jobs_of_several_documents_and_lists_are_checked() -> None:
@@ -127,7 +124,7 @@ def test_a_misspelt_kind_is_not_passed_over() -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "found"),
+    ("command", "expected"),
     [
         (["torchrun", "train.py"], set()),
         (["python", "-m", "torch.distributed.run", "train.py"], set()),
@@ -135,18 +132,39 @@ def test_a_misspelt_kind_is_not_passed_over() -> None:
         (["/opt/venv/bin/podtune", "launch", "--", "-m", "podtune.training"], set()),
         (["bash", "-c", "set -e\nsource env.sh\nexec torchrun train.py"], set()),
         (["python3.11", "train.py"], {"PT104"}),
-        (["bash", "-ec", "cd /app && python -u train.py"], {"PT104", "PT107"}),
+        (["bash", "-ec", "cd /app && python -u train.py"], {"PT104"}),
         (["/bin/sh", "-c", "pip install x && torchrun train.py | tee log"], {"PT107"}),
+        (["/bin/sh", "-c", "trap 'kill -TERM $pid' TERM; torchrun train.py & pid=$!; wait $pid"], set()),
+        (["tini", "-g", "--", "bash", "-c", "cd /app; torchrun train.py"], set()),
+        (["bash", "-c", "torchrun train.py"], set()),
+        (["nsys", "profile", "-o", "x", "torchrun", "--nnodes=1", "train.py"], {"PT105"}),
+        (["uv", "run", "--no-sync", "deepspeed", "train.py"], {"PT106"}),
         (["torchrun", "--nnodes", "1", "train.py"], {"PT105"}),
         (["torchrun", "--node_rank=0", "--master_addr=run-master-0", "train.py"], {"PT105"}),
+        (
+            [
+                *("torchrun", "--nnodes=$(PET_NNODES)", "--node_rank=$(RANK)"),
+                *("--master_addr=$(MASTER_ADDR)", "--master_port=$(MASTER_PORT)", "train.py"),
+            ],
+            set(),
+        ),
+        (["bash", "-c", "torchrun --node_rank=$PET_NODE_RANK --master_addr=$MASTER_ADDR train.py"], set()),
         (["torchrun", "train.py", "--nnodes=1"], set()),
         (["deepspeed", "train.py"], {"PT106"}),
         (["python", "-m", "accelerate.commands.launch", "train.py"], {"PT106"}),
         (["./start.sh"], set()),
     ],
 )
-def test_launchers_are_recognised_through_shells_and_wrappers(command: list[str], found: set[str]) -> None:
-    assert codes(with_change(spec=container(command=command))) == found
+def test_launchers_are_recognised_through_shells_and_wrappers(command: list[str], expected: set[str]) -> None:
+    assert codes(yaml.safe_dump(started_by(command))) == expected
+
+
+def started_by(command: list[str]) -> Json:
+    """The good job with this command in both pods."""
+    job = base()
+    for replica in job["spec"]["pytorchReplicaSpecs"].values():
+        replica["template"]["spec"]["containers"][0]["command"] = command
+    return job
 
 
 def test_plain_python_is_fine_for_one_process() -> None:
@@ -226,9 +244,9 @@ def broken_jobs() -> list[Json]:
 @pytest.mark.parametrize("manifest", broken_jobs())
 def test_the_schema_check_agrees_with_the_jsonschema_library(manifest: Json) -> None:
     problems: list[Any] = []
-    check(copy.deepcopy(manifest), pytorchjob_schema(), problems)
+    check(copy.deepcopy(manifest), schema("pytorchjob-1.9"), problems)
     theirs = set()
-    for error in jsonschema.Draft202012Validator(pytorchjob_schema()).iter_errors(manifest):
+    for error in jsonschema.Draft202012Validator(schema("pytorchjob-1.9")).iter_errors(manifest):
         theirs.add((tuple(error.absolute_path), error.validator))
     kinds = {"unknown": "additionalProperties", "type": "type", "missing": "required", "pattern": "pattern"}
     ours = {
@@ -239,12 +257,16 @@ def test_the_schema_check_agrees_with_the_jsonschema_library(manifest: Json) -> 
     assert ours == theirs
 
 
-def test_the_three_formats_say_the_same() -> None:
+def test_text_json_and_github_say_the_same() -> None:
     verdict = lint([("a,b.yaml", with_change(spec={"nprocPerNode": 2}))])
     assert "a,b.yaml:" in as_text(verdict)
     assert "1 error, 0 warnings" in as_text(verdict)
-    found = json.loads(as_json(verdict))
-    assert (found["schema"], found["errors"], found["findings"][0]["code"]) == ("podtune.lint/1", 1, "PT003")
+    content = json.loads(as_json(verdict))
+    assert (content["schema"], content["errors"], content["findings"][0]["code"]) == (
+        "podtune.lint/1",
+        1,
+        "PT003",
+    )
     assert as_github(verdict).startswith("::error file=a%2Cb.yaml,line=")
 
 

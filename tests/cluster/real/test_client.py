@@ -202,7 +202,7 @@ def test_what_the_webhook_refuses_is_refused_before_the_rest_is_created(
     bad = job("webhook", STEPS)
     bad["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"][0]["name"] = "trainer"
     done = submit(config, bad)
-    assert (done.returncode, "podtune lint finds errors" in done.stderr) == (65, True)
+    assert (done.returncode, "the cluster would refuse the job" in done.stderr) == (65, True)
     with pytest.raises(api.ApiException):
         api.CoreV1Api().read_namespaced_config_map("rest", namespace)
 

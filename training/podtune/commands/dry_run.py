@@ -152,11 +152,12 @@ def _rendered(
 
 def _checked(text: str, *, quiet: bool) -> list[dict[str, Any]]:
     """The documents, after lint: what the cluster would refuse is not run, other findings are shown."""
-    from podtune.cluster.lint.check import as_text, lint
+    from podtune.cluster.lint.check import lint
     from podtune.cluster.lint.documents import read
+    from podtune.cluster.lint.output import as_text
 
     verdict = lint([("manifest", text)])
-    refused = [one for one in verdict.findings if one.severity == "error" and one.code < "PT1"]
+    refused = [finding for finding in verdict.findings if finding.refused]
     if refused:
         print(as_text(verdict), file=sys.stderr)
         raise UserError(

@@ -35,12 +35,14 @@ def submit(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help=("ask the cluster everything, create nothing"))
     ] = False,
+    no_lint: Annotated[bool, typer.Option("--no-lint", help="create it whatever lint finds")] = False,
     namespace: Namespace = "",
     context: Context = "",
 ) -> None:
     """Create the chart's job without helm, after the cluster was asked whether it would take it.
 
-    Looked at before anything is created: lint, the operator, your permissions (create and patch of the
+    Looked at before anything is created: lint (what the API server, the webhook or the operator would
+    refuse ends it, the rest is named), the operator, your permissions (create and patch of the
     chart's kinds, get of what it refers to), Secrets and claims, and a server-side dry run. What a failure
     leaves half-way is removed again.
 
@@ -54,7 +56,7 @@ def submit(
 
     name = name or (values[0].stem if values else manifest.stem if manifest else "run")
     text = _manifests(values or [], sets or [], name, manifest, namespace)
-    documents = steps.installable(_linted(text))
+    documents = steps.installable(_linted(text, refuse=not no_lint))
     cluster = connect(namespace, context)
     for note in steps.check(cluster, documents):
         print(f"podtune: note: {note}", file=sys.stderr)
@@ -201,27 +203,32 @@ def _manifests(values: list[Path], sets: list[str], name: str, manifest: Path | 
         raise UserError(f"cannot read it: {error.strerror}", where=str(manifest)) from error
 
 
-def _linted(text: str) -> list[dict[str, Any]]:
-    """The documents; refused where lint finds errors, because a job that cannot work costs GPU hours
-    first.
+def _linted(text: str, *, refuse: bool) -> list[dict[str, Any]]:
+    """The documents.
+
+    What the API server, the webhook or the operator would refuse ends it, unless not ``refuse``; everything
+    else that lint finds is named.
     """
-    from podtune.cluster.lint.check import as_text, lint
-    from podtune.cluster.lint.documents import read
+    from podtune.cluster.lint.check import lint
+    from podtune.cluster.lint.documents import JOBS, read
+    from podtune.cluster.lint.output import as_text
 
     verdict = lint([("manifest", text)])
-    if verdict.count("error") or len(verdict.jobs) != 1:
+    documents = [document.content for document in read(text, "manifest")[0] if not document.holder]
+    jobs = [document for document in documents if document.get("kind") in JOBS]
+    refused = any(finding.refused for finding in verdict.findings)
+    if verdict.count("error") or verdict.count("warning") or len(jobs) != 1:
         print(as_text(verdict), file=sys.stderr)
-        what = (
-            "podtune lint finds errors"
-            if verdict.count("error")
-            else f"{len(verdict.jobs)} jobs in the manifests"
-        )
-        raise UserError(
-            f"{what}; nothing was created", where="submit", fix="mend what is listed above", code=DATA
-        )
-    documents = [document.content for document in read(text, "manifest")[0]]
+    if len(jobs) != 1:
+        what = f"{len(jobs)} jobs in the manifests"
+        raise UserError(f"{what}; nothing was created", where="submit", fix="submit one at a time", code=DATA)
+    if refused and refuse:
+        what, fix = "the cluster would refuse the job", "mend what is listed above, or --no-lint"
+        raise UserError(f"{what}; nothing was created", where="submit", fix=fix, code=DATA)
     for document in documents:
-        document.get("metadata", {}).pop("namespace", None)  # --namespace decides
+        metadata = document.get("metadata")
+        if isinstance(metadata, dict):
+            metadata.pop("namespace", None)  # --namespace decides
     return documents
 
 

@@ -1,4 +1,8 @@
-"""Reading manifests: several documents, the line of every value, and YAML errors with their place."""
+"""Reading manifests: several documents, the line of every value, and YAML errors with their place.
+
+Scalars are read as kubectl reads them, which is not quite PyYAML's way: a date and ``1:30`` are strings,
+``5e-5`` is a number, and the keys of a mapping are always strings.
+"""
 
 from __future__ import annotations
 
@@ -10,47 +14,78 @@ from typing import Any
 import yaml
 
 Json = dict[str, Any]
+Place = tuple[str | int, ...]
+
+MAX_DEPTH = 200
+# How many times as large as it is a document may be with its aliases written out, beyond 100,000 values.
+MAX_GROWTH = 10
+JOBS = ("PyTorchJob", "TrainJob")
+RUNTIMES = ("TrainingRuntime", "ClusterTrainingRuntime")
+KINDS = (*JOBS, *RUNTIMES)
 
 # The C parser where PyYAML was built with it: twenty times as fast.
 _Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class _Loader(_Base):  # type: ignore[misc]
-    """Reads as Kubernetes does: a date stays a string."""
+    """Without dates, which Kubernetes has none of."""
 
 
 _Loader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
     for first, resolvers in _Base.yaml_implicit_resolvers.items()
 }
+_TAG = "tag:yaml.org,2002:"
+_NUMBER = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+_BOOLEAN = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 
 @dataclass
 class Document:
-    """One YAML document (or one item of a ``kind: List``) and where its values stand."""
+    """One YAML document, or an object inside one (an item of a List, a job in an AppWrapper), and where its
+    values stand."""
 
     content: Json
     source: str
     node: Any = field(repr=False)
+    holder: str = ""  # the kind of the object around it
 
     @property
     def kind(self) -> str:
         return str(self.content.get("kind") or "")
 
     @property
-    def name(self) -> str:
+    def metadata(self) -> Json:
         metadata = self.content.get("metadata")
-        return str((metadata.get("name") if isinstance(metadata, dict) else None) or "")
+        return metadata if isinstance(metadata, dict) else {}
 
-    def line(self, path: tuple[str | int, ...]) -> int:
+    @property
+    def name(self) -> str:
+        return str(self.metadata.get("name") or self.metadata.get("generateName") or "")
+
+    @property
+    def namespace(self) -> str:
+        return str(self.metadata.get("namespace") or "")
+
+    def line(self, path: Place) -> int:
         """The line, from 1, of the value at ``path``, or of the nearest thing around it that exists."""
         node, mark = self.node, self.node.start_mark
         for key in path:
-            found = _child(node, key)
-            if found is None:
+            child = _child(node, key)
+            if child is None:
                 break
-            mark, node = found
+            mark, node = child
         return int(mark.line) + 1
+
+    def text(self, path: Place) -> str | None:
+        """The scalar at ``path`` as it is written, or None."""
+        node = self.node
+        for key in path:
+            child = _child(node, key)
+            if child is None:
+                return None
+            node = child[1]
+        return str(node.value) if isinstance(node, yaml.ScalarNode) else None
 
 
 @dataclass(frozen=True)
@@ -64,78 +99,196 @@ class YamlError:
 
 
 def read(text: str, source: str) -> tuple[list[Document], list[YamlError]]:
-    """The documents of ``text`` up to the first that is not YAML, and the errors found."""
+    """The documents of ``text`` up to the first that is not YAML, and the errors in it."""
     documents: list[Document] = []
     errors: list[YamlError] = []
-    loader = _Loader(text)
+    loader = None
     try:
+        loader = _Loader(text)
         while loader.check_node():
             node = loader.get_node()
-            errors += [
-                YamlError(source, line, (f"{key!r} is given twice; the last one wins"), "remove one")
-                for key, line in _duplicates(node)
-            ]
-            content = loader.construct_document(node)
-            documents += _unlisted(content, node, source) if isinstance(content, dict) else []
-            if content is not None and not isinstance(content, dict):
-                errors.append(
-                    YamlError(
-                        source,
-                        node.start_mark.line + 1,
-                        "this document is not a mapping",
-                        "start it with apiVersion and kind",
-                    )
-                )
-    except yaml.YAMLError as error:
+            builder = _Builder(source)
+            content = builder.value(node)
+            errors += builder.errors
+            if isinstance(content, dict):
+                documents += _objects(content, node, source)
+            elif content is not None:
+                message, fix = "this document is not a mapping", "start it with apiVersion and kind"
+                errors.append(YamlError(source, node.start_mark.line + 1, message, fix))
+    except (yaml.YAMLError, RecursionError, ValueError, OverflowError) as error:
         errors.append(_explained(error, text, source))
     finally:
-        loader.dispose()
+        if loader is not None:
+            loader.dispose()
     return documents, errors
 
 
-def _unlisted(content: Json, node: Any, source: str) -> Iterator[Document]:
-    """The items of a ``kind: List``, which `kubectl get -o yaml` prints, or the document itself."""
-    if content.get("kind") != "List" or not isinstance(content.get("items"), list):
+class _Builder:
+    """Turns one document's nodes into values.
+
+    An alias gives the same object again, so that it costs nothing; how large the document would be with all
+    of them written out is counted.
+    """
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.errors: list[YamlError] = []
+        self.built: dict[int, tuple[Any, int]] = {}  # id of a node -> its value, and the values in it
+        self.open: set[int] = set()
+        self.written = 0  # values that stand in the text
+
+    def value(self, node: Any) -> Any:
+        return self._of(node, 0)[0]
+
+    def _of(self, node: Any, depth: int) -> tuple[Any, int]:
+        self.written += 1
+        if type(node) is yaml.ScalarNode:
+            return _scalar(node), 1
+        key = id(node)
+        if key in self.built:
+            return self.built[key]
+        if key in self.open or depth > MAX_DEPTH:
+            problem = "an anchor contains itself" if key in self.open else f"nested deeper than {MAX_DEPTH}"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+        self.open.add(key)
+        built = self._mapping(node, depth) if type(node) is yaml.MappingNode else self._sequence(node, depth)
+        self.open.discard(key)
+        if built[1] > 100_000 + MAX_GROWTH * self.written:
+            problem = f"its aliases stand for more than {built[1]} values"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+        self.built[key] = built
+        return built
+
+    def _sequence(self, node: Any, depth: int) -> tuple[list[Any], int]:
+        pairs = [self._of(item, depth + 1) for item in node.value]
+        return [value for value, _ in pairs], 1 + sum(size for _, size in pairs)
+
+    def _mapping(self, node: Any, depth: int) -> tuple[Json, int]:
+        content: Json = {}
+        merges: list[Json] = []
+        total = 1
+        for name, item in node.value:
+            value, size = self._of(item, depth + 1)
+            total += size
+            if name.tag == _TAG + "merge":
+                merges += value if isinstance(value, list) else [value]
+                continue
+            key = _key(name)
+            if key in content:
+                message = f"{key!r} is given twice; the last one wins"
+                self.errors.append(
+                    YamlError(self.source, name.start_mark.line + 1, message, "remove one of them")
+                )
+            content[key] = value
+        for merge in merges:
+            if not isinstance(merge, dict):
+                raise yaml.constructor.ConstructorError(None, None, "<< of no mapping", node.start_mark)
+            content = {**merge, **content}
+        return content, total
+
+
+def _key(node: Any) -> str:
+    if type(node) is not yaml.ScalarNode:
+        raise yaml.constructor.ConstructorError(None, None, "a key that is no text", node.start_mark)
+    value = _scalar(node)
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return node.value if isinstance(value, str) else "null" if value is None else str(value)
+
+
+def _scalar(node: Any) -> Any:
+    text, tag = node.value, node.tag
+    if tag == _TAG + "str":
+        plain = not node.style and text[:1] in "0123456789+-."
+        return float(text) if plain and text and _NUMBER.fullmatch(text) else text
+    kind = tag.removeprefix(_TAG)
+    if kind == "null":
+        return None
+    if kind == "bool":
+        return _BOOLEAN.get(text.lower(), text)
+    if kind in ("int", "float") and ":" in text:
+        return text
+    if kind == "int":
+        return _whole(text.replace("_", ""))
+    if kind == "float":
+        number = text.replace("_", "").lower()
+        return float(number.replace(".inf", "inf").replace(".nan", "nan"))
+    if kind in ("timestamp", "binary", "value", "merge"):
+        return text
+    raise yaml.constructor.ConstructorError(None, None, f"the tag {tag!r} is none of YAML's", node.start_mark)
+
+
+def _whole(text: str) -> int:
+    sign = -1 if text.startswith("-") else 1
+    digits = text.lstrip("+-")
+    if len(digits) > 400:
+        raise ValueError(f"a number of {len(digits)} digits")
+    base = 16 if digits.startswith("0x") else 2 if digits.startswith("0b") else 10
+    if base == 10 and digits.startswith("0") and len(digits) > 1:
+        base = 8
+    return sign * int(digits.removeprefix("0o"), base)
+
+
+def _objects(content: Json, node: Any, source: str) -> Iterator[Document]:
+    """The document itself, or the objects inside it where it is a list of them or wraps a job."""
+    if content.get("kind") in KINDS:
         yield Document(content, source, node)
         return
-    found = _child(node, "items")
-    for index, item in enumerate(content["items"]):
-        place = _child(found[1], index) if found else None
-        if isinstance(item, dict):
-            yield Document(item, source, place[1] if place else node)
+    kind = str(content.get("kind") or "")
+    listed = kind.endswith("List") and isinstance(content.get("items"), list)
+    inner = list(_inside(content, node, source, "" if listed else kind))
+    if not listed:
+        yield Document(content, source, node)
+    yield from inner
+
+
+def _inside(value: Any, node: Any, source: str, holder: str) -> Iterator[Document]:
+    if isinstance(value, dict):
+        pairs: Iterator[tuple[str | int, Any]] = iter(value.items())
+    elif isinstance(value, list):
+        pairs = iter(enumerate(value))
+    else:
+        return
+    for key, item in pairs:
+        if not isinstance(item, dict | list):
+            continue
+        child = _child(node, key)
+        place = child[1] if child else node
+        if isinstance(item, dict) and isinstance(item.get("kind"), str) and "apiVersion" in item:
+            whole = "spec" in item or "metadata" in item  # not a reference, which has a name only
+            if whole:
+                yield from (
+                    Document(one.content, source, one.node, one.holder or holder)
+                    for one in _objects(item, place, source)
+                )
+                continue
+        yield from _inside(item, place, source, holder)
 
 
 def _child(node: Any, key: str | int) -> tuple[Any, Any] | None:
-    """(mark of the key, node of the value), or None."""
+    """(mark of the key, node of the value), or None.
+
+    What ``<<`` merges in is looked at last.
+    """
     if isinstance(node, yaml.MappingNode):
+        merged: list[Any] = []
         for name, value in node.value:
             if name.value == str(key):
                 return name.start_mark, value
-    elif isinstance(node, yaml.SequenceNode) and isinstance(key, int) and key < len(node.value):
+            if name.tag == _TAG + "merge":
+                merged += value.value if isinstance(value, yaml.SequenceNode) else [value]
+        return next((child for one in merged[:9] if (child := _child(one, key))), None)
+    if isinstance(node, yaml.SequenceNode) and isinstance(key, int) and key < len(node.value):
         return node.value[key].start_mark, node.value[key]
     return None
 
 
-def _duplicates(node: Any, depth: int = 0) -> Iterator[tuple[str, int]]:
-    if depth > 100:  # an anchor that contains itself
-        return
-    if isinstance(node, yaml.MappingNode):
-        seen: set[str] = set()
-        for name, value in node.value:
-            if isinstance(name, yaml.ScalarNode) and name.value != "<<":
-                if name.value in seen:
-                    yield name.value, name.start_mark.line + 1
-                seen.add(name.value)
-            yield from _duplicates(value, depth + 1)
-    elif isinstance(node, yaml.SequenceNode):
-        for value in node.value:
-            yield from _duplicates(value, depth + 1)
-
-
-def _explained(error: yaml.YAMLError, text: str, source: str) -> YamlError:
+def _explained(error: Exception, text: str, source: str) -> YamlError:
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
     line = mark.line + 1 if mark else 1 + text.count("\n", 0, getattr(error, "position", 0))
     problem = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error)
+    if isinstance(error, RecursionError):
+        problem = "nested too deeply"
     context = getattr(error, "context", None)
     place = f" (column {mark.column + 1})" if mark else ""
     if re.search(r"\{\{.*\}\}", text):

@@ -1,70 +1,49 @@
-"""A job as the rules see it: the same few questions for a PyTorchJob and a TrainJob, and where each answer
-stands in the file.
-"""
+"""A job as the rules see it: the same few questions for a PyTorchJob, a TrainJob and a runtime, and where
+each answer stands in the file."""
 
 from __future__ import annotations
 
+import copy
 import re
-import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import PurePosixPath
 from typing import Any
 
 from podtune.cluster.job import pytorchjob as contract
 from podtune.cluster.job import trainjob
-from podtune.cluster.lint.documents import Document
-from podtune.cluster.lint.schema import Problem
+from podtune.cluster.lint.command import Launch, launch_of
+from podtune.cluster.lint.core import Refusal, refusals
+from podtune.cluster.lint.documents import RUNTIMES, Document
+from podtune.cluster.lint.quantity import quantity
+from podtune.cluster.lint.schema import Violation
+from podtune.cluster.lint.targets import Target
 
 Json = dict[str, Any]
 Place = tuple[str | int, ...]
 
-GPU = re.compile(r"(nvidia\.com|amd\.com|gpu\.intel\.com)/")
-SHELLS = {"sh", "bash", "dash", "ash", "zsh"}
-WRAPPERS = {
-    "exec",
-    "tini",
-    "dumb-init",
-    "nohup",
-    "time",
-    "env",
-    "stdbuf",
-    "numactl",
-    "nice",
-    "uv",
-    "poetry",
-    "run",
-    "--",
-}
-LAUNCHERS = {
-    **dict.fromkeys(("torchrun", "torch.distributed.run", "torch.distributed.launch"), "torchrun"),
-    **dict.fromkeys(("accelerate", "accelerate.commands.launch"), "accelerate"),
-    **dict.fromkeys(("deepspeed", "deepspeed.launcher.runner"), "deepspeed"),
-    **dict.fromkeys(("trl", "trl.cli"), "trl"),
-    **dict.fromkeys(("podtune", "podtune.cli"), "podtune"),
-}
+#: what device plugins offer a device under; ``nvidia.com/roce_gdr`` and the like are not devices to train on
+DEVICE = re.compile(
+    r"nvidia\.com/(gpu|gpu\.shared|mig-.+)|amd\.com/gpu(\..+)?|gpu\.intel\.com/(i915|xe)(\..+)?"
+    r"|aws\.amazon\.com/neuron(core|device)?|habana\.ai/gaudi.*|google\.com/tpu|huawei\.com/Ascend.*"
+    r"|cambricon\.com/.*mlu.*|.*/v?gpu(\.shared)?"
+)
+GPU_BY_TRAINER = re.compile("gpu", re.IGNORECASE)  # how Trainer itself tells a GPU
+ANCESTOR = "trainer.kubeflow.org/trainjob-ancestor-step"
+NODE = trainjob.NODE
 
 
 @dataclass(frozen=True)
-class Launch:
-    """How a container starts its program. ``kind`` is a launcher's name, "python", or "" where that cannot be
-    told.
-    """
-
-    kind: str
-    argv: tuple[str, ...]  # of the launcher or python
-    script: str = ""  # what a shell was given, if one is PID 1
-    commands: int = 1  # simple commands in that script
-    replaced: bool = True  # nothing stands between PID 1 and the program, or exec removes it
-
-
-@dataclass(frozen=True)
-class Container:
+class JobContainer:
     """One container and its place in the document."""
 
     spec: Json
     path: Place
+    init: bool = False
+
+    @property
+    def name(self) -> str:
+        return str(self.spec.get("name") or "")
 
     @property
     def env(self) -> list[tuple[int, Json]]:
@@ -72,73 +51,46 @@ class Container:
         return [(index, entry) for index, entry in enumerate(self.spec.get("env") or []) if "name" in entry]
 
     @property
+    def literals(self) -> dict[str, str]:
+        """The variables whose values are written in the manifest."""
+        return {
+            entry["name"]: str(entry.get("value") or "") for _, entry in self.env if "valueFrom" not in entry
+        }
+
+    @property
+    def resources_path(self) -> Place:
+        return (*self.path, "resourcesPerNode" if self.path == ("spec", "trainer") else "resources")
+
+    @property
     def gpus(self) -> int:
-        """GPUs by limit, or by request where no limit is set."""
+        """Devices by limit, or by request where no limit is set."""
         return count_gpus(self.spec, "limits") or count_gpus(self.spec, "requests")
+
+    @property
+    def command_path(self) -> Place:
+        return (*self.path, "command" if self.spec.get("command") else "args")
+
+    @cached_property
+    def words(self) -> list[str]:
+        """Command and args."""
+        return [str(word) for word in [*(self.spec.get("command") or []), *(self.spec.get("args") or [])]]
 
     @cached_property
     def launch(self) -> Launch:
         """What command and args start; empty when the image decides."""
-        return launch_of(
-            [str(word) for word in [*(self.spec.get("command") or []), *(self.spec.get("args") or [])]]
-        )
+        return launch_of(self.words)
 
 
 def count_gpus(container: Json, key: str) -> int:
-    """GPUs under ``resources.limits`` or ``resources.requests``."""
+    """Devices under ``resources.limits`` or ``resources.requests``, of any vendor."""
     amounts = (container.get("resources") or {}).get(key) or {}
-    return sum(int(value) for name, value in amounts.items() if GPU.match(name) and str(value).isdigit())
-
-
-def launch_of(argv: list[str]) -> Launch:
-    """Find the launcher in a container's command, through a shell and the usual wrappers."""
-    words = _unwrapped(argv)
-    if words and PurePosixPath(words[0]).name in SHELLS:
-        script = next((words[i + 1] for i, word in enumerate(words[:-1]) if re.fullmatch(r"-\w*c", word)), "")
-        return _of_script(script) if script else Launch("", tuple(words))
-    return _of_words(words)
-
-
-def _of_script(script: str) -> Launch:
-    joined = script.replace("\\\n", " ")
-    simple = [part.strip() for part in re.split(r"\n|;|&&|\|\||\|", joined)]
-    simple = [part for part in simple if part and not part.startswith("#")]
-    found = Launch("", ())
-    for part in simple:
-        try:
-            words = shlex.split(part)
-        except ValueError:
-            words = part.split()
-        launch = _of_words(_unwrapped(words))
-        if launch.kind:
-            found = Launch(launch.kind, launch.argv, script, len(simple), bool(words) and words[0] == "exec")
-    return found if found.kind else Launch("", (), script, len(simple), "exec " in script)
-
-
-def _unwrapped(words: list[str]) -> list[str]:
-    """Without leading wrappers and assignments: ``env A=1 tini -g -- torchrun`` starts ``torchrun``."""
-    start = 0
-    while start < len(words) and (
-        PurePosixPath(words[start]).name in WRAPPERS or re.match(r"\w+=|-\w*$|--$", words[start])
-    ):
-        start += 1
-    return words[start:]
-
-
-def _of_words(words: list[str]) -> Launch:
-    if not words:
-        return Launch("", ())
-    program = PurePosixPath(words[0]).name
-    if re.fullmatch(r"python[\d.]*", program):
-        module = next((words[i + 1] for i, word in enumerate(words[:-1]) if word == "-m"), "")
-        script = next((word for word in words[1:] if not word.startswith("-")), "")
-        return Launch(LAUNCHERS.get(module) or ("python" if module or script else ""), tuple(words))
-    return Launch(LAUNCHERS.get(program, ""), tuple(words))
+    numbers = [quantity(value) for name, value in amounts.items() if "/" in name and DEVICE.fullmatch(name)]
+    return sum(int(number) for number in numbers if number is not None and 0 < number < 10**6)
 
 
 @dataclass(frozen=True)
-class Template:
-    """The pod template of one replica type."""
+class PodTemplate:
+    """The pod template of one replica type, or of a replicated job of a runtime."""
 
     role: str  # Master, Worker; node for a TrainJob
     replicas: int
@@ -147,31 +99,63 @@ class Template:
     pod: Json
     path: Place  # of the replica; the pod spec stands at pod_path
     pod_path: Place
-    containers: list[Container]
+    containers: list[JobContainer]
+    main_name: str
 
     @property
-    def main(self) -> Container | None:
+    def main(self) -> JobContainer | None:
         """The container that trains."""
-        name = trainjob.NODE if self.role == trainjob.NODE else contract.CONTAINER
-        return next((one for one in self.containers if one.spec.get("name") == name), None)
+        return next((one for one in self.containers if one.name == self.main_name), None)
+
+    @property
+    def init_containers(self) -> list[JobContainer]:
+        return [
+            JobContainer(spec, (*self.pod_path, "initContainers", index), init=True)
+            for index, spec in enumerate(self.pod.get("initContainers") or [])
+        ]
+
+    @property
+    def metadata_path(self) -> Place:
+        return (*self.pod_path[:-1], "metadata")
+
+
+@dataclass
+class Surroundings:
+    """What the other documents hold that a job refers to."""
+
+    runtimes: dict[tuple[str, str], Json] = field(default_factory=dict)  # (kind, name) -> cleaned content
+    claims: dict[str, list[tuple[str, list[str]]]] = field(default_factory=dict)  # name -> namespace, modes
+    selectors: list[Document] = field(default_factory=list)  # that select by the labels of old operators
 
 
 @dataclass
 class Job:
-    """A PyTorchJob or TrainJob with the documents around it. ``content`` has no value of a wrong type."""
+    """A PyTorchJob, a TrainJob or a runtime with the documents around it.
+
+    ``content`` has no value of a wrong type.
+    """
 
     document: Document
     content: Json
-    others: list[Document] = field(default_factory=list)
-    problems: list[Problem] = field(default_factory=list)  # what the schema says of the document as written
+    around: Surroundings = field(default_factory=Surroundings)
+    violations: list[Violation] = field(default_factory=list)  # of the CRD, by the document as written
+    target: Target = field(default_factory=Target)
+    trainer: str = ""  # the version of Trainer whose CRD it was held against
 
     @property
     def kind(self) -> str:
         return self.document.kind
 
     @property
+    def metadata(self) -> Json:
+        metadata: Json = self.content.get("metadata") or {}
+        return metadata
+
+    @property
     def name(self) -> str:
-        return str((self.content.get("metadata") or {}).get("name") or "")
+        """The name, or the shortest that generateName can become."""
+        generated = str(self.metadata.get("generateName") or "")
+        return str(self.metadata.get("name") or (generated and generated[:58] + "x" * 5))
 
     @property
     def spec(self) -> Json:
@@ -179,49 +163,113 @@ class Job:
         return spec
 
     @cached_property
-    def templates(self) -> list[Template]:
+    def templates(self) -> list[PodTemplate]:
         """One for each replica type, the Master first; a TrainJob has one."""
+        if self.kind in RUNTIMES:
+            return list(_replicated(self.content))
         return [_node(self)] if self.kind == "TrainJob" else list(_replicas(self.spec))
 
-    def template(self, role: str) -> Template | None:
+    def template(self, role: str) -> PodTemplate | None:
         """The template of a replica type."""
         return next((one for one in self.templates if one.role == role), None)
 
+    @cached_property
+    def refusals(self) -> list[Refusal]:
+        """What the API server refuses in the pods that this document describes."""
+        if self.kind == "TrainJob":
+            return []
+        return [
+            refusal
+            for template in self.templates
+            for refusal in refusals(template.pod, template.pod_path, kubernetes=self.target.kubernetes)
+        ]
+
     @property
     def pods(self) -> int:
-        """How many pods the job has."""
+        """How many pods the job has; for a TrainJob 0 where only the cluster knows."""
         return sum(template.replicas for template in self.templates)
 
     @property
-    def processes(self) -> int:
-        """How many processes are announced; auto, cpu and gpu count as the GPUs of a pod, at least one."""
-        gpus = max((one.main.gpus for one in self.templates if one.main), default=0)
+    def processes_per_pod(self) -> int | None:
+        """The number that is written for processes of one pod, or None."""
         if self.kind == "TrainJob":
-            text = str((self.spec.get("trainer") or {}).get("numProcPerNode") or "")
+            value = (self.spec.get("trainer") or {}).get("numProcPerNode")
         else:
-            text = str(self.spec.get("nprocPerNode") or "")
-        return self.pods * (int(text) if text.isdigit() else max(1, gpus))
+            value = self.spec.get("nprocPerNode")
+        text = str(value)
+        return int(text) if text.isdigit() and len(text) < 7 else None
 
     @property
     def gpus(self) -> int:
-        """GPUs of all pods."""
-        return sum(one.replicas * one.main.gpus for one in self.templates if one.main)
+        """The most devices of one pod."""
+        return max((one.main.gpus for one in self.templates if one.main), default=0)
 
-    def mains(self) -> Iterator[tuple[Template, Container]]:
+    @property
+    def runtime(self) -> Json | None:
+        """The runtime of a TrainJob, from the documents or built in; None if it is only in the cluster."""
+        reference = self.spec.get("runtimeRef") or {}
+        kind, name = reference.get("kind") or "ClusterTrainingRuntime", reference.get("name")
+        own = self.around.runtimes.get((kind, str(name)))
+        if own is None and (kind, name) == ("ClusterTrainingRuntime", "torch-distributed"):
+            return trainjob.TORCH_DISTRIBUTED
+        return own
+
+    @property
+    def by_torch(self) -> bool | None:
+        """Whether the operator gives the pods torchrun's variables; None where only the cluster knows."""
+        if self.kind != "TrainJob":
+            return True
+        runtime = self.runtime
+        if runtime is None:
+            return None
+        policy = (runtime.get("spec") or {}).get("mlPolicy") or {}
+        return policy.get("torch") is not None
+
+    @cached_property
+    def torch_environment(self) -> dict[str, str] | None:
+        """The variables that every pod gets, with their values; those that differ by pod have the value "?".
+
+        None where only the cluster knows.
+        """
+        if self.kind == "TrainJob":
+            nodes = str(self.pods) if self.pods else "?"
+            if self.by_torch is not True or self.spec.get("trainer") is None:
+                return None
+            of_trainer = ("PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT", "PET_NPROC_PER_NODE")
+            return {"PET_NNODES": nodes, "JOB_COMPLETION_INDEX": "?", **dict.fromkeys(of_trainer, "?")}
+        each: tuple[str, ...]
+        env = {"PYTHONUNBUFFERED": "1", "PET_NPROC_PER_NODE": str(self.spec.get("nprocPerNode") or "auto")}
+        if self.template("Master") is not None:
+            each = (
+                "MASTER_PORT",
+                "PET_MASTER_PORT",
+                "MASTER_ADDR",
+                "PET_MASTER_ADDR",
+                "RANK",
+                "PET_NODE_RANK",
+            )
+            env |= dict.fromkeys(each, "?")
+            env["WORLD_SIZE"] = str(self.pods * (self.processes_per_pod or 1))
+        if self.spec.get("elasticPolicy") is None:
+            return {**env, "PET_NNODES": str(self.pods)}
+        each = ("PET_NNODES", "PET_RDZV_ENDPOINT", "PET_RDZV_BACKEND", "PET_RDZV_ID", "PET_RDZV_CONF")
+        return {**env, **dict.fromkeys((*each, "PET_MAX_RESTARTS", "PET_STANDALONE"), "?")}
+
+    def mains(self) -> Iterator[tuple[PodTemplate, JobContainer]]:
         """Each template with its training container."""
         for template in self.templates:
             if template.main is not None:
                 yield template, template.main
 
-    def all_containers(self) -> Iterator[Container]:
-        """Every container and init container of every template."""
+    def all_containers(self) -> Iterator[tuple[PodTemplate, JobContainer]]:
+        """Every container and init container that this document holds."""
         for template in self.templates:
-            yield from template.containers
-            for index, spec in enumerate(template.pod.get("initContainers") or []):
-                yield Container(spec, (*template.pod_path, "initContainers", index))
+            for container in (*template.containers, *template.init_containers):
+                if container.path != ("spec", "runtimeRef") and "runtimeRef" not in container.path:
+                    yield template, container
 
 
-def _replicas(spec: Json) -> Iterator[Template]:
+def _replicas(spec: Json) -> Iterator[PodTemplate]:
     replicas = spec.get("pytorchReplicaSpecs") or {}
     for role in (*contract.REPLICA_TYPES, *(name for name in replicas if name not in contract.REPLICA_TYPES)):
         replica = replicas.get(role)
@@ -230,48 +278,93 @@ def _replicas(spec: Json) -> Iterator[Template]:
         template = replica.get("template") or {}
         pod = template.get("spec") or {}
         path: Place = ("spec", "pytorchReplicaSpecs", role)
-        pod_path = (*path, "template", "spec")
-        yield Template(
+        yield PodTemplate(
             role=role,
-            replicas=replica.get("replicas", 1),
+            replicas=int(replica.get("replicas", 1)),
             restart_policy=replica.get("restartPolicy") or "OnFailure",
             metadata=template.get("metadata") or {},
             pod=pod,
             path=path,
-            pod_path=pod_path,
-            containers=[
-                Container(one, (*pod_path, "containers", index))
-                for index, one in enumerate(pod.get("containers") or [])
-            ],
+            pod_path=(*path, "template", "spec"),
+            containers=_containers(pod, (*path, "template", "spec")),
+            main_name=contract.CONTAINER,
         )
 
 
-def _node(job: Job) -> Template:
+def _containers(pod: Json, path: Place) -> list[JobContainer]:
+    return [
+        JobContainer(one, (*path, "containers", index))
+        for index, one in enumerate(pod.get("containers") or [])
+    ]
+
+
+def replicated_jobs(runtime: Json) -> list[Json]:
+    """``spec.template.spec.replicatedJobs`` of a runtime."""
+    spec = ((runtime.get("spec") or {}).get("template") or {}).get("spec") or {}
+    jobs: list[Json] = spec.get("replicatedJobs") or []
+    return jobs
+
+
+def ancestor(replicated: Json) -> str:
+    """The step of a TrainJob that a replicated job stands for: trainer, dataset-initializer ..., or ""."""
+    labels = ((replicated.get("template") or {}).get("metadata") or {}).get("labels") or {}
+    return str(labels.get(ANCESTOR) or "")
+
+
+def _replicated(runtime: Json) -> Iterator[PodTemplate]:
+    for index, replicated in enumerate(replicated_jobs(runtime)):
+        template = ((replicated.get("template") or {}).get("spec") or {}).get("template") or {}
+        pod = template.get("spec") or {}
+        path: Place = ("spec", "template", "spec", "replicatedJobs", index)
+        pod_path = (*path, "template", "spec", "template", "spec")
+        yield PodTemplate(
+            role=str(replicated.get("name") or ""),
+            replicas=1,
+            restart_policy=pod.get("restartPolicy") or "OnFailure",
+            metadata=template.get("metadata") or {},
+            pod=pod,
+            path=path,
+            pod_path=pod_path,
+            containers=_containers(pod, pod_path),
+            main_name=NODE if ancestor(replicated) == "trainer" else "",
+        )
+
+
+def _node(job: Job) -> PodTemplate:
     """A TrainJob's template: what spec.trainer says, over the runtime's, where that is in the same file."""
     trainer = job.spec.get("trainer") or {}
-    try:
-        (pod, *_) = trainjob.pods(job.content, [other.content for other in job.others])
-        spec, metadata = pod.spec, {"labels": dict(pod.labels), "annotations": dict(pod.annotations)}
-    # the runtime is in the cluster, or too broken to merge: the rules see spec.trainer alone
-    except Exception:
-        spec, metadata = {"containers": [{"name": trainjob.NODE}]}, {}
-    main = next(
-        (one for one in spec["containers"] if one.get("name") == trainjob.NODE), {"name": trainjob.NODE}
-    )
-    main = {**main, **{key: trainer[key] for key in ("image", "command", "args") if key in trainer}}
-    main = {**main, "env": trainer.get("env") or []}  # without what Trainer injects
-    others = [
-        Container(one, ("spec", "runtimeRef"))
-        for one in spec["containers"]
-        if one.get("name") != trainjob.NODE
+    runtime = job.runtime
+    pod: Json = {"containers": [{"name": NODE}]}
+    metadata: Json = {}
+    nodes = 0 if runtime is None else 1
+    if runtime is not None:
+        nodes = int(((runtime.get("spec") or {}).get("mlPolicy") or {}).get("numNodes") or 1)
+        steps = replicated_jobs(runtime)
+        step = next((one for one in steps if ancestor(one) == "trainer"), None)
+        step = step or next((one for one in steps if one.get("name") == NODE), {})
+        template = ((step.get("template") or {}).get("spec") or {}).get("template") or {}
+        pod = copy.deepcopy(template.get("spec") or pod)
+        metadata = template.get("metadata") or {}
+    main = next((one for one in pod.get("containers") or [] if one.get("name") == NODE), {"name": NODE})
+    # what torch-distributed does by itself is not what this job does
+    inherited = {} if runtime is trainjob.TORCH_DISTRIBUTED else main
+    main = {**inherited, "name": NODE, "env": trainer.get("env") or []}
+    main |= {key: trainer[key] for key in ("image", "command", "args") if key in trainer}
+    if "resourcesPerNode" in trainer:
+        main["resources"] = trainer["resourcesPerNode"]
+    beside = [
+        JobContainer(one, ("spec", "runtimeRef"))
+        for one in pod.get("containers") or []
+        if one.get("name") != NODE
     ]
-    return Template(
-        role=trainjob.NODE,
-        replicas=trainer.get("numNodes") or 1,
-        restart_policy=spec.get("restartPolicy") or "OnFailure",
+    return PodTemplate(
+        role=NODE,
+        replicas=int(trainer["numNodes"] if trainer.get("numNodes") is not None else nodes),
+        restart_policy=pod.get("restartPolicy") or "OnFailure",
         metadata=metadata,
-        pod=spec,
+        pod=pod,
         path=("spec",),
         pod_path=("spec", "runtimeRef"),
-        containers=[Container(main, ("spec", "trainer")), *others],
+        containers=[JobContainer(main, ("spec", "trainer")), *beside],
+        main_name=NODE,
     )

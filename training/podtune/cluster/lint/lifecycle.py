@@ -4,130 +4,191 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from podtune.cluster.lint.command import NEVER_ENDS
 from podtune.cluster.lint.job import Job
-from podtune.cluster.lint.rules import Found, rule
+from podtune.cluster.lint.rules import BOTH, WITH_PODS, Hit, Severity, rule
 
 # between SIGTERM and SIGKILL for its children, unless --shutdown-timeout says otherwise
 TORCHRUN_SHUTDOWN_S = 30
 RUN_POLICY = ("spec", "runPolicy")
+QUEUE = "kueue.x-k8s.io/queue-name"
 
 
-@rule("PT201", "warning", fix="cleanPodPolicy: Running", values="runPolicy.cleanPodPolicy")
-def pods_stay_after_the_end(job: Job) -> Iterator[Found]:
+@rule("PT201", "note", fix="cleanPodPolicy: Running", values="runPolicy.cleanPodPolicy")
+def pods_stay_after_the_end(job: Job) -> Iterator[Hit]:
     """With cleanPodPolicy None (the default) pods that hang when the job has ended keep their GPUs; Running
-    frees them and keeps finished pods' logs.
-    """
+    frees them and keeps finished pods' logs."""
     policy = (job.spec.get("runPolicy") or {}).get("cleanPodPolicy")
     if policy in (None, "None"):
-        said = "is absent, which means None" if policy is None else "is None"
-        yield Found((*RUN_POLICY, "cleanPodPolicy"), f"cleanPodPolicy {said}")
+        says = "is absent, which means None" if policy is None else "is None"
+        yield Hit((*RUN_POLICY, "cleanPodPolicy"), f"cleanPodPolicy {says}")
 
 
 @rule(
-    "PT202",
-    "warning",
-    fix=("backoffLimit: 3, or what a day of retries is worth"),
-    values="runPolicy.backoffLimit",
+    "PT202", "note", fix="backoffLimit: 3, or what a day of retries is worth", values="runPolicy.backoffLimit"
 )
-def retries_without_limit(job: Job) -> Iterator[Found]:
-    """Without backoffLimit a job that cannot work restarts for ever and holds its GPUs meanwhile."""
+def retries_without_limit(job: Job) -> Iterator[Hit]:
+    """Without backoffLimit a job that cannot work restarts for ever and holds its GPUs meanwhile.
+
+    A negative one is none (a warning).
+    """
     restarting = [one for one in job.templates if one.restart_policy in ("OnFailure", "Always", "ExitCode")]
-    if restarting and (job.spec.get("runPolicy") or {}).get("backoffLimit") is None:
-        yield Found(
-            (*RUN_POLICY, "backoffLimit"),
-            (f"restartPolicy {restarting[0].restart_policy} and no backoffLimit"),
-        )
+    policy = job.spec.get("runPolicy") or {}
+    if restarting and policy.get("backoffLimit") is None:
+        message = f"restartPolicy {restarting[0].restart_policy} and no backoffLimit"
+        yield Hit((*RUN_POLICY, "backoffLimit"), message)
+    for field in ("backoffLimit", "ttlSecondsAfterFinished", "activeDeadlineSeconds"):
+        value = policy.get(field)
+        if isinstance(value, int) and value < 0:
+            yield Hit((*RUN_POLICY, field), f"{field} is {value}, below 0", "warning", "give it 0 or more")
 
 
 @rule(
     "PT203",
-    "error",
-    fix=("restartPolicy: OnFailure, or an entry point that maps exit codes (podtune launch)"),
+    "warning",
+    fix="restartPolicy: OnFailure, or an entry point that maps exit codes (podtune launch)",
     values="restartPolicy",
 )
-def exit_code_under_torchrun(job: Job) -> Iterator[Found]:
-    """restartPolicy ExitCode retries codes of 128 and above, but torchrun turns every failure into 1: such a
-    job never retries.
-    """
+def exit_code_under_torchrun(job: Job) -> Iterator[Hit]:
+    """RestartPolicy ExitCode retries codes of 128 and above, but torchrun turns every failure into 1: such a
+    job never retries."""
     for template, container in job.mains():
         if template.restart_policy == "ExitCode" and container.launch.kind == "torchrun":
-            yield Found(
-                (*template.path, "restartPolicy"),
-                (f"restartPolicy ExitCode of {template.role} with bare torchrun"),
-            )
+            message = "restartPolicy ExitCode of {role} with bare torchrun"
+            yield Hit((*template.path, "restartPolicy"), message, role=template.role)
 
 
 @rule(
-    "PT204",
-    "warning",
-    fix=("more than 30 s plus the time of a save: 120"),
-    values="terminationGracePeriodSeconds",
+    "PT204", "note", fix="more than 30 s plus the time of a save: 120", values="terminationGracePeriodSeconds"
 )
-def grace_shorter_than_a_save(job: Job) -> Iterator[Found]:
+def grace_shorter_than_a_save(job: Job) -> Iterator[Hit]:
     """The kubelet kills a pod terminationGracePeriodSeconds (30 if unset) after SIGTERM; torchrun alone may
-    use 30 s, so a checkpoint cannot be saved.
-    """
+    use 30 s, so a checkpoint cannot be saved."""
     for template in job.templates:
         grace = template.pod.get("terminationGracePeriodSeconds")
         if grace is None or grace <= TORCHRUN_SHUTDOWN_S:
-            said = "is absent, which means 30" if grace is None else f"is {grace}"
-            yield Found(
-                (*template.pod_path, "terminationGracePeriodSeconds"),
-                f"terminationGracePeriodSeconds of {template.role} {said}",
-            )
+            says = "is absent, which means 30" if grace is None else f"is {grace}"
+            path = (*template.pod_path, "terminationGracePeriodSeconds")
+            message = f"terminationGracePeriodSeconds of {{role}} {says}"
+            yield Hit(path, message, role=template.role)
 
 
-@rule("PT205", "error", fix="remove it; the operator watches the process")
-def readiness_probe_on_master(job: Job) -> Iterator[Found]:
+@rule("PT205", "warning", fix="remove it; the operator watches the process")
+def readiness_probe_on_master(job: Job) -> Iterator[Hit]:
     """Workers wait for the master's DNS name, which appears when it is ready: a readinessProbe that needs the
-    training to run deadlocks.
-    """
+    training to run deadlocks."""
     master = job.template("Master")
     if master is None or job.template("Worker") is None:
         return
     for container in master.containers:
         if container.spec.get("readinessProbe") is not None:
-            yield Found((*container.path, "readinessProbe"), "the Master has a readinessProbe")
+            yield Hit((*container.path, "readinessProbe"), "the Master has a readinessProbe")
 
 
-@rule("PT206", "error", fix="restartPolicy: OnFailure", values="restartPolicy")
-def restart_always(job: Job) -> Iterator[Found]:
-    """restartPolicy Always restarts a container that has finished, too, so the job never succeeds."""
+@rule("PT206", "error", by="hang", fix="restartPolicy: OnFailure", values="restartPolicy")
+def restart_always(job: Job) -> Iterator[Hit]:
+    """RestartPolicy Always restarts a container that has finished, too, so the job never ends.
+
+    On a Worker beside a Master only its pods stay (a warning).
+    """
     for template in job.templates:
         if template.restart_policy == "Always":
-            yield Found((*template.path, "restartPolicy"), f"restartPolicy of {template.role} is Always")
+            beside = template.role != "Master" and job.template("Master") is not None
+            message = "restartPolicy of {role} is Always"
+            severity: Severity | None = "warning" if beside else None
+            yield Hit((*template.path, "restartPolicy"), message, severity, role=template.role)
 
 
 @rule(
     "PT207",
     "warning",
-    fix=("set it beside replicas; the operator overwrites the template's"),
+    fix="set it beside replicas; the operator overwrites the template's",
     values="restartPolicy",
 )
-def restart_policy_in_template(job: Job) -> Iterator[Found]:
+def restart_policy_in_template(job: Job) -> Iterator[Hit]:
     """A restartPolicy inside the pod template is overwritten by the replica's (OnFailure if unset)."""
     for template in job.templates:
         policy = template.pod.get("restartPolicy")
         if policy is not None and policy != template.restart_policy:
-            found = (
-                f"the template says {policy}, {template.role}'s restartPolicy is {template.restart_policy}"
-            )
-            yield Found((*template.pod_path, "restartPolicy"), found)
+            message = f"the template says {policy}, {{role}}'s restartPolicy is {template.restart_policy}"
+            yield Hit((*template.pod_path, "restartPolicy"), message, role=template.role)
 
 
 @rule(
     "PT208",
     "warning",
-    fix=("ttlSecondsAfterFinished: a day or more, or leave it out"),
+    fix="ttlSecondsAfterFinished: a day or more, or leave it out",
     values="runPolicy.ttlSecondsAfterFinished",
 )
-def gone_before_read(job: Job) -> Iterator[Found]:
+def gone_before_read(job: Job) -> Iterator[Hit]:
     """A ttlSecondsAfterFinished of minutes deletes the job, its pods and their logs before anybody has read
-    them.
-    """
+    them."""
     ttl = (job.spec.get("runPolicy") or {}).get("ttlSecondsAfterFinished")
-    if ttl is not None and ttl < 600:
-        yield Found(
-            (*RUN_POLICY, "ttlSecondsAfterFinished"),
-            (f"the job and its logs are deleted {ttl} s after its end"),
-        )
+    if ttl is not None and 0 <= ttl < 600:
+        message = f"the job and its logs are deleted {ttl} s after its end"
+        yield Hit((*RUN_POLICY, "ttlSecondsAfterFinished"), message)
+
+
+@rule(
+    "PT209",
+    "warning",
+    fix="an init container with restartPolicy: Always ends with the others",
+    kinds=WITH_PODS,
+)
+def container_beside_the_trainer(job: Job) -> Iterator[Hit]:
+    """A pod has succeeded when all its containers have: one beside the trainer that never ends keeps the job
+    from ending."""
+    for template in job.templates:
+        if template.main is None or len(template.containers) < 2:
+            continue
+        for container in template.containers:
+            if container.name != template.main_name:
+                text = " ".join(container.words)
+                never = (
+                    " never ends, and so neither does the job"
+                    if NEVER_ENDS.search(text)
+                    else (" has to end by itself, or the job never does")
+                )
+                yield Hit(
+                    container.path,
+                    f"{container.name!r} beside the trainer of {{role}}{never}",
+                    role=template.role,
+                )
+
+
+@rule("PT210", "warning", fix="remove it; the operator watches the process", kinds=WITH_PODS)
+def probe_on_the_trainer(job: Job) -> Iterator[Hit]:
+    """A livenessProbe or startupProbe kills a training that is busy compiling, loading or saving, or that
+    serves nothing at all."""
+    for template, container in job.mains():
+        for probe in ("livenessProbe", "startupProbe"):
+            if container.spec.get(probe) is not None:
+                message = f"the trainer of {{role}} has a {probe}"
+                yield Hit((*container.path, probe), message, role=template.role)
+
+
+@rule("PT211", "warning", fix="leave it out: the default is all pods", values="runPolicy.schedulingPolicy")
+def gang_above_the_pods(job: Job) -> Iterator[Hit]:
+    """With gang scheduling a minAvailable above the job's pods waits for pods that do not exist; without, it
+    does nothing."""
+    policy = (job.spec.get("runPolicy") or {}).get("schedulingPolicy") or {}
+    least = policy.get("minAvailable")
+    if isinstance(least, int) and job.pods and (least > job.pods or least < 0):
+        path = (*RUN_POLICY, "schedulingPolicy", "minAvailable")
+        yield Hit(path, f"minAvailable is {least} and the job has {job.pods} pods")
+
+
+@rule("PT212", "warning", fix=f"add the label {QUEUE}, or drop it", values="kueue.queueName", kinds=BOTH)
+def suspended_without_queue(job: Job) -> Iterator[Hit]:
+    """A suspended job starts when somebody resumes it: Kueue does, for jobs that name a queue.
+
+    So is MultiKueue the manager of such jobs only.
+    """
+    if QUEUE in (job.metadata.get("labels") or {}):
+        return
+    holder = job.spec if job.kind == "TrainJob" else job.spec.get("runPolicy") or {}
+    path = ("spec",) if job.kind == "TrainJob" else RUN_POLICY
+    if holder.get("suspend") is True:
+        yield Hit((*path, "suspend"), "suspend is true and no queue is named")
+    if "multikueue" in str(holder.get("managedBy") or ""):
+        yield Hit((*path, "managedBy"), "MultiKueue is the manager and no queue is named")

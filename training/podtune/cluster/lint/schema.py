@@ -1,4 +1,4 @@
-"""The strict check of a document against the CRD's schema (pytorchjob.schema.json, made by
+"""The strict check of a document against its CRD's schema (*.schema.json, made by
 scripts/build_crd_schema.py).
 
 A walker of the few keywords that a CRD uses, instead of the jsonschema library, whose import alone takes as
@@ -14,151 +14,146 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-Path_ = tuple[str | int, ...]
+Json = dict[str, Any]
+Place = tuple[str | int, ...]
+
+#: what envsubst, Katib or a template engine fills in before the API server sees it
+VARIABLE = re.compile(r"\$\{[^}]*\}|^\$[A-Za-z_]\w*$|\{\{.*\}\}")
 
 
 @dataclass(frozen=True)
-class Problem:
-    """One violation. ``kind`` is "unknown", "type", "missing", "pattern" or "duplicate"; ``expected`` depends
-    on it.
+class Violation:
+    """One violation.
+
+    ``kind`` is "unknown", "type", "missing", "pattern", "bound" or "duplicate"; ``expected`` depends on it.
     """
 
     kind: str
-    path: Path_
+    path: Place
     value: Any
     expected: Any
 
 
 @cache
-def pytorchjob_schema() -> dict[str, Any]:
-    """The schema of a whole PyTorchJob document."""
-    schema: dict[str, Any] = json.loads(
-        Path(__file__).with_name("pytorchjob.schema.json").read_text(encoding="utf-8")
-    )
-    return schema
+def _roots(file: str) -> dict[str, Json]:
+    content = json.loads(Path(__file__).with_name(f"{file}.schema.json").read_text(encoding="utf-8"))
+    nodes = content["nodes"]
+    for node in nodes:
+        if "properties" in node:
+            node["properties"] = {key: nodes[number] for key, number in node["properties"].items()}
+        for key in ("items", "additionalProperties"):
+            if type(node.get(key)) is int:
+                node[key] = nodes[node[key]]
+    return {name: nodes[number] for name, number in content["roots"].items()}
 
 
-_WORDS = {"type": "array", "items": {"type": "string"}}
-_ENV = {
-    "type": "array",
-    "items": {"type": "object", "required": ["name"], "properties": {"name": {"type": "string"}}},
-}
-_AMOUNTS = {"type": "object", "additionalProperties": {"type": ["integer", "string"]}}
-#: the parts of a TrainJob that the rules read; other fields are the API server's business
-TRAINJOB_SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "required": ["apiVersion", "kind", "metadata", "spec"],
-    "properties": {
-        "metadata": {"type": "object", "required": ["name"], "properties": {"name": {"type": "string"}}},
-        "spec": {
-            "type": "object",
-            "required": ["runtimeRef"],
-            "properties": {
-                "runtimeRef": {
-                    "type": "object",
-                    "required": ["name"],
-                    "properties": {"name": {"type": "string"}, "kind": {"type": "string"}},
-                },
-                "podSpecOverrides": {"type": "array", "items": {"type": "object"}},
-                "trainer": {
-                    "type": "object",
-                    "properties": {
-                        "numNodes": {"type": "integer"},
-                        "numProcPerNode": {"type": ["integer", "string"]},
-                        "image": {"type": "string"},
-                        "command": _WORDS,
-                        "args": _WORDS,
-                        "env": _ENV,
-                        "resourcesPerNode": {
-                            "type": "object",
-                            "properties": {"limits": _AMOUNTS, "requests": _AMOUNTS},
-                        },
-                    },
-                },
-            },
-        },
-    },
-}
+def schema(name: str) -> Json:
+    """The schema of a whole document: ``pytorchjob-1.9``, ``trainjob-2.1``, ``runtime-2.3``."""
+    return _roots("pytorchjob" if name.startswith("pytorchjob") else "trainer")[name]
 
 
-def check(value: Any, schema: dict[str, Any], problems: list[Problem], path: Path_ = ()) -> Any:
-    """Append what is wrong with ``value`` to ``problems``; return it without the parts that are of a wrong
+def check(value: Any, schema: Json, violations: list[Violation], path: Place = ()) -> Any:
+    """Append what is wrong with ``value`` to ``violations``; return it without the parts that are of a wrong
     type or null.
 
-    Like the API server, it reads null as absent. What comes back is safe for the other rules to walk.
+    Like the API server, it reads null as absent. What comes back is safe for the rules to walk. Where a
+    number is wanted and a variable of a template stands, that is a violation of the kind "variable", and 1
+    comes back.
     """
     kinds = schema.get("type")
     if kinds is not None and not _is(value, kinds):
-        problems.append(Problem("type", path, value, kinds))
+        if isinstance(value, str) and VARIABLE.search(value):
+            violations.append(Violation("variable", path, value, kinds))
+            return 1 if kinds in ("integer", "number") else None
+        violations.append(Violation("type", path, value, kinds))
         return None
-    if isinstance(value, str) and "pattern" in schema and not re.search(schema["pattern"], value):
-        problems.append(Problem("pattern", path, value, schema["pattern"]))
     if isinstance(value, dict):
-        return _check_object(value, schema, problems, path)
-    if isinstance(value, list) and "items" in schema:
-        _check_keys(value, schema.get("x-kubernetes-list-map-keys", ()), problems, path)
-        items = [check(item, schema["items"], problems, (*path, index)) for index, item in enumerate(value)]
+        return _check_object(value, schema, violations, path)
+    if isinstance(value, list):
+        _check_bounds(value, schema, violations, path)
+        if "items" not in schema:
+            return value
+        if "x-kubernetes-list-map-keys" in schema:
+            _check_keys(value, schema["x-kubernetes-list-map-keys"], violations, path)
+        items = [check(item, schema["items"], violations, (*path, index)) for index, item in enumerate(value)]
         return [item for item in items if item is not None]
+    if len(schema) > 1:
+        _check_bounds(value, schema, violations, path)
     return value
 
 
-def _check_object(
-    value: dict[Any, Any], schema: dict[str, Any], problems: list[Problem], path: Path_
-) -> dict[str, Any]:
-    known, others = schema.get("properties", {}), schema.get("additionalProperties", True)
-    kept: dict[str, Any] = {}
+def _check_object(value: Json, schema: Json, violations: list[Violation], path: Place) -> Json:
+    properties, others = schema.get("properties", {}), schema.get("additionalProperties", True)
+    required = schema.get("required", ())
+    kept: Json = {}
     for key, item in value.items():
-        if not isinstance(key, str):
-            problems.append(Problem("type", (*path, str(key)), key, "string as a key"))
-        elif item is None and key not in schema.get("required", ()):
+        if item is None and key not in required:
             continue
-        elif key in known or isinstance(others, dict):
-            checked = (
-                check(item, known.get(key, others), problems, (*path, key)) if item is not None else None
-            )
+        if key in properties or isinstance(others, dict):
+            part = properties.get(key, others)
+            checked = check(item, part, violations, (*path, key)) if item is not None else None
             if checked is not None:
                 kept[key] = checked
         elif others is False:
-            problems.append(Problem("unknown", (*path, key), item, known))
+            violations.append(Violation("unknown", (*path, key), item, properties))
         else:
             kept[key] = item
-    for key in schema.get("required", ()):
+    for key in required:
         if value.get(key) is None:
-            problems.append(Problem("missing", (*path, key), None, key))
+            violations.append(Violation("missing", (*path, key), None, key))
     return kept
 
 
-def _check_keys(items: list[Any], keys: list[str], problems: list[Problem], path: Path_) -> None:
+def _check_bounds(value: Any, schema: Json, violations: list[Violation], path: Place) -> None:
+    text = isinstance(value, str)
+    pattern = schema.get("pattern") if text else None
+    if pattern and not _pattern(pattern).search(value) and not VARIABLE.search(value):
+        violations.append(Violation("pattern", path, value, pattern))
+    size = len(value) if isinstance(value, str | list) else value
+    low = schema.get("minLength" if text else "minItems" if isinstance(value, list) else "minimum")
+    high = schema.get("maxLength" if text else "maxItems" if isinstance(value, list) else "maximum")
+    unit = " characters" if text else " items" if isinstance(value, list) else ""
+    if low is not None and size < low:
+        violations.append(Violation("bound", path, value, f"at least {low}{unit}"))
+    if high is not None and size > high:
+        violations.append(Violation("bound", path, value, f"at most {high}{unit}"))
+    if "enum" in schema and value not in schema["enum"]:
+        wanted = ", ".join(str(one) for one in schema["enum"])
+        violations.append(Violation("bound", path, value, f"one of {wanted}"))
+
+
+@cache
+def _pattern(text: str) -> re.Pattern[str]:
+    return re.compile(text.removesuffix("$") + r"\Z" if text.endswith("$") else text)
+
+
+def _check_keys(items: list[Any], keys: list[str], violations: list[Violation], path: Place) -> None:
     """Lists that Kubernetes keeps as maps refuse two items with the same key: containers and env by name,
-    mounts by path.
-    """
-    seen: list[list[Any]] = []
+    mounts by path."""
+    seen: set[tuple[str, ...]] = set()
     for index, item in enumerate(items):
-        identity = [item.get(key) for key in keys] if isinstance(item, dict) else []
-        if any(part is not None for part in identity):
-            if identity in seen:
-                problems.append(Problem("duplicate", (*path, index), item, keys[0]))
-            seen.append(identity)
+        if not isinstance(item, dict):
+            continue
+        identity = tuple(repr(item.get(key)) for key in keys)
+        if identity in seen and any(item.get(key) is not None for key in keys):
+            violations.append(Violation("duplicate", (*path, index), item, keys[0]))
+        seen.add(identity)
 
 
 def _is(value: Any, kinds: str | list[str]) -> bool:
+    if kinds == "string":
+        return isinstance(value, str)
+    if kinds == "object":
+        return isinstance(value, dict)
+    if kinds == "array":
+        return isinstance(value, list)
     if isinstance(kinds, list):
         return any(_is(value, kind) for kind in kinds)
-    match kinds:
-        case "object":
-            return isinstance(value, dict)
-        case "array":
-            return isinstance(value, list)
-        case "string":
-            return isinstance(value, str)
-        case "boolean":
-            return isinstance(value, bool)
-        case "integer":
-            return (isinstance(value, int) and not isinstance(value, bool)) or (
-                isinstance(value, float) and value.is_integer()
-            )
-        case _:
-            return isinstance(value, int | float) and not isinstance(value, bool)
+    if isinstance(value, bool):
+        return kinds == "boolean"
+    if kinds == "integer":
+        return isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+    return kinds == "number" and isinstance(value, int | float)
 
 
 def type_name(value: Any) -> str:

@@ -1,0 +1,262 @@
+"""What a container's command starts: the launcher behind shells and wrappers, its options, and words that
+cannot be executed."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
+
+SHELLS = {"sh", "bash", "dash", "ash", "zsh", "ksh"}
+#: programs that start the rest of their words; the number says how many words of their own follow the options
+WRAPPERS = {
+    **dict.fromkeys(("exec", "nohup", "time", "env", "stdbuf", "nice", "ionice", "setsid", "chrt"), 0),
+    **dict.fromkeys(("tini", "dumb-init", "catatonit", "numactl", "nsys", "ncu", "--", "sudo", "command"), 0),
+    **dict.fromkeys(("timeout", "taskset"), 1),
+}
+#: wrappers of two words, as in ``uv run torchrun``
+RUNNERS = {"uv", "poetry", "pdm", "hatch", "conda", "mamba", "micromamba", "pixi", "rye"}
+#: options of wrappers and runners that take the next word
+VALUED = {"-n", "--name", "-p", "--prefix", "-u", "-s", "--signal", "-k", "-m", "-N", "-c", "-o", "-e", "-i"}
+INITS = {"tini", "dumb-init", "catatonit"}
+LAUNCHERS = {
+    **dict.fromkeys(("torchrun", "torch.distributed.run", "torch.distributed.launch"), "torchrun"),
+    **dict.fromkeys(("accelerate", "accelerate.commands.launch"), "accelerate"),
+    **dict.fromkeys(("deepspeed", "deepspeed.launcher.runner"), "deepspeed"),
+    **dict.fromkeys(("trl", "trl.cli"), "trl"),
+    **dict.fromkeys(("podtune", "podtune.cli"), "podtune"),
+}
+PYTHON = re.compile(r"python[\d.]*|pypy[\d.]*")
+#: options of torchrun that stand alone; all others take a value
+FLAGS = {"standalone", "no-python", "run-path", "use-env", "help", "module", "m", "h", "use-agent-store"}
+#: options of python that take the next word
+PYTHON_VALUED = {"-W", "-X", "--check-hash-based-pycs"}
+NEVER_ENDS = re.compile(
+    r"\bsleep\s+(inf|\d{6,})|\btail\s+-[fF]|\bwhile\s+(true|:|\[\s*1\s*\])|\bwatch\b|/dev/null\s*&?\s*$"
+)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How a container starts its program.
+
+    ``kind`` is a launcher's name, "python", or "" where that cannot be told.
+    """
+
+    kind: str
+    argv: tuple[str, ...]  # of the launcher or python
+    script: str = ""  # what a shell was given, if one is the first process
+    commands: int = 1  # simple commands in that script
+    swallows: bool = False  # a shell that passes no signal on stands between the container and the program
+
+    @property
+    def options(self) -> dict[str, str]:
+        """Torchrun's own options by name with dashes, up to the script or module."""
+        words = list(self.argv[1:])
+        if "-m" in words and words[words.index("-m") + 1 : words.index("-m") + 2]:
+            module = words[words.index("-m") + 1]
+            if module.startswith("torch.distributed."):
+                words = words[words.index("-m") + 2 :]
+        given: dict[str, str] = {}
+        while words and words[0].startswith("-") and words[0] not in ("-m", "--module", "--"):
+            name, equals, value = words.pop(0).lstrip("-").partition("=")
+            name = name.replace("_", "-")
+            if not equals and name not in FLAGS and words:
+                value = words.pop(0)
+            given[name] = value
+        return given
+
+    @property
+    def program(self) -> str:
+        """The script or module that the processes run, or ""."""
+        words = list(self.argv[1:])
+        if self.kind == "torchrun":
+            while words and words[0].startswith("-") and words[0] not in ("-m", "--module", "--"):
+                name, equals, _ = words.pop(0).partition("=")
+                if not equals and name.lstrip("-").replace("_", "-") not in FLAGS and words:
+                    words.pop(0)
+            if words[:1] == ["-m"] and words[1:2] and words[1].startswith("torch.distributed."):
+                return replace(self, argv=("torchrun", *words[2:])).program
+        elif self.kind == "python":
+            while words and words[0].startswith("-") and words[0] not in ("-m", "-c"):
+                if words.pop(0) in PYTHON_VALUED and words:
+                    words.pop(0)
+        else:
+            return ""
+        if words[:1] and words[0] in ("-m", "--module", "-c", "--"):
+            return words[1] if len(words) > 1 else ""
+        return words[0] if words else ""
+
+
+def launch_of(argv: list[str]) -> Launch:
+    """Find the launcher in a container's command, through a shell and the usual wrappers."""
+    words, forwards = _unwrapped(argv)
+    if words and PurePosixPath(words[0]).name in SHELLS:
+        script = shell_script(words)
+        if script is None:
+            return Launch("", tuple(words))
+        launch = _of_script(script)
+        return replace(launch, swallows=False) if forwards else launch
+    return _of_words(words)
+
+
+def shell_script(words: list[str]) -> str | None:
+    """What ``sh -c`` was given, or None."""
+    for index, word in enumerate(words[1:], start=1):
+        if re.fullmatch(r"-[a-zA-Z]*c[a-zA-Z]*", word):
+            rest = [one for one in words[index + 1 :] if not re.fullmatch(r"[-+][a-zA-Z]+|pipefail", one)]
+            return rest[0] if rest else None
+        if not re.fullmatch(r"[-+].*|pipefail|errexit|nounset|xtrace", word):
+            return None
+    return None
+
+
+def _of_script(script: str) -> Launch:
+    joined = re.sub(r"<<-?\s*['\"]?(\w+)['\"]?.*?^\s*\1\s*$", "", script, flags=re.DOTALL | re.MULTILINE)
+    simple = [part.strip() for part in re.split(r"\n|;|&&|\|\||\||&(?!>)", joined.replace("\\\n", " "))]
+    simple = [part for part in simple if part and not part.startswith("#")]
+    launches: list[tuple[Launch, bool]] = []
+    for part in simple:
+        part = re.sub(r"^(if|then|else|do|while|until|!|\(|\{)\s+", "", part).strip("() ")
+        try:
+            words = shlex.split(part, comments=True)
+        except ValueError:
+            words = part.split()
+        launch = _of_words(_unwrapped(words)[0])
+        if launch.kind and launch.program not in ("pip", "ensurepip", "venv"):
+            launches.append((launch, bool(words) and words[0] == "exec"))
+    if not launches:
+        return Launch("", (), script, len(simple), False)
+    # The training is the last launcher, or, where there is none but python, the last python.
+    ours = [pair for pair in launches if pair[0].kind != "python"] or launches
+    launch, replaced = ours[-1]
+    # A shell given one simple command replaces itself by it; one that waits for a trap or a child passes on.
+    swallows = not replaced and len(simple) > 1 and not re.search(r"\btrap\b", script)
+    return replace(launch, script=script, commands=len(simple), swallows=swallows)
+
+
+def _unwrapped(words: list[str]) -> tuple[list[str], bool]:
+    """Without leading wrappers and assignments: ``env A=1 tini -g -- torchrun`` starts ``torchrun``; and
+    whether an init that signals the whole group stands first."""
+    start, forwards = 0, False
+    while start < len(words):
+        name = PurePosixPath(words[start]).name
+        if re.match(r"[A-Za-z_]\w*=", words[start]):
+            start += 1
+        elif name in WRAPPERS:
+            forwards = (
+                forwards or name == "dumb-init" or (name in INITS and "-g" in words[start + 1 : start + 4])
+            )
+            profiles = words[start + 1 : start + 2] in (["profile"], ["launch"])
+            start = _past_options(words, start + 1 + profiles) + WRAPPERS[name]
+        elif name in RUNNERS and "run" in words[start + 1 : start + 4]:
+            start = _past_options(words, words.index("run", start) + 1)
+        else:
+            break
+    return words[start:], forwards
+
+
+def _past_options(words: list[str], start: int) -> int:
+    while start < len(words) and words[start].startswith("-"):
+        if words[start] == "--":
+            return start + 1
+        start += 2 if words[start] in VALUED else 1
+    return start
+
+
+def _of_words(words: list[str]) -> Launch:
+    if not words:
+        return Launch("", ())
+    program = PurePosixPath(words[0]).name
+    if PYTHON.fullmatch(program):
+        launch = Launch("python", tuple(words))
+        after = [word for word in words[1:] if word == "-m" or not word.startswith("-")]
+        module = after[1] if after[:1] == ["-m"] and len(after) > 1 else ""
+        if not module:
+            return launch if launch.program else Launch("", tuple(words))
+        return Launch(LAUNCHERS.get(module, "python"), tuple(words))
+    return Launch(LAUNCHERS.get(program, ""), tuple(words))
+
+
+def variables(text: str) -> list[str]:
+    """The variables that a word of a command names: ``$(RANK)`` of Kubernetes, ``$RANK`` of a shell."""
+    return re.findall(r"\$[({]?([A-Za-z_]\w*)", text)
+
+
+def expanded(text: str, env: Mapping[str, str], *, shell: bool) -> str | None:
+    """``text`` with its variables, or None where one is not known."""
+    pattern = r"\$\((\w+)\)|\$\{(\w+)\}|\$(\w+)" if shell else r"\$\((\w+)\)()()"
+    missing = False
+
+    def value(match: re.Match[str]) -> str:
+        nonlocal missing
+        name = match[1] or match[2] or match[3]
+        missing = missing or name not in env
+        return env.get(name, "")
+
+    result = re.sub(pattern, value, text)
+    return None if missing or "$" in result or "`" in result else result
+
+
+def cannot_start(command: list[str], args: list[str]) -> Iterator[tuple[str, int, str, str]]:
+    """(command or args, index, what is wrong, the fix) of words that the container cannot execute."""
+    words = [("command", index, word) for index, word in enumerate(command)]
+    words += [("args", index, word) for index, word in enumerate(args)]
+    if not words:
+        return
+    plain = [word for _, _, word in words]
+    where, index, first = words[0]
+    if command and first != first.strip() and len(first.split()) == 1:
+        yield where, index, f"{first!r} begins or ends with a blank, so no program has this name", "remove it"
+    elif command and _sentence(first):
+        split = ", ".join(first.split()[:3])
+        yield (
+            *(where, index, f"{first!r} is one word, and no program has this name"),
+            f'write each word by itself: ["{split.replace(", ", chr(34) + ", " + chr(34))}", ...]',
+        )
+    elif command and first == "":
+        yield where, index, "the first word of the command is empty", "name the program"
+    if command and PurePosixPath(first).name in SHELLS:
+        yield from _shell_words(words, plain)
+    elif command and (launch := launch_of(plain)).kind in ("torchrun", "python") and not launch.script:
+        script = launch.program
+        if script in plain and re.search(r"\S\s+\S", script) and "-c" not in plain[: plain.index(script)]:
+            at = plain.index(script)
+            what = f"{script!r} is one word, and no script has this name"
+            yield words[at][0], words[at][1], what, "write each word by itself"
+
+
+def _shell_words(words: list[tuple[str, int, str]], plain: list[str]) -> Iterator[tuple[str, int, str, str]]:
+    script = shell_script(plain)
+    if script is None:
+        for where, index, word in words[1:]:
+            if word.startswith(("-", "+")):
+                continue
+            if _sentence(word) or PurePosixPath(word).name in LAUNCHERS or PYTHON.fullmatch(word):
+                what = f"without -c a shell takes {word.splitlines()[0][:60]!r} for the name of a script"
+                yield where, index, what, "put -c before it"
+            return
+        return
+    at = len(plain) - 1 - plain[::-1].index(script)
+    rest = plain[at + 1 :]
+    single = re.fullmatch(r"[\w./-]+", script) is not None
+    if rest and single and not script.endswith(".sh"):
+        where, index, _ = words[at + 1]
+        what = f"sh -c takes the one word {script!r} as the command; what follows are not its arguments"
+        yield where, index, what, "write the whole command as one word after -c"
+
+
+def _sentence(word: str) -> bool:
+    """Several words in one, of which the first is a program that people start so."""
+    parts = word.split()
+    if len(parts) < 2:
+        return False
+    name = PurePosixPath(parts[0]).name
+    programs = {*SHELLS, *LAUNCHERS, *WRAPPERS, *RUNNERS, "tune", "mpirun", "echo", "sleep", "pip", "pip3"}
+    return (
+        name in programs
+        or PYTHON.fullmatch(name) is not None
+        or any(part.startswith("-") or part.endswith((".py", ".sh")) for part in parts[1:])
+    )

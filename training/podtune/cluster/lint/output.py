@@ -1,0 +1,150 @@
+"""A verdict as text, JSON, annotations of GitHub, SARIF and JUnit."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+from podtune.cluster.lint.check import SCHEMA, Finding, Verdict
+from podtune.cluster.lint.rules import RULES, SEVERITIES
+
+STDIN = "-"
+PAGE = "docs/lint.md"
+
+
+def printable(text: str) -> str:
+    """``text`` without characters that a terminal or a log would obey: escape sequences, line breaks."""
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in text)
+
+
+def as_text(verdict: Verdict, *, notes: bool = False) -> str:
+    """For people: place, code, sentence; the fix below.
+
+    Notes of a job share one line unless ``notes``.
+    """
+    lines: list[str] = []
+    shared: dict[tuple[str, str], list[Finding]] = {}
+    for finding in verdict.findings:
+        if finding.severity == "note" and not notes:
+            shared.setdefault((finding.source, finding.job), []).append(finding)
+            continue
+        place = f" [{finding.path}]" if finding.path else ""
+        values = f"  (chart values: {finding.values})" if finding.values else ""
+        where = f"{finding.source}:{finding.line}: {finding.severity} {finding.code}"
+        lines.append(printable(f"{where}: {finding.message}{place}"))
+        lines.append(printable(f"    fix: {finding.fix}{values}"))
+    names = {rule.code: rule.name for rule in RULES}
+    for (source, job), findings in shared.items():
+        codes = dict.fromkeys(f"{one.code} {names.get(one.code, '')}" for one in findings)
+        lines.append(printable(f"{source}: notes on {job}: {', '.join(codes)} (--notes shows them)"))
+    return "\n".join([*lines, summary(verdict)])
+
+
+def summary(verdict: Verdict) -> str:
+    """What was looked at, and how much was found."""
+    counts = [
+        f"{verdict.count(severity)} {severity}{'' if verdict.count(severity) == 1 else 's'}"
+        for severity in SEVERITIES
+    ]
+    counts += [f"{verdict.ignored} ignored by annotation"] if verdict.ignored else []
+    names = [*verdict.jobs, *verdict.runtimes]
+    shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    return printable(f"{shown or 'no PyTorchJob, TrainJob or runtime found'}: {', '.join(counts)}")
+
+
+def as_json(verdict: Verdict) -> str:
+    """For scripts."""
+    content: dict[str, Any] = {"schema": SCHEMA, "jobs": verdict.jobs, "runtimes": verdict.runtimes}
+    content |= {f"{severity}s": verdict.count(severity) for severity in SEVERITIES}
+    content |= {"ignored": verdict.ignored}
+    return json.dumps(content | {"findings": [asdict(finding) for finding in verdict.findings]}, indent=2)
+
+
+def as_github(verdict: Verdict) -> str:
+    """Workflow commands: GitHub shows them at the line of the pull request."""
+    level = {"error": "error", "warning": "warning", "note": "notice"}
+    lines = []
+    for finding in verdict.findings:
+        place = f"file={_property(finding.source)},line={finding.line}," if finding.source != STDIN else ""
+        data = f"{finding.message}. Fix: {finding.fix}"
+        lines.append(f"::{level[finding.severity]} {place}title={finding.code}::{_data(data)}")
+    return "\n".join(lines)
+
+
+def _data(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    return _data(text).replace(":", "%3A").replace(",", "%2C")
+
+
+def as_sarif(verdict: Verdict) -> str:
+    """SARIF 2.1.0, which code scanning reads."""
+    results = [
+        {
+            "ruleId": finding.code,
+            "level": finding.severity,
+            "message": {"text": f"{finding.message}. Fix: {finding.fix}"},
+            "locations": [
+                {
+                    "physicalLocation": {
+                        "artifactLocation": {"uri": "stdin" if finding.source == STDIN else finding.source},
+                        "region": {"startLine": finding.line},
+                    },
+                    "logicalLocations": [{"fullyQualifiedName": f"{finding.job} {finding.path}".strip()}],
+                }
+            ],
+        }
+        for finding in verdict.findings
+    ]
+    rules: list[dict[str, Any]] = [
+        {
+            "id": rule.code,
+            "name": rule.name,
+            "shortDescription": {"text": rule.summary},
+            "help": {"text": rule.fix},
+            "defaultConfiguration": {"level": rule.severity},
+        }
+        for rule in sorted(RULES, key=lambda rule: rule.code)
+    ]
+    rules.insert(
+        0, {"id": "PT001", "name": "not-yaml", "shortDescription": {"text": "The file is not YAML."}}
+    )
+    driver = {"name": "podtune lint", "rules": rules}
+    content = {
+        "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
+        "version": "2.1.0",
+        "runs": [{"tool": {"driver": driver}, "results": results}],
+    }
+    return json.dumps(content, indent=2)
+
+
+def as_junit(verdict: Verdict) -> str:
+    """A test case for each file; errors and warnings are its failures."""
+    import xml.etree.ElementTree as Xml
+
+    root = Xml.Element("testsuites")
+    suite = Xml.SubElement(root, "testsuite", name="podtune lint")
+    files = list(dict.fromkeys(finding.source for finding in verdict.findings))
+    clean = 0 if files or verdict.empty else 1
+    failed = 0
+    for file in files or (["manifests"] if clean else []):
+        case = Xml.SubElement(suite, "testcase", name=printable(file), classname="podtune.lint")
+        for finding in verdict.findings:
+            if finding.source == file and finding.severity != "note":
+                failed += 1
+                message = printable(f"{finding.code}: {finding.message}")
+                failure = Xml.SubElement(case, "failure", type=finding.severity, message=message)
+                failure.text = (
+                    printable(f"{file}:{finding.line} {finding.path}") + f"\nfix: {printable(finding.fix)}"
+                )
+    suite.set("tests", str(len(files) + clean))
+    suite.set("failures", str(failed))
+    return Xml.tostring(root, encoding="unicode", xml_declaration=True)
+
+
+FORMATS = {"text": as_text, "json": as_json, "github": as_github, "sarif": as_sarif, "junit": as_junit}

@@ -1,0 +1,98 @@
+"""How a repository wants to be linted: ``.podtune-lint.yaml``, and the flags above it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from podtune.cluster.lint.documents import read
+from podtune.cluster.lint.rules import RULES
+from podtune.cluster.lint.sources import texts
+from podtune.cluster.lint.targets import Target, parse
+from podtune.run.errors import CONFIG, UserError, near
+
+FILE = ".podtune-lint.yaml"
+KEYS = ("ignore", "fail-on", "fail-if-none", "target")
+FAIL_ON = ("error", "warning", "never")
+
+
+@dataclass
+class LintSettings:
+    """What to leave out, and when to fail."""
+
+    ignore: set[str] = field(default_factory=set)
+    fail_on: str = "error"
+    fail_if_none: bool = False
+    target: Target = field(default_factory=Target)
+
+
+def settings(file: str = "") -> LintSettings:
+    """The settings of ``file``, or of the ``.podtune-lint.yaml`` in this folder or the nearest above it, up
+    to the root of the repository.
+
+    Raises:
+        UserError: a key or value that is not known.
+    """
+    path = file or _nearest()
+    if not path:
+        return LintSettings()
+    pairs, problems = texts([path])
+    if problems:
+        raise problems[0]
+    documents, errors = read(pairs[0][1], path) if pairs else ([], [])
+    if errors:
+        raise UserError(errors[0].message, where=f"{path}:{errors[0].line}", fix=errors[0].fix, code=CONFIG)
+    return _of(documents[0].content if documents else {}, path)
+
+
+def _nearest() -> str:
+    for folder in (Path.cwd(), *Path.cwd().parents):
+        if (folder / FILE).is_file():
+            return str(folder / FILE)
+        if (folder / ".git").exists():
+            return ""
+    return ""
+
+
+def _of(content: dict[str, Any], path: str) -> LintSettings:
+    chosen = LintSettings()
+    for key, value in content.items():
+        if key == "ignore":
+            # a list of codes, or code: reason
+            chosen.ignore = codes(list(value) if isinstance(value, list | dict) else [str(value)], path)
+        elif key == "fail-on":
+            chosen.fail_on = fail_on(str(value), path)
+        elif key == "fail-if-none" and isinstance(value, bool):
+            chosen.fail_if_none = value
+        elif key == "target":
+            pairs = (
+                [f"{name}={version}" for name, version in value.items()]
+                if isinstance(value, dict)
+                else [value]
+            )
+            chosen.target = parse(",".join(str(pair) for pair in pairs))
+        else:
+            fix = f"use {', '.join(KEYS)}"
+            raise UserError(
+                f"{key}: {value!r} is not known{near(key, KEYS)}", where=path, fix=fix, code=CONFIG
+            )
+    return chosen
+
+
+def codes(values: list[Any], where: str) -> set[str]:
+    """Codes of rules, from ``PT204,PT404`` or a list."""
+    known = ["PT001", *(rule.code for rule in RULES)]
+    wanted = {part.strip().upper() for value in values for part in str(value).split(",") if part.strip()}
+    for code in sorted(wanted):
+        if code not in known:
+            fix = "docs/lint.md has all of them"
+            raise UserError(f"{code!r} is not a rule{near(code, known)}", where=where, fix=fix, code=2)
+    return wanted
+
+
+def fail_on(value: str, where: str) -> str:
+    """``error``, ``warning`` or ``never``."""
+    if value not in FAIL_ON:
+        raise UserError(f"{value!r} is not known", where=where, fix=f"use {', '.join(FAIL_ON)}", code=2)
+    return value
