@@ -8,10 +8,10 @@ Each argument is NAME-VERSION=FILE, or - for stdin. PyTorchJob goes to pytorchjo
 Trainer, all versions together, to trainer.schema.json, both in training/podtune/cluster/lint.
 
 The CRDs are Apache-2.0: kubeflow/training-operator (manifests/base/crds) and kubeflow/trainer (the same
-folder of each release). Kept are types, fields, required fields, bounds, values and patterns; descriptions go.
-Unknown fields become errors, int-or-string becomes plain JSON Schema, and metadata, which a CRD leaves open,
-gets the fields of ObjectMeta. A part that occurs more than once is stored once: ``nodes`` holds every part,
-and a part names its children by their number in it.
+folder of each release). Kept are types, fields, required fields, bounds, values and patterns; descriptions
+go. Unknown fields become errors, int-or-string becomes plain JSON Schema, and metadata, which a CRD leaves
+open, gets the fields of ObjectMeta. A part that occurs more than once is stored once: ``nodes`` holds every
+part, and a part names its children by their number in it.
 """
 
 from __future__ import annotations
