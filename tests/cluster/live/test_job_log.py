@@ -231,7 +231,7 @@ def test_the_list_of_jobs_filters_and_sorts_like_that_of_folders(api: Api) -> No
     assert [
         row["name"] for row in json.loads(podtune("runs", "--cluster", "--json", "--sort=-steps").stdout)
     ] == ["over", "fast", "slow"]
-    only = podtune("runs", "--cluster", "--json", "--where", "status=running and steps>5")
+    only = podtune("runs", "--cluster", "--json", "--where", "status=running", "--where", "steps>5")
     assert [row["name"] for row in json.loads(only.stdout)] == ["fast"]
     assert (
         podtune("runs", "--cluster", "--csv", "--where", "learning_rate=0.001")
