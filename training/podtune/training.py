@@ -52,7 +52,7 @@ def main(argv: list[str] | None = None) -> int:
         world = read_world()
         settings = config.read(argv)
         check_inputs(settings, world)
-        before_imports(world)
+        before_imports(world, use_cpu=bool(settings.values.get("use_cpu")))
         world = setup_distributed(
             settings.values.get("timeout_s", 600.0), use_cpu=bool(settings.values.get("use_cpu"))
         )
@@ -69,14 +69,20 @@ def check_inputs(settings: config.Settings, world: World) -> None:
         checkpoint.check_writable(Path(settings.values["output_dir"]))
 
 
-def before_imports(world: World) -> None:
-    """What libraries read from the environment when they are imported: threads, and that they need not talk
-    about it.
+def before_imports(world: World, *, use_cpu: bool = False) -> None:
+    """What libraries read from the environment when they are imported: threads, the device, how memory is
+    allotted, and that they need not talk about it.
     """
     os.environ["OMP_NUM_THREADS"] = str(cpu_threads(world))
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    if not Path("/dev/nvidiactl").exists():
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed warns that it finds no accelerator
+    # DeepSpeed asks for itself otherwise, and warns that it finds no accelerator; /dev/dxg is WSL's
+    if use_cpu:
+        os.environ["DS_ACCELERATOR"] = "cpu"
+    elif not any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/dxg")):
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & set(os.environ):
+        # each batch has another length, which leaves gaps in memory that comes in blocks of fixed size
+        os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
     if not sys.stderr.isatty():
         os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")  # a bar in a log is a hundred lines
     warnings.filterwarnings(

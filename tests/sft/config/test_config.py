@@ -1,5 +1,6 @@
 """A configuration is merged in one order and a mistake in it is answered before anything is imported."""
 
+import os
 import subprocess
 import sys
 import time
@@ -176,3 +177,23 @@ def test_an_uneven_split_is_refused_with_sizes_that_work(words: list[str], fix: 
     with pytest.raises(UserError) as caught:
         solve_batch(config.read([*NEEDED, *words], {}), World(world_size=2))
     assert fix in str(caught.value)
+
+
+def test_what_is_set_before_torch_is_imported_follows_the_device_and_leaves_the_users_word(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from podtune.training import before_imports
+
+    for name in ("OMP_NUM_THREADS", "TOKENIZERS_PARALLELISM", "HF_DATASETS_DISABLE_PROGRESS_BARS"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64")
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
+    monkeypatch.setenv("DS_ACCELERATOR", "cuda")
+    before_imports(World(), use_cpu=True)
+    assert os.environ["DS_ACCELERATOR"] == "cpu", "DeepSpeed has to train where the rest does"
+    assert "PYTORCH_ALLOC_CONF" not in os.environ
+    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF")
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "")
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF")
+    before_imports(World())
+    assert os.environ["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"

@@ -169,3 +169,27 @@ def test_where_the_lean_loss_would_be_another_loss_it_says_why(
     )
     monkeypatch.setattr(trainer.model, "get_base_model", lambda: trainer.model, raising=False)
     assert "prompt learning" in why_not_lean(trainer)
+
+
+def test_loras_input_cast_changes_no_bit_under_autocast() -> None:
+    """Why the trainer turns it off: all outputs and gradients are the same, for half of the traffic."""
+    from peft import LoraConfig, inject_adapter_in_model
+
+    def run(cast: bool) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        base = torch.nn.Sequential(torch.nn.Linear(48, 32, bias=False)).bfloat16()
+        config = LoraConfig(r=8, lora_dropout=0.0, target_modules=["0"], init_lora_weights=False)
+        model = inject_adapter_in_model(config, base)
+        for name, parameter in model.named_parameters():
+            if "lora_" in name:
+                parameter.data = parameter.data.float()
+        model[0].cast_input_dtype_enabled = cast
+        rows = torch.randn(64, 48, dtype=torch.bfloat16, requires_grad=True)
+        with torch.autocast("cpu", torch.bfloat16):
+            out = model(rows)
+        out.float().square().sum().backward()
+        trained = [p.grad for name, p in model.named_parameters() if "lora_" in name]
+        return [out, rows.grad, *trained]  # type: ignore[list-item]
+
+    for mine, theirs in zip(run(False), run(True), strict=True):
+        assert torch.equal(mine, theirs)

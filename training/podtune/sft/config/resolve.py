@@ -21,6 +21,7 @@ from podtune.run.distributed import World
 from podtune.run.errors import CONFIG, UserError
 from podtune.run.record import new_record
 from podtune.sft.config.arguments import STRATEGIES, RunArguments
+from podtune.sft.config.hardware import hardware_choices, refuse_unfit
 from podtune.sft.config.settings import Settings
 from podtune.sft.config.strategy import resolve_strategy, strategy_settings
 from podtune.sft.data.rows import RowOptions
@@ -157,15 +158,16 @@ def resolve(settings: Settings, world: World) -> Arguments:
     """Decide batch, strategy and hardware choices for ``world`` and let TRL's parser make its dataclasses.
 
     Raises:
-        UserError: a batch that does not divide, a strategy that the world cannot hold, QLoRA without a GPU,
-        or a value that TRL refuses.
+        UserError: a batch that does not divide, a strategy that the world cannot hold, what this hardware
+        cannot do, or a value that TRL refuses.
     """
     values = dict(settings.values)
     check_quantization(bool(values.get("load_in_4bit") or values.get("load_in_8bit")))
     values |= solve_batch(settings, world)
     strategy = resolve_strategy(values.pop("strategy", "auto"), world)
     values |= strategy_settings(strategy, world)
-    chosen, notes = hardware_choices(settings, world)
+    refuse_unfit(settings, world)
+    chosen, notes = hardware_choices(settings, world, strategy)
     values |= chosen
     # Ours to decide: the bounds, the screen, and never hiding a NaN behind a zero.
     values.setdefault("run_name", str(values["output_dir"]).rstrip("/").rsplit("/", 1)[-1])
@@ -190,7 +192,7 @@ def resolve(settings: Settings, world: World) -> Arguments:
         )
     except SystemExit:
         raise UserError("TRL refuses the configuration, see above", code=CONFIG) from None
-    except (ValueError, TypeError, ImportError) as error:
+    except (ValueError, TypeError, ImportError, NotImplementedError) as error:
         raise UserError(f"TRL refuses the configuration: {error}", code=CONFIG) from None
     check_installed(training)
     if not model.use_peft and (unused := [key for key in values if key.startswith("lora_")]):
@@ -250,55 +252,6 @@ def solve_batch(settings: Settings, world: World) -> dict[str, int]:
             fix="per_device_train_batch_size one of " + ", ".join(map(str, divisors)),
         )
     return {"per_device_train_batch_size": batch, "gradient_accumulation_steps": per_rank // batch}
-
-
-def hardware_choices(settings: Settings, world: World) -> tuple[dict[str, Any], list[str]]:
-    """Precision, activation checkpointing, attention and padding for this device, where the user chose
-    nothing.
-    """
-    import torch
-
-    from podtune.sft.model.attention import PER_ROW, choose_attention
-
-    values = settings.values
-    chosen: dict[str, Any] = {}
-    on_cpu, as_gpu = world.device_type == "cpu", world.gpu_path
-    if not settings.given("bf16") and not settings.given("fp16"):
-        # bf16 where the hardware computes in it; without it the CPU stays in fp32 and a GPU takes fp16
-        fast = torch.cpu._is_avx512_bf16_supported() if on_cpu else torch.cuda.is_bf16_supported(False)
-        chosen |= {"bf16": fast or (on_cpu and as_gpu), "fp16": not fast and not on_cpu}
-    bf16, fp16 = (chosen.get(key, values.get(key)) for key in ("bf16", "fp16"))
-    precision = "bf16 autocast" if bf16 else "fp16 autocast" if fp16 else "fp32"
-    if not any(settings.given(key) for key in ("activation_checkpointing", "gradient_checkpointing")):
-        # On the CPU memory is not what is short, and recomputing costs a fifth of the speed; on a GPU TRL's
-        # default stands.
-        chosen["activation_checkpointing"] = as_gpu
-    checkpointing = any(
-        (values | chosen).get(key) for key in ("activation_checkpointing", "gradient_checkpointing")
-    )
-    attention, reason = choose_attention(world.device_type, half_precision=bool(bf16 or fp16))
-    if settings.given("attn_implementation"):
-        attention, reason = values["attn_implementation"], "as asked"
-    chosen["attn_implementation"] = attention
-    if not settings.given("padding_free") and not values.get("packing"):
-        # rows end to end need an attention that keeps them apart without a mask
-        chosen["padding_free"] = attention in (PER_ROW, "flash_attention_2", "flash_attention_3")
-    padding = (
-        "packed rows"
-        if values.get("packing")
-        else "no padding"
-        if (values | chosen).get("padding_free")
-        else "padded rows"
-    )
-    notes = [
-        precision,
-        f"activation checkpointing {'on' if checkpointing else 'off'}",
-        f"{attention} attention ({reason})",
-        padding,
-        "compiled" if values.get("torch_compile") else "not compiled",
-        *(["the GPU's branch, forced (PODTUNE_FORCE_GPU_PATH)"] if on_cpu and as_gpu else []),
-    ]
-    return chosen, notes
 
 
 def config_keys() -> str:

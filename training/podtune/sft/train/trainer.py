@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from accelerate import DistributedType, PartialState
+from accelerate import DistributedDataParallelKwargs, DistributedType, PartialState
 from datasets import Dataset
 from transformers import PrinterCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from trl import SFTConfig, SFTTrainer
@@ -83,6 +83,7 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
             )
         if forced_gpu_path():
             score_as_on_a_gpu()
+        self._leave_casts_to_autocast()
         self.remove_callback(PrinterCallback)  # podtune.sft.train.progress says it in one tidy line
         self.world, self.meter, self.facts = world, meter, facts
         self.why_not_lean = why_not_lean(self) if lean else "as asked"
@@ -138,6 +139,22 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
             plugin.mixed_precision_policy = dataclasses.replace(
                 plugin.mixed_precision_policy, reduce_dtype=torch.float32, output_dtype=None
             )
+
+    def _build_accelerator_args(self, **kwargs: Any) -> dict[str, Any]:
+        # without it DDP keeps a second copy of all gradients
+        settings: dict[str, Any] = super()._build_accelerator_args(**kwargs)
+        for handler in settings["kwargs_handlers"]:
+            if isinstance(handler, DistributedDataParallelKwargs):
+                handler.gradient_as_bucket_view = True
+        return settings
+
+    def _leave_casts_to_autocast(self) -> None:
+        """Under autocast LoRA's own cast of each layer's input to fp32 is undone at once: the same bits for
+        half of an adapter's memory traffic.
+        """
+        for module in self.model.modules() if self.accelerator.native_amp else ():
+            if hasattr(module, "cast_input_dtype_enabled"):
+                module.cast_input_dtype_enabled = False
 
     # ---- loss and what is counted ----
     def compute_loss(

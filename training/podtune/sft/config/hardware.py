@@ -1,0 +1,180 @@
+"""What this hardware decides where the user chose nothing, each with its reason; and what it cannot do, said
+before weights are read.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from typing import Any
+
+from podtune.machine.building import c_compiler
+from podtune.run.distributed import World
+from podtune.run.errors import CONFIG, UNAVAILABLE, UserError
+from podtune.sft.config.settings import Settings
+
+#: packages of optimizers, by a part of the name that transformers gives them
+OPTIMIZER_PACKAGES = {
+    "apex": "apex",
+    "galore": "galore_torch",
+    "apollo": "apollo_torch",
+    "lomo": "lomo_optim",
+    "grokadamw": "grokadamw",
+    "schedule_free": "schedulefree",
+    "stable_adamw": "optimi",
+    "anyprecision": "torchdistx",
+    "adamw_torch_4bit": "torchao",
+    "adamw_torch_8bit": "torchao",
+    "8bit": "bitsandbytes",
+    "paged": "bitsandbytes",
+    "bnb": "bitsandbytes",
+    "lion": "bitsandbytes",
+    "ademamix": "bitsandbytes",
+}
+
+
+def hardware_choices(settings: Settings, world: World, strategy: str) -> tuple[dict[str, Any], list[str]]:
+    """Precision, activation checkpointing, attention, padding and data loading for this device, and a note of
+    each for the start line.
+    """
+    values = settings.values
+    chosen = _precision(settings, world)
+    notes = ["bf16 autocast" if chosen["bf16"] else "fp16 autocast" if chosen["fp16"] else "fp32"]
+    if not any(settings.given(key) for key in ("activation_checkpointing", "gradient_checkpointing")):
+        # On the CPU memory is not what is short, and recomputing costs a fifth of the speed.
+        chosen["activation_checkpointing"] = world.gpu_path
+    checkpointing = any(
+        (values | chosen).get(key) for key in ("activation_checkpointing", "gradient_checkpointing")
+    )
+    notes.append(f"activation checkpointing {'on' if checkpointing else 'off'}")
+    attention, attention_notes = _attention(settings, world, half=bool(chosen["bf16"] or chosen["fp16"]))
+    chosen |= attention
+    notes += attention_notes
+    notes.append("compiled" if values.get("torch_compile") else "not compiled")
+    half = "bfloat16" if chosen["bf16"] else "float16" if chosen["fp16"] else ""
+    if half and values.get("use_peft") and world.gpu_path and not settings.given("dtype"):
+        # nobody trains these weights: autocast would cast them anew in every use, from twice the bytes
+        chosen["dtype"] = half
+        notes.append(f"base model in {half} (it is not trained)")
+    sharded = strategy in ("fsdp", "fsdp-grad-op", "hsdp")
+    if values.get("load_in_4bit") and sharded and not settings.given("bnb_4bit_quant_storage"):
+        chosen["bnb_4bit_quant_storage"] = "bfloat16"  # FSDP leaves bytes whole on every rank
+        notes.append("4-bit weights stored as bfloat16, which FSDP can shard")
+    if world.device_type == "cuda":
+        if "expandable_segments:True" in os.environ.get("PYTORCH_ALLOC_CONF", ""):
+            notes.append("memory in segments that grow (batches differ in length)")
+        data, data_notes = _data_loading(settings)
+        chosen |= data
+        notes += data_notes
+    elif world.gpu_path:
+        notes.append("the GPU's branch, forced (PODTUNE_FORCE_GPU_PATH)")
+    return chosen, notes
+
+
+def _precision(settings: Settings, world: World) -> dict[str, Any]:
+    import torch
+
+    if settings.given("bf16") or settings.given("fp16"):
+        return {key: bool(settings.values.get(key)) for key in ("bf16", "fp16")}
+    if world.device_type == "cpu":
+        # without the instructions the CPU stays in fp32
+        return {"bf16": world.gpu_path or torch.cpu._is_avx512_bf16_supported(), "fp16": False}
+    # a GPU that would emulate bf16 (T4) computes in fp16
+    fast = torch.cuda.is_bf16_supported(including_emulation=False)
+    return {"bf16": fast, "fp16": not fast}
+
+
+def _attention(settings: Settings, world: World, *, half: bool) -> tuple[dict[str, Any], list[str]]:
+    from podtune.sft.model.attention import PER_ROW, choose_attention
+
+    values = settings.values
+    attention, reason = choose_attention(world.device_type, half_precision=half)
+    if settings.given("attn_implementation"):
+        attention, reason = values["attn_implementation"], "as asked"
+    chosen: dict[str, Any] = {"attn_implementation": attention}
+    if not settings.given("padding_free") and not values.get("packing"):
+        # rows end to end need an attention that keeps them apart without a mask
+        chosen["padding_free"] = attention in (PER_ROW, "flash_attention_2", "flash_attention_3")
+    if values.get("packing"):
+        padding = "packed rows"
+    else:
+        padding = "no padding" if (values | chosen).get("padding_free") else "padded rows"
+    return chosen, [f"{attention} attention ({reason})", padding]
+
+
+def _data_loading(settings: Settings) -> tuple[dict[str, Any], list[str]]:
+    """A blocking copy of a batch waits for the work of the step before, which would count as waiting."""
+    chosen: dict[str, Any] = {}
+    notes = []
+    given = settings.values.get("accelerator_config")
+    pinned = settings.values.get("dataloader_pin_memory", True)
+    if pinned and (given is None or (isinstance(given, dict) and "non_blocking" not in given)):
+        chosen["accelerator_config"] = {**(given or {}), "non_blocking": True}
+        notes.append("batches copied while the GPU computes")
+    if not settings.given("dataloader_num_workers"):
+        chosen["dataloader_num_workers"] = 2
+        notes.append("2 data loader workers")
+    return chosen, notes
+
+
+def refuse_unfit(settings: Settings, world: World) -> None:
+    """What this hardware or installation cannot do, in one sentence each.
+
+    Raises:
+        UserError: several GPUs and one process, no C compiler beside a GPU, fp16 without a scaler, flash
+            attention or an optimizer whose package is missing.
+    """
+    import torch
+
+    values = settings.values
+    if world.device_type == "cuda":
+        if not world.backend and (count := torch.cuda.device_count()) > 1:
+            raise UserError(
+                f"one process sees {count} GPUs and would use one",
+                where="environment",
+                fix=f"torchrun --nproc-per-node {count} -m podtune.training ..., or CUDA_VISIBLE_DEVICES=0",
+            )
+        if c_compiler() is None:
+            raise UserError(
+                "there is no C compiler, with which Triton builds a piece of the loss on a GPU",
+                where="gcc",
+                fix="install gcc, or set CC (podtune's image has it)",
+                code=UNAVAILABLE,
+            )
+    if values.get("fp16") and world.device_type == "cpu":
+        raise UserError(
+            "fp16 needs the scaling of gradients that only a GPU has",
+            where=settings.source.get("fp16", "fp16"),
+            fix="--bf16 true, or neither (fp32)",
+        )
+    if values.get("dtype") == "float16" and not values.get("use_peft"):
+        raise UserError(
+            "weights in float16 cannot be trained: their gradients are too coarse to be scaled",
+            where=settings.source.get("dtype", "dtype"),
+            fix="--dtype float32 with --fp16, or --dtype bfloat16; or LoRA (--use_peft)",
+        )
+    _refuse_missing(settings)
+
+
+def _refuse_missing(settings: Settings) -> None:
+    from transformers.utils import is_flash_attn_2_available
+
+    values = settings.values
+    if values.get("attn_implementation") == "flash_attention_2" and not is_flash_attn_2_available():
+        raise UserError(
+            "FlashAttention2 is asked for and flash-attn is not installed, or this machine cannot run it",
+            where="attn_implementation",
+            fix="leave it out: torch's variable-length kernel does the same on a GPU; or install flash-attn",
+            code=CONFIG,
+        )
+    optimizer = str(values.get("optim", ""))
+    package = next((name for part, name in OPTIMIZER_PACKAGES.items() if part in optimizer), None)
+    if package and importlib.util.find_spec(package) is None:
+        raise UserError(
+            f"{optimizer} needs the package {package}, which is not installed",
+            where="optim",
+            fix="pip install 'podtune[qlora]'"
+            if package == "bitsandbytes"
+            else "install it, or use adamw_torch",
+            code=UNAVAILABLE,
+        )
