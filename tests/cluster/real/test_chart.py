@@ -53,6 +53,8 @@ class Cluster:
             "image": {"repository": repository, "tag": tag},
             "persistence": {volume: {"existingClaim": f"first-{volume}"} for volume in VOLUMES},
             "resources": SMALL,
+            "prepare": {"build": "tiny"},  # steps take long enough for a pod to be taken away between two
+            "config": config(),
             **changed,
         }
         path = self.folder / f"{len(list(self.folder.iterdir()))}.yaml"
@@ -187,12 +189,15 @@ def bound(cluster: Cluster) -> list[str]:
 
 
 def config(**changed: Any) -> str:
-    """The smoke profile's training YAML, shorter, with ``changed`` keys."""
+    """The smoke profile's training YAML, shorter and with a model that is not so quick, with ``changed``
+    keys.
+    """
     values = yaml.safe_load((VALUES / "cpu-smoke.yaml").read_text())
-    smoke = yaml.safe_load(values["config"]) | {"per_device_train_batch_size": 8, "max_eval_rows": 64}
-    for key in ("global_batch_size", "answer_rows", "eval_on_start"):
-        del smoke[key]
-    return yaml.safe_dump(smoke | changed)
+    smoke = {"model_name_or_path": "/models/podtune-tiny", "per_device_train_batch_size": 8}
+    smoke |= {"max_steps": 60, "eval_steps": 60, "save_steps": 30, "logging_steps": 5, "max_eval_rows": 64}
+    unused = {"global_batch_size", "answer_rows", "answer_max_new_tokens", "eval_on_start"}
+    smoke = yaml.safe_load(values["config"]) | smoke | changed
+    return yaml.safe_dump({key: value for key, value in smoke.items() if key not in unused})
 
 
 def test_a_suspended_job_has_volumes_and_no_pods(cluster: Cluster) -> None:

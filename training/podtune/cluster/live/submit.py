@@ -208,8 +208,10 @@ def parts_of(cluster: Cluster, job: Json, *, volumes: bool) -> tuple[list[Json],
             where="delete",
             fix=f"helm uninstall {release}",
         )
-    application = (metadata.get("labels") or {}).get(APPLICATION, "podtune")
-    query = [("labelSelector", f"{INSTANCE}={name},{APPLICATION}={application}")]
+    selector = f"{INSTANCE}={name}"
+    if application := (metadata.get("labels") or {}).get(APPLICATION):
+        selector += f",{APPLICATION}={application}"
+    query = [("labelSelector", selector)]
     own: list[Json] = []
     others: list[str] = []
     for version, kind in [*PARTS, *([("v1", "PersistentVolumeClaim")] if volumes else [])]:
