@@ -36,13 +36,14 @@ def escaped(text: str) -> str:
 # ---- configuration ----
 def keys(classes: list[str]) -> str:
     """Keys of the training YAML. Ours with their help, TRL's with what config_keys.json knows of them."""
-    from podtune.sft.config.settings import ABOVE_ZERO, AT_LEAST, known_keys
+    from podtune.sft.config.settings import known_keys
 
     rows = []
     for name, spec in known_keys().items():
         if spec["class"] not in classes:
             continue
-        bound = "above 0" if name in ABOVE_ZERO else f"at least {AT_LEAST[name]}" if name in AT_LEAST else ""
+        bounds = (("at_least", "at least"), ("above", "above"))
+        bound = "; ".join(f"{words} {spec[key]}" for key, words in bounds if key in spec)
         choices = " ".join(f"`{one}`" for one in spec.get("choices") or [])
         about = "; ".join(text for text in (escaped(spec.get("help", "")), choices, bound) if text)
         rows.append((f"`{name}`", spec["type"], f"`{spec['default']}`", about))
@@ -51,11 +52,11 @@ def keys(classes: list[str]) -> str:
     )
 
 
-def environment(_: list[str]) -> str:
+def variables(_: list[str]) -> str:
     """Environment names and the keys they stand for."""
-    from podtune.sft.config.settings import ENVIRONMENT
+    from podtune.sft.config.settings import environment
 
-    return table(("variable", "key"), [(f"`{name}`", f"`{key}`") for name, key in ENVIRONMENT.items()])
+    return table(("variable", "key"), [(f"`{name}`", f"`{key}`") for name, key in environment().items()])
 
 
 def renamed(_: list[str]) -> str:
@@ -99,7 +100,7 @@ def rights(_: list[str]) -> str:
 
 KINDS = {
     "keys": keys,
-    "environment": environment,
+    "environment": variables,
     "renamed": renamed,
     "benchmark": benchmark,
     "rights": rights,

@@ -52,10 +52,9 @@ def main(argv: list[str] | None = None) -> int:
         world = read_world()
         settings = config.read(argv)
         check_inputs(settings, world)
-        before_imports(world, use_cpu=bool(settings.values.get("use_cpu")))
-        world = setup_distributed(
-            settings.values.get("timeout_s", 600.0), use_cpu=bool(settings.values.get("use_cpu"))
-        )
+        use_cpu = bool(settings.values.get("use_cpu"))
+        before_imports(world, use_cpu=use_cpu)
+        world = setup_distributed(settings.value("timeout_s"), use_cpu=use_cpu)
         return fine_tune(settings, world)
     except Exception as error:
         # Nothing is tidied here: peers may sit in a collective, and the launcher ends them.

@@ -88,6 +88,14 @@ def test_flags_lists_and_negations_are_read_as_trl_reads_them() -> None:
         (["--logging_steps", "0"], "logging_strategy: no"),
         (["--load_best_model_at_end"], "save_strategy is steps and eval_strategy is no"),
         (["stray"], "unexpected argument 'stray'"),
+        (["--config", "a.yaml", "b.yaml"], "--config takes one file and has 2: a.yaml, b.yaml"),
+        (["--learning_rat", "1", "--max_seq_length", "8"], "'learning_rat'; did you mean 'learning_rate'?"),
+        (["--learning_rat", "1", "--max_seq_length", "8"], "unknown key 'max_seq_length': use max_length"),
+        (["--chat_template", "x"], "use chat_template_path"),
+        (["--num_machines", "2"], "use torchrun's own arguments"),
+        (["--accelerate_config", "fsdp3"], "did you mean 'fsdp"),
+        (["--timeout_s", "0"], "timeout_s is 0.0: must be above 0"),
+        (["--max_eval_rows", "0"], "must be at least 1"),
     ],
 )
 def test_a_mistake_is_named_with_its_remedy(words: list[str], complaint: str) -> None:
@@ -96,6 +104,37 @@ def test_a_mistake_is_named_with_its_remedy(words: list[str], complaint: str) ->
         config.read(argv, {})
     assert complaint in str(caught.value)
     assert 64 <= caught.value.code <= 78
+
+
+def test_words_that_trl_s_command_line_takes_are_taken() -> None:
+    words = ["--max_length", "none", "--save_total_limit", "null", "--packing_strategy", "bfd-requeue"]
+    words += ["--optim_target_modules", "attn", "mlp", "--accelerate_config", "zero3", "--ddp_timeout", "60"]
+    values = config.read([*NEEDED, *words], {}).values
+    assert (values["max_length"], values["save_total_limit"]) == (None, None)
+    assert values["packing_strategy"] == "bfd_split"
+    assert values["optim_target_modules"] == ["attn", "mlp"]
+    assert (values["strategy"], values["timeout_s"]) == ("zero3", 60)
+
+
+def test_there_is_one_default_timeout() -> None:
+    from podtune.run.distributed import DEFAULT_TIMEOUT_S
+
+    assert config.read(NEEDED, {}).value("timeout_s") == DEFAULT_TIMEOUT_S
+
+
+def test_a_number_of_processes_that_were_not_started_is_refused() -> None:
+    from podtune.sft.config.resolve import resolve
+
+    with pytest.raises(UserError, match="num_processes is 8, and 1 processes were started"):
+        resolve(config.read([*NEEDED, "--num_processes", "8"], {}), World())
+
+
+def test_what_podtune_decides_itself_is_said_to_have_no_effect() -> None:
+    from podtune.sft.config.resolve import resolve
+
+    words = ["--logging_nan_inf_filter", "true", "--disable_tqdm", "false"]
+    notes = resolve(config.read([*NEEDED, *words], {}), World()).notes
+    assert "without effect: logging_nan_inf_filter, disable_tqdm" in notes
 
 
 def test_a_misspelled_yaml_key_names_the_file(tmp_path: Path) -> None:

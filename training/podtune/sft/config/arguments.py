@@ -1,86 +1,77 @@
-"""podtune's own arguments of a fine-tune, beside TRL's. Needs no torch."""
+"""podtune's own arguments of a fine-tune, beside TRL's: a field has its help, and in its type choices, bounds
+and environment variable. Needs no torch.
+
+After a change: ``python scripts/config_keys.py`` and ``python scripts/config_docs.py``.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any, get_type_hints
+
+from podtune.run.distributed import DEFAULT_TIMEOUT_S
 
 STRATEGIES = ("single", "ddp", "fsdp", "fsdp-grad-op", "hsdp", "zero2", "zero3")
+
+
+def _key(default: Any, help: str) -> Any:
+    return field(default=default, metadata={"help": help})
 
 
 @dataclass
 class RunArguments:
     """What a run needs beyond TRL's ScriptArguments, SFTConfig, ModelConfig and DatasetMixtureConfig."""
 
-    strategy: str = field(
-        default="auto",
-        metadata={
-            "help": ("how the work is distributed: auto (single for one process, ddp for more) or ")
-            + " ".join(STRATEGIES)
-        },
+    strategy: Annotated[str, {"choices": ["auto", *STRATEGIES]}] = _key(
+        "auto",
+        "how the work is distributed: auto (single for one process, ddp for more) or " + " ".join(STRATEGIES),
     )
-    global_batch_size: int | None = field(
-        default=None,
-        metadata={
-            "help": (
-                "rows of one optimizer step over all processes; gradient_accumulation_steps is "
-                "solved for the world"
-            )
-        },
+    num_processes: Annotated[int | None, {"at_least": 1}] = _key(
+        None, "processes that the run is made for; another number is refused"
     )
-    eval_dataset_name: str | None = field(
-        default=None,
-        metadata={
-            "help": (
-                "file, folder or hub name to evaluate on; default: the eval, test or validation split found"
-            )
-        },
+    global_batch_size: Annotated[int | None, {"at_least": 1}] = _key(
+        None,
+        "rows of one optimizer step over all processes; gradient_accumulation_steps is solved for the world",
     )
-    eval_split_size: float | None = field(
-        default=None,
-        metadata={
-            "help": (
-                "share (below 1) or number of rows held out of the training set when there is no eval split"
-            )
-        },
+    eval_dataset_name: str | None = _key(
+        None, "file, folder or hub name to evaluate on; default: the eval, test or validation split found"
     )
-    max_eval_rows: int | None = field(
-        default=None, metadata={"help": ("evaluate on the first N rows of the eval split")}
+    eval_split_size: Annotated[float | None, {"above": 0}] = _key(
+        None, "share (below 1) or number of rows held out of the training set when there is no eval split"
     )
-    answer_rows: int = field(
-        default=0,
-        metadata={
-            "help": (
-                "rows to answer with the base and the tuned model at the end: sample answers, "
-                "exact match, perplexity"
-            )
-        },
+    max_eval_rows: Annotated[int | None, {"at_least": 1}] = _key(
+        None, "evaluate on the first N rows of the eval split"
     )
-    answer_max_new_tokens: int = field(default=64, metadata={"help": "longest answer of those, in tokens"})
-    auto_resume: bool = field(
-        default=True,
-        metadata={"help": ("continue from the newest complete checkpoint in output_dir, if there is one")},
+    answer_rows: Annotated[int, {"at_least": 0}] = _key(
+        0,
+        "rows to answer with the base and the tuned model at the end: sample answers, exact match, "
+        "perplexity",
     )
-    allow_resume_change: bool = field(
-        default=False,
-        metadata={
-            "help": (
-                "resume although the world size, batch, schedule, data or model changed since the checkpoint"
-            )
-        },
+    answer_max_new_tokens: Annotated[int, {"at_least": 1}] = _key(64, "longest answer of those, in tokens")
+    auto_resume: bool = _key(
+        True, "continue from the newest complete checkpoint in output_dir, if there is one"
     )
-    aim_repo: str | None = field(
-        default=None,
-        metadata={"help": ("Aim repository (folder, or aim://host:port) to mirror the metrics to")},
+    allow_resume_change: bool = _key(
+        False, "resume although the world size, batch, schedule, data or model changed since the checkpoint"
     )
-    timeout_s: float = field(
-        default=600.0,
-        metadata={"help": ("longest wait for another rank, in the rendezvous and in a collective")},
+    aim_repo: Annotated[str | None, {"env": "AIM_REPO"}] = _key(
+        None, "Aim repository (folder, or aim://host:port) to mirror the metrics to"
     )
-    loss: str = field(
-        default="lean",
-        metadata={"help": ("lean (podtune's, the same value for less work) or trl (TRL's own)")},
+    timeout_s: Annotated[float, {"above": 0}] = _key(
+        DEFAULT_TIMEOUT_S, "longest wait for another rank, in the rendezvous and in a collective"
     )
-    tokenized_cache: str | None = field(
-        default=None,
-        metadata={"help": ("folder for tokenised data; default: the Hugging Face cache (HF_HOME)")},
+    loss: Annotated[str, {"choices": ["lean", "trl"]}] = _key(
+        "lean", "lean (podtune's, the same value for less work) or trl (TRL's own)"
     )
+    tokenized_cache: str | None = _key(
+        None, "folder for tokenised data; default: the Hugging Face cache (HF_HOME)"
+    )
+
+
+def limits() -> dict[str, dict[str, Any]]:
+    """By key: help, and where there are any ``choices``, ``at_least``, ``above`` and ``env``."""
+    hints = get_type_hints(RunArguments, include_extras=True)
+    extras: dict[str, dict[str, Any]] = {
+        name: getattr(hint, "__metadata__", ({},))[0] for name, hint in hints.items()
+    }
+    return {item.name: {"help": item.metadata["help"], **extras[item.name]} for item in fields(RunArguments)}

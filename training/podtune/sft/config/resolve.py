@@ -20,7 +20,7 @@ from podtune.machine.provenance import provenance
 from podtune.run.distributed import World
 from podtune.run.errors import CONFIG, UserError
 from podtune.run.record import new_record
-from podtune.sft.config.arguments import STRATEGIES, RunArguments
+from podtune.sft.config.arguments import RunArguments, limits
 from podtune.sft.config.hardware import hardware_choices, refuse_unfit
 from podtune.sft.config.settings import Settings
 from podtune.sft.config.strategy import resolve_strategy, strategy_settings
@@ -163,6 +163,12 @@ def resolve(settings: Settings, world: World) -> Arguments:
     """
     values = dict(settings.values)
     check_quantization(bool(values.get("load_in_4bit") or values.get("load_in_8bit")))
+    if (processes := values.get("num_processes")) and processes != world.world_size:
+        raise UserError(
+            f"num_processes is {processes}, and {world.world_size} processes were started",
+            where=settings.source["num_processes"],
+            fix=f"start {processes} (torchrun --nproc-per-node, distributed.nodes), or remove the key",
+        )
     values |= solve_batch(settings, world)
     strategy = resolve_strategy(values.pop("strategy", "auto"), world)
     values |= strategy_settings(strategy, world)
@@ -171,11 +177,14 @@ def resolve(settings: Settings, world: World) -> Arguments:
     values |= chosen
     # Ours to decide: the bounds, the screen, and never hiding a NaN behind a zero.
     values.setdefault("run_name", str(values["output_dir"]).rstrip("/").rsplit("/", 1)[-1])
-    values |= {
-        "ddp_timeout": int(values.get("timeout_s", RunArguments.timeout_s)),
+    ours = {
+        "ddp_timeout": int(settings.value("timeout_s")),
         "logging_nan_inf_filter": False,
         "disable_tqdm": True,
     }
+    if without_effect := [key for key, value in ours.items() if values.get(key, value) != value]:
+        notes.append(f"without effect: {', '.join(without_effect)}")
+    values |= ours
     values.setdefault("ddp_find_unused_parameters", False)
     # a language model's buffers are constants, and each forward would wait for rank 0
     values.setdefault("ddp_broadcast_buffers", False)
@@ -255,11 +264,12 @@ def solve_batch(settings: Settings, world: World) -> dict[str, int]:
 
 
 def config_keys() -> str:
-    """The content of config_keys.json: for each key its dataclass, type, default and choices."""
+    """The content of config_keys.json, a key a line: its dataclass, type and default; choices, bounds and
+    meaning of our own.
+    """
     owner = {item.name: part.__name__ for part in DATACLASSES for item in dataclasses.fields(part)}
-    ours = {item.name: item.metadata.get("help", "") for item in dataclasses.fields(RunArguments)}
+    ours = limits()
     special = {"report_to": "list", "debug": "list", "datasets": "list"}
-    choices: dict[str, tuple[str, ...]] = {"strategy": ("auto", *STRATEGIES), "loss": ("lean", "trl")}
     keys: dict[str, dict[str, Any]] = {}
     for action in TrlParser(DATACLASSES)._actions:
         name = action.dest
@@ -275,9 +285,9 @@ def config_keys() -> str:
             if isinstance(action.default, str | int | float | bool | list | None)
             else str(action.default)
         )
-        keys[name] = {"class": owner[name], "type": kind, "default": default}
-        if allowed := choices.get(name) or action.choices:
-            keys[name]["choices"] = [str(choice) for choice in allowed]
-        if name in ours:
-            keys[name]["help"] = ours[name]
-    return json.dumps(keys, indent=1) + "\n"
+        keys[name] = {"class": owner[name], "type": kind, "default": default} | ours.get(name, {})
+        if action.choices and "choices" not in keys[name]:
+            keys[name]["choices"] = [str(choice) for choice in action.choices]
+    return (
+        "{\n" + ",\n".join(f"{json.dumps(key)}: {json.dumps(spec)}" for key, spec in keys.items()) + "\n}\n"
+    )

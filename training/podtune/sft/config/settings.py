@@ -30,9 +30,9 @@ ENVIRONMENT = {  # the reference pipeline's names
     "MODEL_NAME": "model_name_or_path",
     "DATASET_PATH": "dataset_name",
     "MAX_LENGTH": "max_length",
-    "AIM_REPO": "aim_repo",
     "RUN_NAME": "run_name",
 }
+_LAUNCHER_KEYS = ("config_file", "main_process_ip", "main_process_port", "machine_rank", "num_machines")
 RENAMED = {  # keys of older TRL and transformers that people still paste
     "max_seq_length": "max_length",
     "evaluation_strategy": "eval_strategy",
@@ -44,12 +44,17 @@ RENAMED = {  # keys of older TRL and transformers that people still paste
     "tokenizer_name": "model_name_or_path",
     "logging_dir": "output_dir (metrics.jsonl lies there)",
     "save_safetensors": "nothing: checkpoints are always safetensors",
+    "chat_template": "chat_template_path (a .jinja file, or a model that has the template)",
+    "dataset_mixture": "datasets (a list of path, split, columns)",
+    "dataset_id_or_path": "dataset_name",
+    "tokenizer_name_or_path": "model_name_or_path",
+    "use_liger": "use_liger_kernel",
+    **dict.fromkeys(_LAUNCHER_KEYS, "torchrun's own arguments, or distributed.nodes of the chart"),
 }
-AT_LEAST = {  # smallest value that makes sense
+AT_LEAST = {  # smallest value that makes sense; for our own keys arguments.py says it
     "per_device_train_batch_size": 1,
     "per_device_eval_batch_size": 1,
     "gradient_accumulation_steps": 1,
-    "global_batch_size": 1,
     "max_length": 2,
     "logging_steps": 0,
     "lora_r": 1,
@@ -58,14 +63,21 @@ AT_LEAST = {  # smallest value that makes sense
     "warmup_steps": 0,
     "weight_decay": 0,
     "max_grad_norm": 0,
-    "max_eval_rows": 1,
-    "answer_rows": 0,
-    "answer_max_new_tokens": 1,
     "eval_steps": 0,
     "save_steps": 0,
 }
+ABOVE = dict.fromkeys(("learning_rate", "num_train_epochs", "adam_epsilon"), 0)
 _VALUE_OR_FLAG = ("fsdp", "include_num_input_tokens_seen", "resume_from_checkpoint")  # text, or true
-ABOVE_ZERO = ("learning_rate", "num_train_epochs", "timeout_s", "eval_split_size", "adam_epsilon")
+_VALUE_OR_LIST = ("optim_target_modules", "fsdp")  # text, or a list of texts
+# Keys of accelerate launch, which TRL's command line takes too; podtune is started by torchrun.
+LAUNCHER = {
+    "fsdp1": "fsdp",
+    "fsdp2": "fsdp",
+    "zero2": "zero2",
+    "zero3": "zero3",
+    "multi_gpu": "ddp",
+    "single_gpu": "single",
+}
 Value = Any
 
 
@@ -82,6 +94,10 @@ class Settings:
         """True if the user set ``key`` in any layer, so that no default of ours may replace it."""
         return key in self.values
 
+    def value(self, key: str) -> Value:
+        """What the user set for ``key``, else its default."""
+        return self.values[key] if key in self.values else known_keys()[key]["default"]
+
     @functools.cached_property
     def sources(self) -> Sources:
         """Where the rows come from."""
@@ -94,7 +110,18 @@ def known_keys() -> dict[str, dict[str, Any]]:
     keys: dict[str, dict[str, Any]] = json.loads(
         Path(__file__).with_name("config_keys.json").read_text(encoding="utf-8")
     )
+    for name, least in AT_LEAST.items():
+        keys[name]["at_least"] = least
+    for name, bound in ABOVE.items():
+        keys[name]["above"] = bound
     return keys
+
+
+@functools.cache
+def environment() -> dict[str, str]:
+    """The environment variables that are read, and the key that each stands for."""
+    ours = {spec["env"]: key for key, spec in known_keys().items() if "env" in spec}
+    return ENVIRONMENT | ours
 
 
 def read(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> Settings:
@@ -109,12 +136,15 @@ def read(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> Settings:
     content = read_yaml(Path(config_file)) if config_file else {}
     layers += [
         (f"environment variable {name}", {key: env[name]})
-        for name, key in ENVIRONMENT.items()
+        for name, key in environment().items()
         if env.get(name)
     ]
     if config_file:
         layers.append((config_file, content))
     layers.append(("command line", command_line))
+    for where, layer in layers:
+        _launcher_keys(layer, where)
+    _check_names(layers)
     values: dict[str, Value] = {}
     source: dict[str, str] = {}
     for where, layer in layers:
@@ -124,6 +154,39 @@ def read(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> Settings:
     settings = Settings(values, source)
     check(settings)
     return settings
+
+
+def _launcher_keys(layer: dict[str, Value], where: str) -> None:
+    """accelerate's ready-made configuration as our strategy, and its spelling of the timeout as ours."""
+    name = layer.pop("accelerate_config", None)
+    if name is not None:
+        if name not in LAUNCHER:
+            raise UserError(
+                f"accelerate_config is {name!r}{near(str(name), list(LAUNCHER))}",
+                where=where,
+                fix=f"one of {', '.join(LAUNCHER)}; or strategy, see --help",
+            )
+        layer.setdefault("strategy", LAUNCHER[name])
+    if "ddp_timeout" in layer:
+        layer.setdefault("timeout_s", layer["ddp_timeout"])
+
+
+def _check_names(layers: list[tuple[str, dict[str, Value]]]) -> None:
+    """Refuse unknown keys, all of them at once."""
+    lines, places = [], []
+    for where, layer in layers:
+        for key in layer:
+            if key in known_keys():
+                continue
+            remedy = f": use {RENAMED[key]}" if key in RENAMED else near(key, list(known_keys()))
+            lines.append(f"unknown key '{key}'{remedy}")
+            places.append(where)
+    if lines:
+        raise UserError(
+            "\n    ".join(lines),
+            where=", ".join(dict.fromkeys(places)),
+            fix="correct the names; python -m podtune.training --help_all lists the keys",
+        )
 
 
 def read_yaml(path: Path) -> dict[str, Value]:
@@ -179,9 +242,10 @@ def _command_line(argv: Sequence[str]) -> tuple[dict[str, Value], str | None]:
     values: dict[str, Value] = {}
     for name, words in found.items():
         if name == "config":
-            config_file = words[0] if words else None
-            if config_file is None:
-                raise UserError("--config needs a file", where="command line", code=USAGE)
+            config_file = words[0] if len(words) == 1 else None
+            if len(words) != 1:
+                given = f"and has {len(words)}: {', '.join(words)}" if words else "and has none"
+                raise UserError(f"--config takes one file {given}", where="command line", code=USAGE)
         elif name not in known_keys() and name.startswith("no_") and name[3:] in known_keys() and not words:
             values[name[3:]] = False
         elif not words:
@@ -198,21 +262,18 @@ def convert(key: str, value: Value, where: str) -> Value:
     """``value`` in the type of ``key``.
 
     Raises:
-        UserError: no such key (with the nearest name), or a value of another type or outside the choices.
+        UserError: a value of another type or outside the choices.
     """
-    spec = known_keys().get(key)
-    if spec is None:
-        if key in RENAMED:
-            raise UserError(f"unknown key '{key}'", where=where, fix=f"use {RENAMED[key]}", code=CONFIG)
-        raise UserError(
-            f"unknown key '{key}'{near(key, list(known_keys()))}",
-            where=where,
-            fix="correct the name; python -m podtune.training --help lists the keys",
-            code=CONFIG,
-        )
+    spec = known_keys()[key]
     if value is None:
         return None
     kind, choices = spec["type"], spec.get("choices")
+    if kind in ("int", "float", "bool") and str(value).lower() in ("none", "null"):
+        return None  # TRL's command line takes the word
+    if (key, value) == ("packing_strategy", "bfd-requeue"):
+        return "bfd_split"  # its earlier name
+    if isinstance(value, list) and key in _VALUE_OR_LIST:
+        return value
     if isinstance(value, list) and kind != "list":
         raise UserError(
             (f"{key} takes one value and has {len(value)}: {', '.join(map(str, value))}"),
@@ -298,12 +359,12 @@ def check(settings: Settings) -> None:
     for key, value in values.items():
         if isinstance(value, float) and not math.isfinite(value):
             raise wrong(key, "must be a finite number")
-    for key, least in AT_LEAST.items():
-        if values.get(key) is not None and values[key] < least:
-            raise wrong(key, f"must be at least {least}")
-    for key in ABOVE_ZERO:
-        if values.get(key) is not None and not values[key] > 0:
-            raise wrong(key, "must be above 0")
+    for key, value in values.items():
+        spec = known_keys()[key]
+        if value is not None and "at_least" in spec and value < spec["at_least"]:
+            raise wrong(key, f"must be at least {spec['at_least']}")
+        if value is not None and "above" in spec and not value > spec["above"]:
+            raise wrong(key, f"must be above {spec['above']}")
     if not values.get("model_name_or_path"):
         raise UserError(
             "no model is named",
@@ -393,7 +454,7 @@ def help_text(*, everything: bool = False) -> str:
         "podtune's own:",
         *(f"  --{key:<26}{spec['help']} [{spec['default']}]" for key, spec in ours),
         "",
-        "environment: " + ", ".join(f"{name} ({key})" for name, key in ENVIRONMENT.items()),
+        "environment: " + ", ".join(f"{name} ({key})" for name, key in environment().items()),
         "",
         "examples:",
         "  python -m podtune.training --model_name_or_path demo/model --dataset_name demo/data/train.parquet "

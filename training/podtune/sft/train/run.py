@@ -54,7 +54,10 @@ def find_checkpoint(
         UserError: the one named is damaged, all are, or they belong to a run that differs from this one.
     """
     resume: Checkpoint | None = None
-    if named and str(named).lower() != "true":
+    word = str(named).lower()
+    if word == "false":
+        auto_resume = False
+    if named and word not in ("true", "false"):
         path = Path(named)
         try:
             resume = checkpoint.read(path)
@@ -73,6 +76,8 @@ def find_checkpoint(
             where=str(output_dir),
             fix="use another output_dir, or resume",
         )
+    if resume is None and word == "true":
+        warn(f"resume_from_checkpoint: there is none in {output_dir}, so the run begins at step 0")
     if resume is not None:
         for change in checkpoint.check_resume(resume, facts, allowed=allow_change):
             warn(f"resuming although {change}")
