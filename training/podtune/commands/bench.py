@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from podtune.plan.hardware import ROWS
+from podtune.plan.plan import OPTIMIZERS, PRECISIONS, RECOMPUTE
 from podtune.run.errors import PEER_LOST, SOFTWARE, UNAVAILABLE, USAGE, UserError
 from podtune.run.record import Json, finite
 
@@ -32,16 +34,12 @@ def plan(
     params: Annotated[str, typer.Option(help="the count of parameters alone, for example 7.5e9")] = "",
     strategy: Annotated[str, typer.Option(help="a strategy, or all, side by side")] = "all",
     world_size: Annotated[int, typer.Option(help="processes (GPUs) in all")] = 1,
-    precision: Annotated[
-        str, typer.Option(help=("fp32, bf16, bf16-mixed, bf16-autocast, fp16-mixed, fp8-mixed"))
-    ] = "bf16-mixed",
+    precision: Annotated[str, typer.Option(help=", ".join(PRECISIONS))] = "bf16-mixed",
     batch_size: Annotated[
         int | None, typer.Option(help=("sequences or images a step over all processes"))
     ] = None,
     sequence_length: Annotated[int | None, typer.Option(help="tokens a sequence")] = None,
-    hardware: Annotated[
-        str, typer.Option(help=("L40S, A10, A100-40, A100-80, H100, H200, MI300X, or cpu (probed)"))
-    ] = DEFAULT_HARDWARE,
+    hardware: Annotated[str, typer.Option(help=f"{', '.join(ROWS)}, or cpu (probed)")] = DEFAULT_HARDWARE,
     interconnect: Annotated[
         str | None, typer.Option(help=("the slowest link: pcie4, nvlink4, 25g, 100g, 400g, ..."))
     ] = None,
@@ -50,11 +48,18 @@ def plan(
     ] = None,
     micro_batches: Annotated[int | None, typer.Option(help="of the pipelines")] = None,
     accumulation: Annotated[int, typer.Option(help="forward and backward passes a step")] = 1,
-    activation_checkpointing: Annotated[str, typer.Option(help="none, selective, full, sequential")] = "none",
-    optimizer: Annotated[str, typer.Option(help="adamw, adamw-8bit, sgd")] = "adamw",
+    activation_checkpointing: Annotated[str, typer.Option(help=", ".join(RECOMPUTE))] = "none",
+    optimizer: Annotated[str, typer.Option(help=", ".join(OPTIMIZERS))] = "adamw",
     lora_r: Annotated[
         int | None, typer.Option(help=("LoRA's rank, on all linear maps; the other weights are frozen"))
     ] = None,
+    lora_dropout: Annotated[float, typer.Option(help="of LoRA's inputs")] = 0.0,
+    quantized: Annotated[
+        bool, typer.Option("--quantized", help="QLoRA: the frozen weights in 4 bits")
+    ] = False,
+    fused_head: Annotated[
+        bool, typer.Option("--fused-head", help="no logits, as in a fine-tune on a GPU; not in the benchmark")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="for scripts")] = False,
 ) -> None:
     """Memory a rank, bytes on the wire, time a step, what limits it: from formulas, before anything runs.
@@ -63,8 +68,8 @@ def plan(
     Examples:
       podtune bench plan --model tinygpt-124m --strategy all --world-size 8 --hardware H100
       podtune bench plan --params 7.5e9 --strategy zero3 --world-size 64 --json
-      podtune bench plan --model SmolLM3-3B --strategy single --precision bf16 --activation-checkpointing full
-      --batch-size 8
+      podtune bench plan --model SmolLM3-3B --strategy single --precision bf16 --lora-r 16 --fused-head
+      --activation-checkpointing full --batch-size 8 --sequence-length 1024
     """
     from podtune.plan import plan as planner
     from podtune.plan.hardware import hardware_row, link_row
@@ -100,6 +105,9 @@ def plan(
         "activation_checkpointing": activation_checkpointing,
         "optimizer": optimizer,
         "lora_r": lora_r,
+        "lora_dropout": lora_dropout,
+        "quantized": quantized,
+        "fused_head": fused_head,
     }
     if strategy != "all":
         one = planner.estimate(shape, strategy=strategy, **settings)
@@ -267,6 +275,7 @@ def _table(plans: list[Plan]) -> str:
         "gradients",
         "optimizer",
         "activations",
+        "head",
         "buffers",
         "total GiB",
         "sent/step",
@@ -279,12 +288,13 @@ def _table(plans: list[Plan]) -> str:
         (
             one.strategy,
             *(
-                f"{value:.2f}"
+                "-" if value is None else f"{value:.2f}"
                 for value in (
                     one.weights_gib,
                     one.gradients_gib,
                     one.optimizer_gib,
                     one.activations_gib,
+                    one.head_gib,
                     one.buffers_gib,
                 )
             ),

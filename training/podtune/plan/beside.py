@@ -82,6 +82,8 @@ def _plan(record: Json, rate: float | None) -> Plan | None:
             accumulation=config.get("accumulation", 1),
             activation_checkpointing=config.get("activation_checkpointing", "none"),
             optimizer=config.get("optimizer", "adamw"),
+            shard_size=config.get("shard_size") or None,
+            bucket_view=config.get("gradient_as_bucket_view") is not False,
             utilisation=utilisation,
         )
     except (UserError, KeyError, TypeError):

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from podtune.machine.facts import memory_limit, usable_cpus
+from podtune.machine.provenance import usable_cpus
 from podtune.run.errors import USAGE, UserError, near
 
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "fp8")
@@ -46,10 +46,10 @@ class Hardware:
     shared: bool = False
 
     def peak(self, precision: str) -> float | None:
-        """Peak FLOP/s for matrix products in ``precision``; ``bf16-mixed`` is bf16. None if the device lacks
-        it.
+        """Peak FLOP/s for matrix products in ``precision``; ``bf16-mixed`` and ``bf16-autocast`` are bf16's.
+        None if the device lacks it.
         """
-        return self.flops.get(precision.removesuffix("-mixed"))
+        return self.flops.get(precision.removesuffix("-mixed").removesuffix("-autocast"))
 
 
 @dataclass(frozen=True)
@@ -138,6 +138,71 @@ ROWS: dict[str, Hardware] = {
             "pcie5",
             "NVIDIA H100 datasheet, 2024 (NVL)",
         ),
+        Hardware("T4", 14.6, _tera(fp32=8.1, fp16=65), 320e9, "pcie3", "NVIDIA T4 datasheet, 2019"),
+        Hardware(
+            "A10G",
+            22.0,
+            _tera(fp32=31.5, tf32=35, fp16=70, bf16=70),
+            600e9,
+            "pcie4",
+            "NVIDIA A10G datasheet for AWS, 2022",
+        ),
+        Hardware(
+            "L4",
+            22.0,
+            _tera(fp32=30.3, tf32=60, fp16=121, bf16=121, fp8=242.5),
+            300e9,
+            "pcie4",
+            "NVIDIA L4 datasheet, 2023",
+        ),
+        Hardware(
+            "RTX-6000-Ada",
+            47.5,
+            _tera(fp32=91.1, tf32=182.1, fp16=364.2, bf16=364.2, fp8=728.5),
+            960e9,
+            "pcie4",
+            "NVIDIA RTX 6000 Ada Generation datasheet, 2023",
+        ),
+        Hardware(
+            "RTX-PRO-6000",
+            94.9,
+            _tera(fp32=120, tf32=250, fp16=500, bf16=500, fp8=1000),
+            1597e9,
+            "pcie5",
+            "NVIDIA RTX PRO 6000 Blackwell Server Edition datasheet, 2025",
+        ),
+        Hardware(
+            "GH200",
+            94.5,
+            _H100_SXM,
+            4000e9,
+            "nvlink4",
+            "NVIDIA GH200 datasheet, 2023 (96 GB HBM3)",
+        ),
+        Hardware(
+            "B200",
+            178.4,
+            _tera(fp32=75, tf32=1125, fp16=2250, bf16=2250, fp8=4500),
+            7700e9,
+            "nvlink5",
+            "NVIDIA HGX B200 datasheet, 2024",
+        ),
+        Hardware(
+            "GB200",
+            184.0,
+            _tera(fp32=80, tf32=1250, fp16=2500, bf16=2500, fp8=5000),
+            8000e9,
+            "nvlink5",
+            "NVIDIA GB200 NVL72 datasheet, 2024",
+        ),
+        Hardware(
+            "H200-NVL",
+            139.8,
+            _tera(fp32=60, tf32=417.5, fp16=835.5, bf16=835.5, fp8=1670.5),
+            4800e9,
+            "pcie5",
+            "NVIDIA H200 datasheet, 2024 (NVL)",
+        ),
         Hardware("H200", 139.8, _H100_SXM, 4800e9, "nvlink4", "NVIDIA H200 datasheet, 2024 (SXM)"),
         Hardware(
             "MI300X",
@@ -155,11 +220,13 @@ ROWS: dict[str, Hardware] = {
 LINKS: dict[str, Link] = {
     row.name: row
     for row in (
+        Link("pcie3", 15.75e9, 0.75, 10e-6, "PCI Express 3.0, 16 lanes of 8 GT/s, 128b/130b"),
         Link("pcie4", 31.5e9, 0.75, 10e-6, "PCI Express 4.0, 16 lanes of 16 GT/s, 128b/130b"),
         Link("pcie5", 63.0e9, 0.75, 10e-6, "PCI Express 5.0, 16 lanes of 32 GT/s, 128b/130b"),
         Link("nvlink2", 150e9, 0.8, 5e-6, "NVIDIA V100 datasheet: 300 GB/s both directions"),
         Link("nvlink3", 300e9, 0.8, 5e-6, "NVIDIA A100 datasheet: 600 GB/s both directions"),
         Link("nvlink4", 450e9, 0.8, 5e-6, "NVIDIA H100 datasheet: 900 GB/s both directions"),
+        Link("nvlink5", 900e9, 0.8, 5e-6, "NVIDIA HGX B200 datasheet: 1800 GB/s both directions"),
         Link(
             "infinity-fabric",
             448e9,
@@ -245,15 +312,29 @@ def peak_flops(device_name: str, precision: str) -> float | None:
     return ROWS[found].peak(precision) if found else None
 
 
+# Words that a device's name must have for the row, the first that fits; "80GB PCIe" and "SXM4-40GB" are words.
+_NAMES = (
+    ("H100-PCIe", {"H100", "PCIE"}),
+    ("H100-NVL", {"H100", "NVL"}),
+    ("H100", {"H100"}),
+    ("H200-NVL", {"H200", "NVL"}),
+    ("A100-80", {"A100", "80GB"}),
+    ("A100-40", {"A100", "40GB"}),
+    ("A100-40", {"A100", "SXM4"}),
+    ("RTX-6000-Ada", {"RTX", "6000", "ADA"}),
+    ("RTX-PRO-6000", {"RTX", "PRO", "6000"}),
+    *(
+        (name, {name})
+        for name in ("H200", "GH200", "B200", "GB200", "L40S", "L4", "A10", "A10G", "T4", "MI300X")
+    ),
+)
+
+
 def _match(device_name: str) -> str | None:
-    words = re.split(r"[^A-Z0-9]+", device_name.upper())
+    words = set(re.split(r"[^A-Z0-9]+", device_name.upper()))
     if "MIG" in words:
         return None
-    if "H100" in words:
-        return "H100-PCIe" if "PCIE" in words else "H100-NVL" if "NVL" in words else "H100"
-    if "A100" in words:
-        return "A100-80" if "80GB" in words else "A100-40" if "40GB" in words or "SXM4" in words else None
-    return next((name for name in ("H200", "L40S", "A10", "MI300X") if name in words), None)
+    return next((name for name, needed in _NAMES if needed <= words), None)
 
 
 PROBE_S = 2.0
@@ -286,7 +367,7 @@ def probe_cpu() -> Hardware:
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return Hardware(
         name="cpu",
-        memory_gib=min(pages, memory_limit()) / 2**30,
+        memory_gib=min(pages, _memory_limit()) / 2**30,
         flops={"fp32": flops, "bf16": flops, "fp16": flops},
         memory_bandwidth=_rate(copy, PROBE_S / 4),
         link="loopback",
@@ -342,3 +423,15 @@ def _rate(work: Callable[[], float], seconds: float) -> float:
         units = work()
         best = max(best, units / (time.perf_counter() - start))
     return best
+
+
+def _memory_limit() -> float:
+    """The cgroup's memory limit in bytes; infinity without one."""
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            with open(path) as file:
+                text = file.read().strip()
+        except OSError:
+            continue
+        return float("inf") if text == "max" else float(text)
+    return float("inf")

@@ -9,13 +9,14 @@ volumes; Huang et al. 2019 (GPipe), section 2.3, for the bubble; Korthikanti et 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from podtune.plan.hardware import Link
-from podtune.plan.shapes import Checkpointing, Shape, Transformer
+from podtune.plan.shapes import Checkpointing, Kept, Opaque, Shape, Transformer
 
 DDP_BUCKET = 25 * 2**20
+FUSED_TILE = (4096, 32768)  # tokens x vocabulary that TRL's fused head projects at once
 DATA_PARALLEL = ("ddp", "fsdp", "fsdp-grad-op", "hsdp", "zero2", "zero3")
 PIPELINES = ("pipeline-gpipe", "pipeline-1f1b")
 PLANNED = ("single", *DATA_PARALLEL, "naive-mp", *PIPELINES, "tensor")  # what these formulas cover
@@ -79,6 +80,12 @@ class Layout:
     micro_batches: int
     accumulation: int
     checkpointing: Checkpointing
+    fused_head: bool = False
+    lora: int | None = None
+    lora_dropout: float = 0.0
+    lora_cast: bool = False
+    bucket_view: bool = True
+    shard_size: int | None = None
 
     @property
     def width(self) -> float:
@@ -106,6 +113,8 @@ class Layout:
     def shards(self) -> int:
         """Ranks that share one copy of the states: within a machine for hsdp, or half of a single one."""
         if self.strategy == "hsdp":
+            if self.shard_size:
+                return self.shard_size
             groups = (
                 self.nodes
                 if self.nodes > 1
@@ -130,45 +139,85 @@ class Layout:
     def _divided_share(self) -> float:
         return self.shape.divisible / self.shape.parameters
 
-    def states(self, per_parameter: tuple[float, float, float], trained: float) -> tuple[float, float, float]:
-        """Bytes of weights, gradients and optimizer; frozen weights (LoRA) have neither of the last two."""
-        stage, (weight, gradient, optimizer) = _STAGE.get(self.strategy, 0), per_parameter
-        held, held_trained = self.held(self.shape.parameters), self.held(trained)
-        extra = held_trained if trained < self.shape.parameters else 0  # adapters come on top of the weights
-        return partition(
-            (weight * (held + extra), gradient * held_trained, optimizer * held_trained), stage, self.shards
+    def states(self, whole: tuple[float, float, float]) -> tuple[float, float, float]:
+        """Bytes of weights, gradients and optimizer on the fullest rank, of those of the whole model."""
+        weights, gradients, optimizer = map(self.held, whole)
+        return partition((weights, gradients, optimizer), _STAGE.get(self.strategy, 0), self.shards)
+
+    @property
+    def kept(self) -> Kept:
+        """What a layer keeps, by the precision and by LoRA."""
+        lora = self.lora is not None
+        return Kept(
+            stored=self.master_width,
+            compute=self.width,
+            norms_trained=not lora,
+            adapter_copies=lora and bool(self.lora_dropout or self.lora_cast),
+            adapter_mask=1.0 if lora and self.lora_dropout else 0.0,
+            selective=self.checkpointing == "selective",
         )
 
-    def activations(self) -> float:
-        """Bytes kept for the backward pass on the fullest rank, with the logits at their worst moment."""
+    def activations(self) -> float | None:
+        """Bytes kept for the backward pass on the fullest rank, with the layer at work; None if unknown."""
+        if isinstance(self.shape, Opaque):
+            return None
         samples = self.batch_size / (self.replicas * self.accumulation)
-        tensor = self.world_size if self.strategy == "tensor" else 1
-        units = self.shape.units / self.stages
-        kept = self._kept(units, tensor)
-        if self.strategy not in PIPELINES:
-            return samples * (kept * self.width + self.shape.head_elements * (self.width + 12))
-        # GPipe holds every micro-batch of its stage; 1F1B at most P of them on the first stage, one on the
-        # last
-        in_flight = (
-            min(self.stages, self.micro_batches) if self.strategy == "pipeline-1f1b" else self.micro_batches
-        )
-        micro = samples / self.micro_batches
-        waiting = self.micro_batches if self.strategy == "pipeline-gpipe" else 1
-        head = micro * self.shape.head_elements * (waiting * (self.width + 4) + 8)
-        first, last = in_flight * micro * kept * self.width, waiting * micro * kept * self.width + head
-        return max(first, last)
+        layers = self._layers_bytes(self.shape.units / self.stages)
+        if self.strategy == "pipeline-gpipe":
+            return samples * layers  # every micro-batch of its stage
+        if self.strategy == "pipeline-1f1b":
+            in_flight = min(self.stages, self.micro_batches)  # on the first stage; one on the last
+            first, last = in_flight * layers, layers + self._head_bytes(1)
+            return samples / self.micro_batches * (first if first >= last else layers)
+        return samples * layers
 
-    def _kept(self, units: float, tensor: int) -> float:
-        """Elements a sample over ``units`` blocks; a block (or segment) that is computed again is whole for
-        that moment.
+    def head(self) -> float | None:
+        """Bytes of the logits and the loss at their worst moment; None if unknown."""
+        if isinstance(self.shape, Opaque):
+            return None
+        samples = self.batch_size / (self.replicas * self.accumulation)
+        if self.strategy in PIPELINES:
+            waiting = self.micro_batches if self.strategy == "pipeline-gpipe" else 1
+            layers, micro = self._layers_bytes(self.shape.units / self.stages), samples / self.micro_batches
+            in_flight = self.micro_batches if waiting > 1 else min(self.stages, self.micro_batches)
+            return max(0.0, micro * (self._head_bytes(waiting) - (in_flight - waiting) * layers))
+        if self.fused_head and isinstance(self.shape, Transformer):
+            tokens = samples * self.shape.sequence_length
+            tile = min(tokens, FUSED_TILE[0]) * min(self.shape.vocabulary, FUSED_TILE[1]) * self.width
+            # the head's own gradient in 32 bits, before it joins the others
+            weight = 4.0 * self.shape.vocabulary * self.shape.hidden if self.lora is None else 0.0
+            return tile + weight + tokens * self.shape.hidden * (2 * self.master_width + 4)
+        return samples * self._head_bytes(1)
+
+    def _head_bytes(self, waiting: int) -> float:
+        """Of one sample: logits as the products put them out, in 32 bits, and their gradient; those of
+        ``waiting`` micro-batches at once.
         """
-        whole = self.shape.layer_elements("none", tensor)
-        if self.checkpointing == "sequential":
-            segments = max(1, math.isqrt(math.ceil(units)))
-            return segments * self.shape.layer_elements("full", tensor) + units / segments * whole
-        if self.checkpointing in ("full", "selective"):
-            return units * self.shape.layer_elements(self.checkpointing, tensor) + min(1.0, units) * whole
-        return units * whole
+        return self.shape.head_elements * (waiting * (self.width + 4) + 8)
+
+    def _layers_bytes(self, units: float) -> float:
+        """Bytes a sample over ``units`` blocks; a block (or segment) that is computed again is whole for that
+        moment, with its gradients.
+        """
+        shape, kept = self.shape, self.kept
+        assert not isinstance(shape, Opaque)
+        tensor = self.world_size if self.strategy == "tensor" else 1
+        whole, boundary = shape.layer_bytes(kept, tensor), kept.stored * shape.boundary_elements
+        working = whole + shape.backward_bytes(kept, tensor)
+        match self.checkpointing:
+            case "sequential":
+                segments = max(1, math.isqrt(math.ceil(units)))
+                return segments * boundary + units / segments * whole
+            case "full":
+                return units * boundary + min(1.0, units) * working
+            case "every-second":
+                return units / 2 * (boundary + whole) + min(1.0, units) * working
+            case "selective":
+                return units * whole + min(1.0, units) * shape.layer_bytes(
+                    replace(kept, selective=False), tensor
+                )
+            case _:
+                return units * whole
 
     def buffers(self, trained: float) -> float:
         """Bytes of what is gathered or bucketed for a moment: two units (one at work, one prefetched) with
@@ -176,6 +225,8 @@ class Layout:
         """
         if self.strategy in ("fsdp", "hsdp", "zero3"):
             return 2.0 * self.width * self.shape.largest_unit
+        if self.strategy == "ddp" and not self.bucket_view:
+            return 4.0 * trained  # gradients in their buckets, beside themselves
         return 0.0
 
     def collectives(self, trained: float, gradient_bytes: float | None) -> list[Collective]:

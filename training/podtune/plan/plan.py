@@ -41,7 +41,17 @@ _BYTES: dict[str, tuple[float, float, float, float]] = {
     "fp8-mixed": (2, 2, 4, 4),
 }
 PRECISIONS = tuple(_BYTES)
-_MOMENTS: dict[str, tuple[int, float | None]] = {"adamw": (2, None), "adamw-8bit": (2, 1.0), "sgd": (1, None)}
+# How many moments, and their bytes where these are not the precision's. 8-bit ones (Dettmers et al. 2021) come
+# with a 4-byte scale for each block of 256; Adafactor (Shazeer and Stern 2018) keeps rows' and columns' sums.
+_MOMENTS: dict[str, tuple[int, float | None]] = {
+    "adamw": (2, None),
+    "adamw-8bit": (2, 1 + 4 / 256),
+    "adafactor": (0, None),
+    "sgd": (1, None),
+}
+OPTIMIZERS = tuple(_MOMENTS)
+# QLoRA (Dettmers et al. 2023): four bits a weight of the linear maps and a 4-byte scale for each 64 of them.
+_QUANTIZED = 0.5 + 4 / 64
 
 # of the peak; well-tuned training shows 0.3 to 0.6 (docs: PaLM 0.46, Llama on H100 0.3 to 0.58)
 UTILISATION = 0.4
@@ -51,8 +61,10 @@ RANKS_PER_NODE = 8
 
 @dataclass(frozen=True)
 class Plan:
-    """The estimate for one rank and one step. GiB are 2^30 bytes. ``None``: cannot be said without
-    hardware.
+    """The estimate for one rank and one step. GiB are 2^30 bytes. ``None``: cannot be said without hardware,
+    or without the model's shape; then ``total_gib`` is of what is known.
+
+    ``head_gib`` are logits and loss, ``checkpoint_gib`` is what a checkpoint takes on the volume, of all ranks.
     """
 
     strategy: str
@@ -63,9 +75,11 @@ class Plan:
     weights_gib: float
     gradients_gib: float
     optimizer_gib: float
-    activations_gib: float
+    activations_gib: float | None
+    head_gib: float | None
     buffers_gib: float
     total_gib: float
+    checkpoint_gib: float
     bytes_per_step: float
     bubble_share: float
     flops_per_step: float
@@ -126,6 +140,12 @@ def estimate(
     activation_checkpointing: Checkpointing = "none",
     optimizer: str = "adamw",
     lora_r: int | None = None,
+    lora_dropout: float = 0.0,
+    lora_cast: bool = False,
+    quantized: bool = False,
+    fused_head: bool = False,
+    bucket_view: bool = True,
+    shard_size: int | None = None,
     gradient_bytes: float | None = None,
     utilisation: float = UTILISATION,
 ) -> Plan:
@@ -138,6 +158,12 @@ def estimate(
             Gb Ethernet between ``nodes`` machines.
         nodes: machines; by default one for every eight ranks.
         micro_batches: of the pipeline strategies; by default the most up to 8 that divide the batch.
+        lora_r: LoRA of this rank on every linear map of every layer, kept in 32 bits; the rest is frozen.
+        lora_dropout, lora_cast: its dropout; whether PEFT casts each adapter's input to 32 bits.
+        quantized: QLoRA, the frozen linear maps in four bits and the adapters in 16.
+        fused_head: the loss projects tile by tile and never holds logits, as a fine-tune on a GPU does.
+        bucket_view: ddp's gradients are views of its buckets (``gradient_as_bucket_view``).
+        shard_size: of hsdp, the ranks that share one copy; by default a machine's.
         gradient_bytes: width of the gradients on the wire, where it differs from the precision's.
         utilisation: the share of peak FLOP/s that the compute reaches.
 
@@ -146,6 +172,8 @@ def estimate(
     """
     micro_batches = micro_batches or max(count for count in range(1, 9) if batch_size % count == 0)
     check_numbers(shape, strategy, world_size, batch_size, micro_batches, accumulation, lora_r)
+    if strategy == "hsdp" and shard_size is None:
+        _check_groups(world_size)
     nodes = nodes or math.ceil(world_size / RANKS_PER_NODE)
     ranks_per_node = math.ceil(world_size / nodes)
     layout = Layout(
@@ -158,12 +186,19 @@ def estimate(
         micro_batches,
         accumulation,
         activation_checkpointing,
+        fused_head,
+        lora_r,
+        lora_dropout,
+        lora_cast,
+        bucket_view,
+        shard_size,
     )
     trained = shape.parameters if lora_r is None else shape.lora_parameters(lora_r)
-    weights, gradients, states = layout.states(state_bytes(precision, optimizer), trained)
-    activations, buffers = layout.activations(), layout.buffers(trained)
+    kept_states = _states(shape, precision, optimizer, lora_r, quantized)
+    weights, gradients, states = layout.states(kept_states)
+    activations, head, buffers = layout.activations(), layout.head(), layout.buffers(trained)
     collectives = layout.collectives(trained, gradient_bytes)
-    total = weights + gradients + states + activations + buffers
+    total = weights + gradients + states + (activations or 0.0) + (head or 0.0) + buffers
     bubble = layout.bubble
     flops = (
         shape.flops_per_sample * batch_size * (2 / 3 if lora_r else 1) * RECOMPUTE[activation_checkpointing]
@@ -199,9 +234,11 @@ def estimate(
         weights_gib=weights / GIB,
         gradients_gib=gradients / GIB,
         optimizer_gib=states / GIB,
-        activations_gib=activations / GIB,
+        activations_gib=None if activations is None else activations / GIB,
+        head_gib=None if head is None else head / GIB,
         buffers_gib=buffers / GIB,
         total_gib=total / GIB,
+        checkpoint_gib=_checkpoint_bytes(shape, strategy, kept_states, lora_r) / GIB,
         bytes_per_step=sum(item.bytes_per_rank for item in collectives),
         bubble_share=bubble,
         flops_per_step=flops,
@@ -215,6 +252,55 @@ def estimate(
         limited_by=None if times is None else "memory" if fits is False else times.limited_by,
         communication=[{**asdict(item), "bytes_per_rank": item.bytes_per_rank} for item in collectives],
     )
+
+
+def _states(
+    shape: Shape, precision: str, optimizer: str, lora_r: int | None, quantized: bool
+) -> tuple[float, float, float]:
+    """Bytes of all weights, of their gradients and of the optimizer's states, before anything is divided."""
+    weight, gradient, state = state_bytes(precision, optimizer)
+    if lora_r is not None:
+        adapters = shape.lora_parameters(lora_r)
+        # adapters of 16-bit weights are kept in 32 bits (PEFT), those of quantised ones in 16 (TRL)
+        width = 2.0 if quantized else 4.0
+        frozen = shape.parameters * weight
+        if quantized:
+            frozen -= shape.divisible * (weight - _QUANTIZED)
+        states = adapters * (_MOMENTS[optimizer][1] or width) * _MOMENTS[optimizer][0]
+        return frozen + adapters * width, adapters * width, states
+    states = shape.parameters * state
+    if isinstance(shape, Transformer):
+        if optimizer == "adamw-8bit":  # bitsandbytes keeps an embedding's moments in 32 bits
+            states += shape.vocabulary * shape.hidden * 2 * (4 - (_MOMENTS[optimizer][1] or 0))
+        if optimizer == "adafactor":
+            states += 4.0 * (shape.lora_parameters(1) + shape.vocabulary + shape.hidden)
+    return shape.parameters * weight, shape.parameters * gradient, states
+
+
+def _checkpoint_bytes(
+    shape: Shape, strategy: str, states: tuple[float, float, float], lora_r: int | None
+) -> float:
+    """Weights and optimizer of a checkpoint on the volume. Under full sharding accelerate writes the weights
+    twice, in two formats, each with a tied head twice.
+    """
+    weights, gradients, optimizer = states
+    if lora_r is not None:
+        return gradients + optimizer  # the adapters are as large as their gradients
+    if strategy in ("fsdp", "fsdp-grad-op", "hsdp"):
+        if isinstance(shape, Transformer) and shape.tied:
+            weights += weights / shape.parameters * shape.vocabulary * shape.hidden
+        return 2 * weights + optimizer
+    return weights + optimizer
+
+
+def _check_groups(world_size: int) -> None:
+    if world_size < 4 or world_size % 2:
+        raise UserError(
+            f"hsdp shards inside a group and replicates between groups, which {world_size} ranks cannot do",
+            where="--world-size",
+            fix="give 4 or more, an even number, or another strategy",
+            code=USAGE,
+        )
 
 
 def estimate_all(shape: Shape, **settings: Any) -> tuple[list[Plan], dict[str, str]]:
@@ -242,7 +328,13 @@ def default_batch_size(model: str, world_size: int, accumulation: int = 1) -> in
 
 # Backward costs twice a forward pass, so that a second forward pass makes 3 into 4. Selective computes only
 # cheap things again.
-RECOMPUTE: dict[str, float] = {"none": 1.0, "selective": 1.02, "full": 4 / 3, "sequential": 4 / 3}
+RECOMPUTE: dict[str, float] = {
+    "none": 1.0,
+    "selective": 1.02,
+    "every-second": 7 / 6,
+    "full": 4 / 3,
+    "sequential": 4 / 3,
+}
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,5 @@
 """What a model asks of a machine, from its shape alone: parameters, FLOPs, activations, boundaries. Needs no
 torch.
-
-Activations count **elements kept for the backward pass**; the planner multiplies by the width of the
-precision.
 """
 
 from __future__ import annotations
@@ -14,7 +11,27 @@ from typing import Literal
 
 from podtune.run.errors import USAGE, UserError
 
-Checkpointing = Literal["none", "selective", "full", "sequential"]
+Checkpointing = Literal["none", "selective", "every-second", "full", "sequential"]
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What decides how many bytes a layer keeps.
+
+    Args:
+        stored: bytes of an element of the residual stream: 4 on 32-bit weights, also under autocast.
+        compute: bytes of what the products put out.
+        norms_trained: whether the norms' gains are, whose gradient needs their input.
+        adapter_copies: each LoRA adapter keeps an input of its own (it casts it, or drops some of it).
+        adapter_mask: bytes an element of dropout's mask.
+    """
+
+    stored: float
+    compute: float
+    norms_trained: bool = True
+    adapter_copies: bool = False
+    adapter_mask: float = 0.0
+    selective: bool = False
 
 
 @dataclass(frozen=True)
@@ -98,27 +115,56 @@ class Transformer:
         """
         return self.layers * sum(rank * (inputs + outputs) for inputs, outputs in self.linears)
 
-    def layer_elements(self, checkpointing: Checkpointing = "none", tensor_ranks: int = 1) -> float:
-        """Elements that one layer keeps for one sequence.
+    def layer_bytes(self, kept: Kept, tensor_ranks: int = 1) -> float:
+        """Bytes that one layer keeps for its backward pass, for one sequence.
 
-        Korthikanti et al. 2022 (Reducing Activation Recomputation), section 4.1, without dropout's masks,
-        with flash attention (no T x T scores; its log-sum-exp is one fp32 a head and token, here two
-        elements), grouped key and value heads and, for a gated MLP, four tensors of its width (gate, up,
-        activated gate, product) in place of two. For GPT-2's shape this is 16 h a token: the paper's 34 s b h
-        bytes less its two bytes of masks. Over ``tensor_ranks`` everything is split but the norms' and the
-        linear maps' full-width inputs (equation 2).
+        Korthikanti et al. 2022 (Reducing Activation Recomputation), section 4.1, without dropout's masks and
+        with flash attention (no T x T scores, a log-sum-exp of 4 bytes a head and token). For GPT-2's shape
+        in 16 bits this is 32 h a token: the paper's 34 less its two bytes of masks. Over ``tensor_ranks``
+        everything is split but the norms' and the linear maps' full-width inputs (equation 2).
+
+        A Llama-like layer keeps what transformers' modules do: the norm's input and quotient in 32 bits, and,
+        where autocast runs on 32-bit weights, a 16-bit copy of the norm's output for each linear map.
         """
-        h, q, kv = self.hidden, self.attention_width, self.kv_heads * self.head_dim
-        if checkpointing in ("full", "sequential"):
-            return float(self.boundary_elements)
-        # q, k, v, context, up (gate)
-        matmuls = q + 2 * kv + q + 2 * self.heads + (2 if self.gated else 1) * self.intermediate
-        pointwise = (2 if self.gated else 1) * self.intermediate  # activated (gate, product)
-        full_width = 4 * h  # two norms' inputs, and their outputs, which the linear maps keep
-        # the layer's input and what the matmuls and attention gave; the rest is computed again
-        if checkpointing == "selective":
-            return self.sequence_length * (3.0 * h + matmuls / tensor_ranks)
-        return self.sequence_length * (full_width + (matmuls + pointwise) / tensor_ranks)
+        h, q, kv, i = self.hidden, self.attention_width, self.kv_heads * self.head_dim, self.intermediate
+        c = kept.compute
+        maps = (3, 2) if self.gated else (1, 1)  # linear maps behind the first norm and behind the second
+        attention = c * (2 * q + 2 * kv) + 4 * self.heads
+        # gate, its activation, up and their product; or up and its activation
+        mlp = c * (4 if self.gated else 2) * i
+        norms = 0.0
+        for count in maps:
+            if not self.gated:
+                norms += kept.stored * h + c * h
+            elif kept.stored == 4:
+                norms += 8 * h + (c * count if c < 4 else 4) * h
+            else:
+                norms += 4 * h + (2 * h if kept.norms_trained else 0) + 2 * h
+        if kept.adapter_copies:  # each adapter's own 16-bit copy of its input, and dropout's mask of a byte
+            inputs = sum(width for width, _ in self.linears)
+            shared = c * (2 * h + q + i)
+            norms += inputs * (2 + kept.adapter_mask) - shared
+        if kept.selective:
+            # the layer's input and what the matmuls and attention gave; the rest is computed again
+            half = c * (2 if self.gated else 1) * i
+            return self.sequence_length * (kept.stored * 3.0 * h + (attention + half) / tensor_ranks)
+        return self.sequence_length * (norms + (attention + mlp) / tensor_ranks)
+
+    def backward_bytes(self, kept: Kept, tensor_ranks: int = 1) -> float:
+        """Gradients of one layer's widest tensors, alive at once while its backward pass runs."""
+        return (
+            self.sequence_length
+            * kept.compute
+            * (2.0 if self.gated else 1.0)
+            * self.intermediate
+            / tensor_ranks
+        )
+
+    def fused_head_bytes(self, kept: Kept, trained: bool) -> float:
+        """Of the loss that projects tile by tile (TRL's, on a GPU) for one sequence: the hidden states, their
+        gradient in 32 bits and once more as they are.
+        """
+        return float(self.sequence_length * self.hidden * (2 * kept.stored + 4))
 
     @property
     def head_elements(self) -> int:
@@ -210,14 +256,17 @@ class ConvNet:
 
     divisible = 0  # convolutions are not divided
 
-    def layer_elements(self, checkpointing: Checkpointing = "none", tensor_ranks: int = 1) -> float:
-        """Elements that one block keeps for one image, on average: each convolution's output twice (before
-        and after norm).
+    def layer_bytes(self, kept: Kept, tensor_ranks: int = 1) -> float:
+        """Bytes that one block keeps for one image, on average: each convolution's output twice (before and
+        after norm).
         """
-        kept = 2.0 * sum(outputs * side * side for _, outputs, _, side in self.convolutions) / self.units
-        # of the tensors of a block, its input alone is kept
-        checkpoints = len(self.convolutions) / self.units * 2
-        return kept / checkpoints if checkpointing in ("full", "sequential") else kept / tensor_ranks
+        outputs = sum(outputs * side * side for _, outputs, _, side in self.convolutions)
+        return 2.0 * kept.compute * outputs / self.units / tensor_ranks
+
+    def backward_bytes(self, kept: Kept, tensor_ranks: int = 1) -> float:
+        """Of the largest block: two gradients as wide as its output."""
+        largest = max(outputs * side * side for _, outputs, _, side in self.convolutions)
+        return 2.0 * kept.compute * largest / tensor_ranks
 
     @property
     def head_elements(self) -> int:
@@ -270,10 +319,6 @@ class Opaque:
     def flops_per_sample(self) -> float:
         """6 N a token (Kaplan et al. 2020, section 2.1)."""
         return 6.0 * self.parameters * self.sequence_length
-
-    def layer_elements(self, checkpointing: Checkpointing = "none", tensor_ranks: int = 1) -> float:
-        """Unknown, hence not counted."""
-        return 0.0
 
     def lora_parameters(self, rank: int) -> int:
         """The shape decides how large adapters are.

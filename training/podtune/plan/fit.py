@@ -1,0 +1,110 @@
+"""The cheapest changes that would make a training fit its card. Needs no torch."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+from podtune.plan.plan import USABLE, Plan, estimate
+from podtune.plan.shapes import Shape
+from podtune.run.errors import UserError
+
+MANY_RANKS = (2, 4, 8, 16, 32, 64)
+
+
+@dataclass(frozen=True)
+class Change:
+    """One or more changes that belong together, and the plan with them."""
+
+    text: str
+    settings: dict[str, Any]
+    plan: Plan
+
+
+@dataclass(frozen=True)
+class _Single:
+    """``cost`` is what a user gives up: time first, then the training's own result, then more GPUs."""
+
+    cost: float
+    subject: str  # two changes of one subject exclude each other
+    text: str
+    settings: dict[str, Any]
+
+
+def cheapest_fits(shape: Shape, memory_gib: float, *, count: int = 3, **settings: Any) -> list[Change]:
+    """The ``count`` cheapest changes to ``settings`` (as :func:`~podtune.plan.plan.estimate` takes them) whose
+    plan fits ``memory_gib`` on each card; fewer, or none, where nothing helps.
+
+    Of changes of the same kind only the cheapest is named, and none together with one that fits without it.
+    """
+    singles = _singles(**settings)
+    together = [group for size in (1, 2, 3) for group in itertools.combinations(singles, size)]
+    fits: list[tuple[set[str], Change]] = []
+    for group in sorted(together, key=lambda group: sum(single.cost for single in group)):
+        subjects = {single.subject for single in group}
+        if len(subjects) < len(group) or any(subjects >= smaller for smaller, _ in fits):
+            continue
+        changed = dict(settings)
+        for single in group:
+            changed |= single.settings
+        # the same rows a rank, whatever the ranks
+        changed["batch_size"] = (
+            settings.get("batch_size", 8) // settings["world_size"] * changed["world_size"]
+        )
+        try:
+            plan = estimate(shape, **changed)
+        except UserError:
+            continue
+        if plan.total_gib <= USABLE * memory_gib:
+            fits.append((subjects, Change(", ".join(single.text for single in group), changed, plan)))
+            if len(fits) == count:
+                break
+    return [change for _, change in fits]
+
+
+def _singles(
+    *,
+    strategy: str,
+    world_size: int,
+    batch_size: int = 8,
+    accumulation: int = 1,
+    precision: str = "bf16-mixed",
+    activation_checkpointing: str = "none",
+    optimizer: str = "adamw",
+    lora_r: int | None = None,
+    **others: Any,
+) -> list[_Single]:
+    changes = []
+    if activation_checkpointing in ("none", "every-second"):
+        if activation_checkpointing == "none":
+            text = "checkpoint every second layer (a sixth more work)"
+            changes.append(_Single(1, "checkpointing", text, {"activation_checkpointing": "every-second"}))
+        text = "checkpoint every layer (a third more work)"
+        changes.append(_Single(2, "checkpointing", text, {"activation_checkpointing": "full"}))
+    rows = batch_size // (world_size * accumulation)
+    for times in range(2, rows + 1):
+        if rows % times == 0:
+            fewer = rows // times
+            text = f"{fewer} row{'s' * (fewer > 1)} a batch and {accumulation * times} accumulation steps"
+            changes.append(_Single(1.5 + times / 100, "batch", text, {"accumulation": accumulation * times}))
+    if lora_r is None:
+        if optimizer == "adamw":
+            text = "an 8-bit optimizer (adamw_8bit)"
+            changes.append(_Single(3, "optimizer", text, {"optimizer": "adamw-8bit"}))
+        lora = {"lora_r": 16, "precision": "bf16"}
+        changes.append(_Single(6, "weights", "LoRA of rank 16 on bf16 weights", lora))
+    elif precision in ("fp32", "bf16-autocast"):
+        changes.append(
+            _Single(1, "weights", "the frozen weights in bf16 (dtype: bfloat16)", {"precision": "bf16"})
+        )
+    if lora_r is not None and not others.get("quantized"):
+        quantized = {"quantized": True, "precision": "bf16"}
+        changes.append(_Single(7, "weights", "QLoRA: the frozen weights in 4 bits (load_in_4bit)", quantized))
+    ranks = [many for many in MANY_RANKS if many >= max(2, world_size)]
+    for many in ranks:
+        if (strategy, world_size) != ("fsdp", many):
+            text = f"strategy fsdp over {many} GPUs"
+            cost = 4 if many == world_size else 8 + ranks.index(many)
+            changes.append(_Single(cost, "cards", text, {"strategy": "fsdp", "world_size": many}))
+    return changes
