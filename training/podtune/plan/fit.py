@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +34,7 @@ class _Single:
 
 
 def cheapest_fits(shape: Shape, memory_gib: float, *, count: int = 3, **settings: Any) -> list[Change]:
-    """The ``count`` cheapest changes to ``settings`` (as :func:`~podtune.plan.plan.estimate` takes them) whose
+    """The ``count`` cheapest changes to ``settings`` (those of :func:`~podtune.plan.plan.estimate`) whose
     plan fits ``memory_gib`` on each card; fewer, or none, where nothing helps.
 
     Of changes of the same kind only the cheapest is named, and none together with one that fits without it.
@@ -87,7 +88,9 @@ def _singles(
         if rows % times == 0:
             fewer = rows // times
             text = f"{fewer} row{'s' * (fewer > 1)} a batch and {accumulation * times} accumulation steps"
-            changes.append(_Single(1.5 + times / 100, "batch", text, {"accumulation": accumulation * times}))
+            changes.append(
+                _Single(1 + 0.4 * math.log2(times), "batch", text, {"accumulation": accumulation * times})
+            )
     if lora_r is None:
         if optimizer == "adamw":
             text = "an 8-bit optimizer (adamw_8bit)"
@@ -95,9 +98,8 @@ def _singles(
         lora = {"lora_r": 16, "precision": "bf16"}
         changes.append(_Single(6, "weights", "LoRA of rank 16 on bf16 weights", lora))
     elif precision in ("fp32", "bf16-autocast"):
-        changes.append(
-            _Single(1, "weights", "the frozen weights in bf16 (dtype: bfloat16)", {"precision": "bf16"})
-        )
+        text = "the frozen weights in bf16 (dtype: bfloat16)"
+        changes.append(_Single(1, "weights", text, {"precision": "bf16"}))
     if lora_r is not None and not others.get("quantized"):
         quantized = {"quantized": True, "precision": "bf16"}
         changes.append(_Single(7, "weights", "QLoRA: the frozen weights in 4 bits (load_in_4bit)", quantized))

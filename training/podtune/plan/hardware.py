@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from podtune.machine.provenance import usable_cpus
+from podtune.machine.facts import memory_limit, usable_cpus
 from podtune.run.errors import USAGE, UserError, near
 
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "fp8")
@@ -312,7 +312,7 @@ def peak_flops(device_name: str, precision: str) -> float | None:
     return ROWS[found].peak(precision) if found else None
 
 
-# Words that a device's name must have for the row, the first that fits; "80GB PCIe" and "SXM4-40GB" are words.
+# Words that a device's name must have for the row; the first that fits counts.
 _NAMES = (
     ("H100-PCIe", {"H100", "PCIE"}),
     ("H100-NVL", {"H100", "NVL"}),
@@ -323,10 +323,8 @@ _NAMES = (
     ("A100-40", {"A100", "SXM4"}),
     ("RTX-6000-Ada", {"RTX", "6000", "ADA"}),
     ("RTX-PRO-6000", {"RTX", "PRO", "6000"}),
-    *(
-        (name, {name})
-        for name in ("H200", "GH200", "B200", "GB200", "L40S", "L4", "A10", "A10G", "T4", "MI300X")
-    ),
+    *((name, {name}) for name in ("H200", "GH200", "B200", "GB200", "MI300X")),
+    *((name, {name}) for name in ("L40S", "L4", "A10", "A10G", "T4")),
 )
 
 
@@ -367,7 +365,7 @@ def probe_cpu() -> Hardware:
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return Hardware(
         name="cpu",
-        memory_gib=min(pages, _memory_limit()) / 2**30,
+        memory_gib=min(pages, memory_limit()) / 2**30,
         flops={"fp32": flops, "bf16": flops, "fp16": flops},
         memory_bandwidth=_rate(copy, PROBE_S / 4),
         link="loopback",
@@ -423,15 +421,3 @@ def _rate(work: Callable[[], float], seconds: float) -> float:
         units = work()
         best = max(best, units / (time.perf_counter() - start))
     return best
-
-
-def _memory_limit() -> float:
-    """The cgroup's memory limit in bytes; infinity without one."""
-    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        try:
-            with open(path) as file:
-                text = file.read().strip()
-        except OSError:
-            continue
-        return float("inf") if text == "max" else float(text)
-    return float("inf")

@@ -213,9 +213,8 @@ class Layout:
             case "every-second":
                 return units / 2 * (boundary + whole) + min(1.0, units) * working
             case "selective":
-                return units * whole + min(1.0, units) * shape.layer_bytes(
-                    replace(kept, selective=False), tensor
-                )
+                again = shape.layer_bytes(replace(kept, selective=False), tensor)
+                return units * whole + min(1.0, units) * again
             case _:
                 return units * whole
 

@@ -41,8 +41,9 @@ _BYTES: dict[str, tuple[float, float, float, float]] = {
     "fp8-mixed": (2, 2, 4, 4),
 }
 PRECISIONS = tuple(_BYTES)
-# How many moments, and their bytes where these are not the precision's. 8-bit ones (Dettmers et al. 2021) come
-# with a 4-byte scale for each block of 256; Adafactor (Shazeer and Stern 2018) keeps rows' and columns' sums.
+# How many moments, and their bytes where these are not the precision's. 8-bit ones (Dettmers et al. 2021)
+# come with a 4-byte scale for each block of 256; Adafactor (Shazeer and Stern 2018) keeps rows' and columns'
+# sums.
 _MOMENTS: dict[str, tuple[int, float | None]] = {
     "adamw": (2, None),
     "adamw-8bit": (2, 1 + 4 / 256),
@@ -64,7 +65,7 @@ class Plan:
     """The estimate for one rank and one step. GiB are 2^30 bytes. ``None``: cannot be said without hardware,
     or without the model's shape; then ``total_gib`` is of what is known.
 
-    ``head_gib`` are logits and loss, ``checkpoint_gib`` is what a checkpoint takes on the volume, of all ranks.
+    ``head_gib`` are logits and loss, ``checkpoint_gib`` is what a checkpoint takes on the volume, all ranks'.
     """
 
     strategy: str

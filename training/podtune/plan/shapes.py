@@ -160,12 +160,6 @@ class Transformer:
             / tensor_ranks
         )
 
-    def fused_head_bytes(self, kept: Kept, trained: bool) -> float:
-        """Of the loss that projects tile by tile (TRL's, on a GPU) for one sequence: the hidden states, their
-        gradient in 32 bits and once more as they are.
-        """
-        return float(self.sequence_length * self.hidden * (2 * kept.stored + 4))
-
     @property
     def head_elements(self) -> int:
         """Logits of one sequence."""
