@@ -4,23 +4,24 @@ it names.
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
 from podtune.cluster.chart.render import CHART, render
 from podtune.cluster.lint.check import lint
-from podtune.plan import plan, shapes
-from podtune.plan.hardware import hardware_row
+from podtune.commands import bench
 from podtune.sft.config import settings as config
 
 VALUES = CHART.parents[1] / "deploy" / "values"
 # Profiles that say one thing are used together with one of hardware.
 COMBINED = {"kueue": ["two-node"], "openshift": ["single-gpu"], "air-gapped": ["single-gpu"]}
 PROFILES = sorted(path.stem for path in VALUES.glob("*.yaml"))
-WITH_GPU = ["a10-ethernet", "elastic", "h100-rdma", "single-gpu", "two-node"]
+WITH_GPU = ["a10-ethernet", "elastic", "h100-rdma", "single-gpu", "two-node", "two-node-full"]
 
 
 def files(profile):
@@ -46,7 +47,8 @@ def pod_specs(documents):
 
 def test_the_profiles_of_real_situations_are_there():
     expected = (
-        "a10-ethernet air-gapped benchmark cpu-smoke elastic h100-rdma kueue openshift single-gpu two-node"
+        "a10-ethernet air-gapped benchmark cpu-smoke elastic h100-rdma kueue openshift single-gpu two-node "
+        "two-node-full"
     )
     assert expected.split() == PROFILES
 
@@ -160,45 +162,49 @@ def test_training_understands_the_configuration_of(profile, tmp_path):
 
 
 @pytest.mark.parametrize("profile", WITH_GPU)
-def test_the_memory_estimate_says_that_it_fits(profile, tmp_path):
+def test_the_memory_estimate_says_that_it_fits(profile):
     """From the values alone; and the command and the figure in the profile's head are those."""
     values = training_config(profile)
     settings = yaml.safe_load(values["config"])
     pods = values["distributed"].get("elastic", {}).get("minNodes") or values["distributed"]["nodes"]
     ranks = pods * values["distributed"]["nprocPerNode"]
+    accumulation = settings.get("gradient_accumulation_steps", 1)
+    every = settings.get("activation_checkpointing_kwargs", {}).get("every_n_layers", 1)
     wanted = {
         "model": "SmolLM3-3B",
         "strategy": values["distributed"]["strategy"],
         "world-size": str(ranks),
-        "precision": "bf16" if settings["dtype"] == "bfloat16" else "bf16-mixed",
-        "batch-size": str(settings["per_device_train_batch_size"] * ranks),
+        "precision": "bf16" if settings["dtype"] == "bfloat16" else "bf16-autocast",
+        "batch-size": str(settings["per_device_train_batch_size"] * ranks * accumulation),
         "sequence-length": str(settings["max_length"]),
-        "activation-checkpointing": "full" if settings["gradient_checkpointing"] else "none",
+        "activation-checkpointing": {1: "full", 2: "every-second"}[every],
         "hardware": re.search(r"NVIDIA-([A-Z0-9]+)", values["nodeSelector"]["nvidia.com/gpu.product"])[1],
+        "fused-head": "",
     }
+    assert settings["activation_checkpointing"]
+    if accumulation > 1:
+        wanted["accumulation"] = str(accumulation)
     if settings.get("use_peft"):
         wanted["lora-r"] = str(settings["lora_r"])
+        assert settings["lora_dropout"] == 0, "the plan is without dropout's copies and masks"
     head = " ".join(
         line.lstrip("# ")
         for line in (VALUES / f"{profile}.yaml").read_text().splitlines()
         if line.startswith("#")
     )
-    quoted = re.search(r"`(podtune bench plan [^`]+)`: (\d+) of (\d+) GiB", head)
+    quoted = re.search(r"`podtune bench plan ([^`]+)`: (\d+) of (\d+) GiB", head)
     assert quoted, "the head quotes the estimate and its command"
-    words = shlex.split(quoted[1])[3:]
-    assert dict(zip([word.removeprefix("--") for word in words[::2]], words[1::2], strict=True)) == wanted
+    words = [option.partition(" ") for option in quoted[1].removeprefix("--").split(" --")]
+    assert {name: value for name, _, value in words} == wanted
 
-    estimate = plan.estimate(
-        shapes.shape_of(wanted["model"], int(wanted["sequence-length"])),
-        strategy=wanted["strategy"],
-        world_size=ranks,
-        nodes=pods,
-        precision=wanted["precision"],
-        batch_size=int(wanted["batch-size"]),
-        hardware=hardware_row(wanted["hardware"]),
-        activation_checkpointing=wanted["activation-checkpointing"],
-        lora_r=int(wanted["lora-r"]) if "lora-r" in wanted else None,
-    )
-    assert estimate.fits
-    assert (round(estimate.total_gib), round(estimate.memory_gib)) == (int(quoted[2]), int(quoted[3]))
-    assert estimate.total_gib < 0.9 * estimate.memory_gib, "room for the allocator's fragments"
+    given = run_plan(quoted[1])
+    assert given["fits"]
+    assert (round(given["total_gib"]), round(given["memory_gib"])) == (int(quoted[2]), int(quoted[3]))
+    assert given["total_gib"] < 0.9 * given["memory_gib"], "room for the allocator's fragments"
+
+
+def run_plan(options):
+    """What the quoted command says."""
+    result = CliRunner().invoke(bench.app, ["plan", *shlex.split(options), "--json"])
+    assert result.exit_code == 0, result.output
+    return json.loads(result.output)

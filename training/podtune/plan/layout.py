@@ -141,8 +141,14 @@ class Layout:
 
     def states(self, whole: tuple[float, float, float]) -> tuple[float, float, float]:
         """Bytes of weights, gradients and optimizer on the fullest rank, of those of the whole model."""
-        weights, gradients, optimizer = map(self.held, whole)
-        return partition((weights, gradients, optimizer), _STAGE.get(self.strategy, 0), self.shards)
+        weights, gradients, optimizer = partition(
+            (self.held(whole[0]), self.held(whole[1]), self.held(whole[2])),
+            _STAGE.get(self.strategy, 0),
+            self.shards,
+        )
+        if self.accumulation > 1 and self.strategy in ("fsdp", "fsdp-grad-op", "hsdp"):
+            gradients = whole[1]  # FSDP keeps them whole until the last micro-batch is reduced
+        return weights, gradients, optimizer
 
     @property
     def kept(self) -> Kept:
