@@ -96,6 +96,8 @@ def test_the_schema_refuses(sets, where, says):
         (["api=trainjob", "restartPolicy=Never"], "restartPolicy", "installed runtime"),
         (["api=trainjob", "image.pullPolicy=Always"], "image.pullPolicy", "installed runtime"),
         (["api=trainjob", "port=24000"], "port", "installed runtime"),
+        (["api=trainjob", "podLabels.team=a"], "podLabels", "installed runtime"),
+        (["api=trainjob", "podAnnotations.team=a"], "podAnnotations", "installed runtime"),
         (
             ["api=trainjob", "image.pullSecrets={r}", "serviceAccount.create=false"],
             "image.pullSecrets",
