@@ -280,9 +280,8 @@ def _schema_error(values: Values, chart: Path) -> UserError | None:
             fix=f"{hint}? known here: {', '.join(sorted(keys))}".removeprefix("? "),
         )
     if error.absolute_schema_path[0] == "allOf":
-        return UserError(
-            f"{value}{schema['allOf'][error.absolute_schema_path[1]]['description']}", where=path
-        )
+        what, _, fix = schema["allOf"][error.absolute_schema_path[1]]["description"].partition("; ")
+        return UserError(f"{value}{what}", where=path, fix=fix)
     return UserError(f"{value}{_wanted(error)}", where=path or "values", fix=_described(path, chart))
 
 
