@@ -256,6 +256,8 @@ def test_every_cell_of_the_page_and_every_bar_leads_to_its_record(tmp_path: Path
     targets = set(re.findall(r'href="#(record-[^"]+)"', page))
     assert len(targets) == 3
     for target in targets:
+        assert page.count(f'<a href="#{target}">') == 2  # of both tables
+        assert f"&quot;href&quot;:&quot;#{target}&quot;" in page
         assert page.count(f'id="{target}"') == 1
     assert "http://" not in re.sub(r"<pre.*?</pre>", "", page, flags=re.S).replace("http://www.w3.org", "")
     links = re.findall(r"\]\((\./cells/[^)]+)\)", (folder / "report.md").read_text())

@@ -20,6 +20,7 @@ from podtune.cli import app
 from podtune.report.compare import view
 from podtune.report.compare.comparison import compare
 from podtune.report.compare.figures import interpolate
+from podtune.report.compare.page import html_page
 from podtune.report.draw.tables import shown
 from podtune.report.runs.runs import load_run
 from podtune.run.errors import UserError
@@ -290,18 +291,28 @@ def test_markdown_has_the_verdict_and_every_table(make_run: RunMaker) -> None:
         assert part in text, part
 
 
-def test_ten_thousand_steps_twice_with_the_page_take_about_a_second_of_cpu(
-    make_run: RunMaker, tmp_path: Path
+def test_ten_thousand_steps_twice_with_the_page_take_a_few_times_the_parsing_of_their_files(
+    make_run: RunMaker,
 ) -> None:
+    """About a second on a quiet machine. A busy one makes processor time longer, so parsing is the clock."""
     folders = [make_run(name, steps=10_000, learning_rate=rate) for name, rate in (("a", 2e-5), ("b", 1e-5))]
-    times = []
-    for _ in range(3):  # the best of three: a busy machine makes processor time longer, too
-        began = time.process_time()
+
+    def parse() -> None:
+        for folder in folders:
+            for line in (folder / METRICS_FILE).read_bytes().splitlines():
+                json.loads(line)
+
+    def compare_them() -> None:
         runs = [load_run(folder) for folder in folders]
-        page = view.html_page(compare(runs), runs)
-        times.append(time.process_time() - began)
-    assert min(times) < 1.0, f"{min(times):.2f} s of CPU"
-    assert len(page) < 400_000
+        assert len(html_page(compare(runs), runs)) < 400_000
+
+    def seconds(task: Callable[[], None]) -> float:
+        began = time.process_time()
+        task()
+        return time.process_time() - began
+
+    ratio = min(seconds(compare_them) / seconds(parse) for _ in range(3))
+    assert ratio < 6, f"{ratio:.1f} times"
 
 
 def test_terminal_page_and_aim_show_the_same_figures(make_run: RunMaker, tmp_path: Path) -> None:
@@ -348,3 +359,44 @@ def test_terminal_page_and_aim_show_the_same_figures(make_run: RunMaker, tmp_pat
         for rank, percent in ((None, 85.0), (0, 90.0), (1, 80.0))
     }
     assert last["speed"] == [load_run(folder).last("train", "tokens_per_s") for folder in folders]
+
+
+def test_many_runs_have_a_short_title_stand_in_rows_and_fit_a_narrow_terminal(
+    make_run: RunMaker, tmp_path: Path
+) -> None:
+    folders = [make_run(f"sweep-{index}", learning_rate=1e-3 + index * 1e-4) for index in range(8)]
+    runs = [load_run(folder) for folder in folders]
+    found = compare(runs)
+    assert view.text(found, width=80).splitlines()[9:12] == [
+        "WHAT DIFFERS",
+        "config   learning_rate",
+        "───────  ─────────────",
+    ]
+    assert view.markdown(found).startswith("# 8 runs\n")
+    assert "<h1>8 runs</h1>" in html_page(found, runs)
+    table = [line for line in view.text(found, width=80).splitlines() if line.startswith("sweep-3 ")]
+    assert table
+    assert all(len(line) <= 80 for line in table)
+
+
+def test_the_page_has_each_runs_answers_command_and_configuration(make_run: RunMaker) -> None:
+    def answers(tuned: str) -> dict[str, Any]:
+        sample = {"prompt": "Which script?", "reference": "KANNADA", "base": "ugug", "tuned": tuned}
+        return {"measurements": {"answers": {"samples": [sample, "odd"]}}}
+
+    a, b = (make_run(name, record=answers(text)) for name, text in (("a", "KANNADA"), ("b", "TAMIL")))
+    record = json.loads((a / RUN_FILE).read_text())
+    record["provenance"]["command"] = ["podtune", "train", "--config", "my file.yaml"]
+    write_json(a / RUN_FILE, record)
+    runs = [load_run(a), load_run(b)]
+    page = html_page(compare(runs), runs)
+    row = re.search(r"<tr><th[^>]*>Which script\?</th>(.*?)</tr>", page)
+    assert row
+    assert re.findall(r'<td class="left( best)?">([^<]*)</td>', row[1]) == [
+        ("", "KANNADA"),
+        ("", "ugug"),
+        (" best", "KANNADA"),
+        ("", "TAMIL"),
+    ]
+    assert "podtune train --config &#x27;my file.yaml&#x27;" in page
+    assert "&quot;learning_rate&quot;: 0.001" in page

@@ -132,7 +132,7 @@ def compare(
     """
     import json
 
-    from podtune.report.compare import view
+    from podtune.report.compare import page, view
     from podtune.report.compare.comparison import compare as compare_runs
     from podtune.report.runs.runs import load_run
     from podtune.run.errors import CANNOT_CREATE, USAGE, UserError, printable
@@ -149,7 +149,7 @@ def compare(
     found = compare_runs(loaded)
     if html is not None:
         try:
-            html.write_text(view.html_page(found, loaded), encoding="utf-8")
+            html.write_text(page.html_page(found, loaded), encoding="utf-8")
         except OSError as error:
             raise UserError(
                 (f"cannot be written: {error.strerror}"),

@@ -15,14 +15,13 @@ from podtune.report.bench.groups import Cell, Group, differences, group
 from podtune.report.bench.records import Collect, Found, read_folder
 from podtune.report.bench.verdict import advice, cautions, failures
 from podtune.report.draw.page import Section, bullets, page, paragraph
-from podtune.report.draw.tables import Cell as TableCell
-from podtune.report.draw.tables import Column, Table
+from podtune.report.draw.tables import Column, Table, Value
 from podtune.run.errors import CANNOT_CREATE, UserError
 from podtune.run.record import Json, finite
 
 PAGE, MARKDOWN, CSV, PLOTS = "report.html", "report.md", "report.csv", "plots"
 Planner = Callable[[Iterable[Json]], Sequence[Json | None]]
-_LINK = re.compile("\x01([^\x02]*)\x02([^\x03]*)\x03")
+_LINK = re.compile("\ue000([^\ue001]*)\ue001([^\ue002]*)\ue002")  # characters without a meaning of their own
 
 
 def report(folder: Path, planner: Planner, collect: Collect, *, pictures: bool = True) -> Json:
@@ -120,7 +119,7 @@ def _speed_table(one: Group, name: Callable[[Cell], str]) -> Table:
         Column("MFU (%)", "right", 3),
         Column("losses equal"),
     ]
-    rows: list[list[TableCell]] = []
+    rows: list[list[Value]] = []
     for cell in one.measured:
         step = cell.step_time
         seconds = (step.mean, step.std, step.p50, step.p95) if step else (None,) * 4
@@ -165,7 +164,7 @@ def _cost_table(one: Group, name: Callable[[Cell], str]) -> Table:
             Column("bubble by formula (%)", "right", 3),
         ),
     ]
-    rows: list[list[TableCell]] = []
+    rows: list[list[Value]] = []
     for cell in one.measured:
         sent, formula = cell.sent_bytes, cell.formula_bytes
         ratio = sent / formula if sent is not None and formula else None
@@ -187,7 +186,7 @@ def _pictures(folder: Path, number: int, one: Group) -> list[tuple[str, str]]:
     model = re.sub(r"[^A-Za-z0-9.-]+", "-", str(one.identity["model"]))
     for chart in charts(one):
         path = f"{PLOTS}/{number + 1}-{model}-{chart.name}.png"
-        chart.png(folder / path)
+        chart.png(folder / path, one.title)
         drawn.append((chart.title, path))
     return drawn
 
@@ -237,7 +236,7 @@ def _markdown_rest(found: Found) -> list[str]:
 def _page(folder: Path, found: Found, groups: Sequence[Group]) -> str:
     def name(cell: Cell) -> str:
         # becomes a link once the table has escaped its cells
-        return f"\x01record-{cell.key}\x02{cell.label}\x03"
+        return f"\ue000record-{cell.key}\ue001{cell.label}\ue002"
 
     sections = []
     apart = differences(groups)
@@ -254,7 +253,7 @@ def _page(folder: Path, found: Found, groups: Sequence[Group]) -> str:
         if one.measured:
             parts += [_linked(_speed_table(one, name).html()), _linked(_cost_table(one, name).html())]
             parts.append(f'<div class="charts">{"".join(chart.html() for chart in charts(one))}</div>')
-        failed = [f"\x01record-{cell.key}\x02{cell.label}\x03: {why}" for cell, why in failures(one.cells)]
+        failed = [f"{name(cell)}: {why}" for cell, why in failures(one.cells)]
         if failed:
             parts += [paragraph("Failed cells:"), _linked(bullets(failed, kind="warning"))]
         sections.append(Section(f"comparison-{number + 1}", one.title, parts))

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import bisect
 import math
+import operator
 import statistics
 from collections.abc import Sequence
 from typing import Any
@@ -64,7 +65,10 @@ def interpolate(curve: Curve, place: float) -> tuple[float, bool] | None:
 
 def by_place(curve: Curve) -> Curve:
     """``curve`` by rising place: a clock that was set back, or a resumed count, must not break the search."""
-    pairs = dict(sorted(zip(*curve, strict=True)))
+    places, values = curve
+    if all(map(operator.lt, places, places[1:])):
+        return curve
+    pairs = dict(sorted(zip(places, values, strict=True)))
     return list(pairs), list(pairs.values())
 
 

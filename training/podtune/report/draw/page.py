@@ -19,12 +19,12 @@ from typing import Any
 
 from podtune.run.record import finite
 
-TEMPLATE = Path(__file__).with_name("page.html.jinja")
+TEMPLATE, SCRIPT = (Path(__file__).with_name(name) for name in ("page.html.jinja", "page.js"))
 
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a page: ``key`` is its anchor, ``parts`` are HTML fragments (Table.html(), line_chart(),
+    """A part of a page: ``key`` is its anchor, ``parts`` are HTML fragments (Table.html(), Lines.html(),
     paragraph()).
     """
 
@@ -53,7 +53,14 @@ def page(
     embedded = json.dumps(finite(data or {}), ensure_ascii=False, separators=(",", ":")).replace(
         "<", "\\u003c"
     )
-    return template.render(title=title, subtitle=subtitle, sections=sections, data=embedded, footer=footer)
+    return template.render(
+        title=title,
+        subtitle=subtitle,
+        sections=sections,
+        data=embedded,
+        script=SCRIPT.read_text(encoding="utf-8"),
+        footer=footer,
+    )
 
 
 def paragraph(text: str, *, kind: str = "") -> str:
@@ -71,3 +78,8 @@ def bullets(items: Sequence[str], *, kind: str = "") -> str:
     return (
         f"<ul{attribute}>{''.join(f'<li>{html.escape(item)}</li>' for item in items)}</ul>" if items else ""
     )
+
+
+def folded(summary: str, content: str) -> str:
+    """``content`` (an HTML fragment) behind a line that opens it."""
+    return f"<details><summary>{html.escape(summary)}</summary>{content}</details>"

@@ -1,384 +1,319 @@
-"""Charts as inline SVG with a legend, units and their data in a table below; and the loss curve as PNG. No
-torch.
+"""Charts, each once as data: the page's script draws them (page.js), matplotlib the same as PNG. No torch.
 
-    figure = line_chart("Loss", x="step", y="loss (nats per token)", series=[Series("lr-1e-3", steps,
-    losses)]) figure = bar_chart("Throughput", y="tokens/s", bars=[("ddp", 5120.0), ("fsdp", 4300.0)])
+    curve = Series("lr-1e-3", {"step": steps, "tokens": tokens}, losses)
+    figure = Lines("loss", "Training loss", "loss (nats per token)", {"step": "step"}, [curve]).html()
+    bars = Bars("throughput", "Throughput", "tokens/s", ["measured"], [Bar("ddp ×2", [5120.0])]).html()
 
-Both return HTML to put into a page of podtune.report.draw.page, whose script switches series on and off and
-whose style colours
-them: colours are CSS variables, so a chart follows the reader's light or dark scheme. Without script every
-chart shows all.
+``html()`` gives a ``<figure>`` for a page of podtune.report.draw.page, with its figures in a table below.
 """
 
 from __future__ import annotations
 
 import html
+import json
 import math
-from collections.abc import Sequence
+import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from podtune.report.draw.tables import Column, Table, shown
+from podtune.report.draw.tables import Column, Table, Value, shown
 
-WIDTH, HEIGHT = 600, 330
-LEFT, RIGHT, TOP, BOTTOM = 72, 14, 40, 58
-MAX_POINTS = 400  # a curve of more points is thinned: no screen shows more, and the page stays small
-SMOOTH_FROM, SMOOTH_SHARE = 80, 40  # a running mean from so many points on, over so small a share of them
-MARKED_POINTS = 25  # a curve of so few points shows each of them
+POINTS = 400  # a longer curve is drawn by the means of so many stretches, with their lowest and highest
 TABLE_ROWS = 12
-COLOURS = 8
-DASHES = ("", "12 3", "3 3", "12 3 3 3", "6 4", "18 4", "2 4", "6 2 2 2")  # told apart without colour, too
+COLOURS = ("#1d4ed8", "#c2410c", "#047857", "#a21caf", "#0e7490", "#b91c1c", "#6d28d9", "#4d7c0f")
 
 
 @dataclass(frozen=True)
 class Series:
-    """One curve. ``x`` and ``y`` have equal length; a point that is not finite is left out. ``colour``: 0 to
-    7, else in order.
+    """One curve. ``places`` by axis, each as long as ``values``; all finite. ``colour`` counts on over 8, and
+    the dashes tell 0 from 8. ``end``: why it ended before its time; its last point is marked.
     """
 
     name: str
-    x: Sequence[float]
-    y: Sequence[float]
-    colour: int | None = None
-    points_only: bool = False
+    places: Mapping[str, Sequence[float]]
+    values: Sequence[float]
+    colour: int = 0
+    end: str = ""
 
-    def points(self) -> list[tuple[float, float]]:
-        """The finite points."""
-        return [(a, b) for a, b in zip(self.x, self.y, strict=True) if math.isfinite(a) and math.isfinite(b)]
-
-
-def line_chart(
-    title: str,
-    *,
-    x: str,
-    y: str,
-    series: Sequence[Series],
-    note: str = "",
-    log_y: bool = False,
-    smooth: bool = False,
-) -> str:
-    """An HTML ``<figure>``: curves over a common axis. ``x`` and ``y`` are axis labels with their units.
-
-    ``smooth``: a curve of many points is drawn faintly, with its running mean over it; the note says so.
-    """
-    drawn = [[point for point in one.points() if not log_y or point[1] > 0] for one in series]
-    everything = [point for points in drawn for point in points]
-    if not everything:
-        return (
-            f'<figure class="chart"><figcaption>{html.escape(title)}</figcaption><p class="note">No run '
-            "recorded this.</p></figure>"
-        )
-    x_axis = Axis.fit([point[0] for point in everything], LEFT, WIDTH - RIGHT)
-    y_axis = Axis.fit([point[1] for point in everything], HEIGHT - BOTTOM, TOP, log=log_y)
-    frame = _grid(x_axis, y_axis) + _axis_titles(x, y)
-    curves = []
-    for index, (one, points) in enumerate(zip(series, drawn, strict=True)):
-        layers = [points]
-        if smooth and len(points) >= SMOOTH_FROM:
-            layers.append(running_mean(points, len(points) // SMOOTH_SHARE))
-        spots = [[(x_axis.at(a), y_axis.at(b)) for a, b in thin(layer, MAX_POINTS)] for layer in layers]
-        curves.append(_curve(index, index % COLOURS if one.colour is None else one.colour, one, spots))
-    if smooth and any(len(points) >= SMOOTH_FROM for points in drawn):
-        note = " ".join(
-            filter(
-                None, [note, (f"Faint: as recorded. Bold: running mean over 1/{SMOOTH_SHARE} of the run.")]
-            )
-        )
-    label = f"{title}: {y} by {x} for {', '.join(one.name for one in series)}"
-    return _figure(title, label, frame + "".join(curves), _legend(series), note, _data_table(series, x, y))
+    def drawn(self) -> dict[str, Any]:
+        """What the page's script needs."""
+        count = len(self.values)
+        size = -(-count // POINTS)
+        starts = range(0, count, size) if size > 2 else range(0)
+        drawn: dict[str, Any] = {"name": self.name, "colour": self.colour, "end": self.end}
+        if not starts:
+            places = {axis: [_digits(place) for place in each] for axis, each in self.places.items()}
+            return drawn | {"x": places, "y": [_digits(value) for value in self.values]}
+        stretches = [self.values[start : start + size] for start in starts]
+        ends = [min(start + size, count) - 1 for start in starts]
+        return drawn | {
+            "x": {axis: [_digits(each[end]) for end in ends] for axis, each in self.places.items()},
+            "y": [_digits(math.fsum(stretch) / len(stretch)) for stretch in stretches],
+            "low": [_digits(min(stretch)) for stretch in stretches],
+            "high": [_digits(max(stretch)) for stretch in stretches],
+        }
 
 
-def running_mean(points: Sequence[tuple[float, float]], width: int) -> list[tuple[float, float]]:
-    """Each point's mean with its neighbours within ``width // 2`` on either side (fewer at the ends)."""
-    sums = [0.0]
-    for _, value in points:
-        sums.append(sums[-1] + value)
-    means = []
-    for index, (place, _) in enumerate(points):
-        start, end = max(0, index - width // 2), min(len(points), index + width // 2 + 1)
-        means.append((place, (sums[end] - sums[start]) / (end - start)))
-    return means
-
-
-def bar_chart(title: str, *, y: str, bars: Sequence[tuple[str, float | None]], note: str = "") -> str:
-    """An HTML ``<figure>``: one horizontal bar a name, from zero, with its figure at the end. None: said to
-    be absent.
-    """
-    known = [value for _, value in bars if value is not None and math.isfinite(value)]
-    if not known:
-        return (
-            f'<figure class="chart"><figcaption>{html.escape(title)}</figcaption><p class="note">Nothing '
-            "was measured.</p></figure>"
-        )
-    row, left = 34, 190
-    height = TOP + row * len(bars) + BOTTOM
-    axis = Axis.fit([0.0, *known], left, WIDTH - 84, intervals=3)
-    parts = [
-        f'<line class="grid" x1="{axis.at(tick):.1f}" x2="{axis.at(tick):.1f}" y1="{TOP}" '
-        f'y2="{height - BOTTOM}"/>'
-        f'<text class="tick" text-anchor="middle" x="{axis.at(tick):.1f}" '
-        f'y="{height - BOTTOM + 22}">{tick_label(tick)}</text>'
-        for tick in axis.ticks
-    ]
-    for index, (name, value) in enumerate(bars):
-        middle = TOP + row * index + row / 2
-        parts.append(
-            f'<text class="name" text-anchor="end" x="{left - 10}" '
-            f'y="{middle + 5:.1f}">{html.escape(_short(name, 20))}</text>'
-        )
-        if value is None or not math.isfinite(value):
-            parts.append(f'<text class="tick" x="{left + 6}" y="{middle + 5:.1f}">not measured</text>')
-            continue
-        start, end = sorted((axis.at(0.0), axis.at(value)))
-        parts.append(
-            f'<rect class="bar" data-series="{index}" x="{start:.1f}" y="{middle - 9:.1f}" '
-            f'width="{max(1.0, end - start):.1f}" height="18" '
-            f'rx="2"><title>{html.escape(name)}: {shown(value)}</title></rect>'
-            f'<text class="value" x="{end + 6:.1f}" y="{middle + 5:.1f}">{shown(value)}</text>'
-        )
-    parts.append(
-        f'<text class="axis" text-anchor="end" x="{WIDTH - 84}" y="{height - 8}">{html.escape(y)}</text>'
-    )
-    table = Table(
-        [Column("name"), Column(y, "right")], [[name, value] for name, value in bars], caption=title
-    )
-    return _figure(title, f"{title}: {y}", "".join(parts), "", note, table, height=height)
-
-
-def thin(points: list[tuple[float, float]], limit: int) -> list[tuple[float, float]]:
-    """At most ``limit`` of the points, none invented: the ends, and the lowest and highest of each equal
-    stretch.
-    """
-    if len(points) <= limit:
-        return points
-    buckets = max(1, (limit - 2) // 2)
-    size = (len(points) - 2) / buckets
-    kept = [points[0]]
-    for index in range(buckets):
-        stretch = points[1 + int(index * size) : 1 + int((index + 1) * size)]
-        if stretch:
-            low, high = min(stretch, key=lambda point: point[1]), max(stretch, key=lambda point: point[1])
-            kept += sorted({low, high})
-    return [*kept, points[-1]]
+def _digits(value: float) -> float:
+    """Six significant digits: more than a screen shows, and half the page."""
+    return int(value) if value == int(value) else float(f"{value:.6g}")
 
 
 @dataclass(frozen=True)
-class Axis:
-    """A linear or logarithmic scale from values to SVG units, with round ticks."""
-
-    low: float
-    high: float
-    start: float
-    end: float
-    ticks: tuple[float, ...]
-    log: bool = False
-
-    @classmethod
-    def fit(
-        cls, values: Sequence[float], start: float, end: float, *, log: bool = False, intervals: int = 6
-    ) -> Axis:
-        """An axis over ``values`` with ticks at 1, 2, 2.5 or 5 times a power of ten (decades when ``log``),
-        about ``intervals`` apart.
-        """
-        low, high = min(values), max(values)
-        if log:
-            low, high = math.floor(math.log10(low)), math.ceil(math.log10(high))
-            high += high == low
-            return cls(
-                low, high, start, end, tuple(10.0**power for power in range(int(low), int(high) + 1)), True
-            )
-        if low == high:
-            low, high = (low - abs(low) * 0.1, high + abs(high) * 0.1) if low else (0.0, 1.0)
-        step = _round_step((high - low) / intervals)
-        low, high = math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step
-        return cls(
-            low,
-            high,
-            start,
-            end,
-            tuple(low + step * index for index in range(round((high - low) / step) + 1)),
-        )
-
-    def at(self, value: float) -> float:
-        """The SVG coordinate of ``value``."""
-        position = math.log10(value) if self.log else value
-        return self.start + (position - self.low) / (self.high - self.low) * (self.end - self.start)
-
-
-def _round_step(size: float) -> float:
-    power = 10.0 ** math.floor(math.log10(size))
-    return next((factor * power for factor in (1, 2, 2.5, 5) if factor * power >= size * 0.999), 10 * power)
-
-
-def tick_label(value: float) -> str:
-    """A short label: 12,000 as 12k, 3,500,000 as 3.5M, small numbers in powers of ten."""
-    size = abs(value)
-    if size < 1e-12:
-        return "0"
-    for unit, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
-        if size >= unit:
-            return f"{value / min(unit, 1e3 if letter == 'k' else unit):.4g}{letter}"
-    if size >= 0.01:
-        return f"{value:.4g}"
-    mantissa, _, power = f"{value:.2e}".partition("e")
-    return f"{float(mantissa):g}e{int(power)}"
-
-
-def _curve(index: int, colour: int, one: Series, layers: list[list[tuple[float, float]]]) -> str:
-    """A group for one series: its recorded values, and over them the running mean if there is one."""
-    parts = []
-    for depth, spots in enumerate(layers):
-        faint = ' class="raw"' if depth < len(layers) - 1 else ""
-        dash = (
-            f' stroke-dasharray="{DASHES[index % len(DASHES)]}"'
-            if DASHES[index % len(DASHES)] and not faint
-            else ""
-        )
-        if not one.points_only:
-            parts.append(
-                f'<polyline{faint}{dash} points="{" ".join(f"{a:.1f},{b:.1f}" for a, b in spots)}"/>'
-            )
-        if one.points_only or len(spots) <= MARKED_POINTS:
-            parts += [f'<circle cx="{a:.1f}" cy="{b:.1f}" r="3.5"/>' for a, b in spots]
-    return (
-        f'<g class="series colour-{colour}" '
-        f'data-series="{index}"><title>{html.escape(one.name)}</title>{"".join(parts)}</g>'
-    )
-
-
-def _grid(x_axis: Axis, y_axis: Axis) -> str:
-    parts = []
-    for tick in y_axis.ticks:
-        level = y_axis.at(tick)
-        parts.append(
-            f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{level:.1f}" y2="{level:.1f}"/>'
-        )
-        parts.append(
-            f'<text class="tick" text-anchor="end" x="{LEFT - 8}" '
-            f'y="{level + 5:.1f}">{tick_label(tick)}</text>'
-        )
-    for index, tick in enumerate(x_axis.ticks):
-        place = x_axis.at(tick)
-        minor = " minor" if index % 2 else ""
-        parts.append(
-            f'<line class="grid" x1="{place:.1f}" x2="{place:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>'
-        )
-        parts.append(
-            f'<text class="tick{minor}" text-anchor="middle" x="{place:.1f}" '
-            f'y="{HEIGHT - BOTTOM + 22}">{tick_label(tick)}</text>'
-        )
-    return "".join(parts)
-
-
-def _axis_titles(x: str, y: str) -> str:
-    return (
-        f'<text class="axis" x="4" y="22">{html.escape(y)}</text>'
-        f'<text class="axis" text-anchor="end" x="{WIDTH - RIGHT}" y="{HEIGHT - 6}">{html.escape(x)}</text>'
-    )
-
-
-def _legend(series: Sequence[Series]) -> str:
-    items = []
-    for index, one in enumerate(series):
-        colour = index % COLOURS if one.colour is None else one.colour
-        dash = DASHES[index % len(DASHES)]
-        sample = (
-            '<svg viewBox="0 0 28 8" aria-hidden="true"><line x1="0" x2="28" y1="4" y2="4" '
-            f'stroke-dasharray="{dash}"/></svg>'
-        )
-        attributes = f'type="button" class="colour-{colour}" data-series="{index}" aria-pressed="true"'
-        items.append(f"<button {attributes}>{sample}{html.escape(one.name)}</button>")
-    return f'<div class="legend" role="group" aria-label="Show or hide a run">{"".join(items)}</div>'
-
-
-def _data_table(series: Sequence[Series], x: str, y: str) -> Table:
-    """Each curve at a dozen places of its own points, evenly spread, with the last one."""
-    rows: list[list[str | float]] = []
-    for one in series:
-        points = one.points()
-        picked = (
-            sorted({round(index * (len(points) - 1) / (TABLE_ROWS - 1)) for index in range(TABLE_ROWS)})
-            if points
-            else []
-        )
-        rows += [[one.name, points[index][0], points[index][1]] for index in picked]
-    return Table([Column("run"), Column(x, "right", 6), Column(y, "right", 5)], rows)
-
-
-def _figure(
-    title: str, label: str, drawing: str, legend: str, note: str, table: Table, *, height: int = HEIGHT
-) -> str:
-    remark = f'<p class="note">{html.escape(note)}</p>' if note else ""
-    return (
-        f'<figure class="chart"><figcaption>{html.escape(title)}</figcaption>'
-        f'<svg class="plot" viewBox="0 0 {WIDTH} {height}" role="img" '
-        f'aria-label="{html.escape(label, quote=True)}">{drawing}</svg>'
-        f"{legend}{remark}<details><summary>Figures</summary>{table.html()}</details></figure>"
-    )
-
-
-def _short(text: str, length: int) -> str:
-    return text if len(text) <= length else text[: length - 1] + "…"
-
-
-def loss_curve_png(run_dir: Path, path: Path) -> bool:
-    """Draw training and evaluation loss of the run in ``run_dir`` as PNG at ``path``; False if it has no
-    finite loss.
-
-    Takes about a second, matplotlib's import included.
+class Lines:
+    """Curves over one of ``axes`` (name -> label with unit). ``runs``: each is a run of the page, switched by
+    its table. ``log``: the y axis is logarithmic from the start; the reader can make every one so.
     """
+
+    name: str
+    title: str
+    y: str
+    axes: Mapping[str, str]
+    series: Sequence[Series]
+    note: str = ""
+    runs: bool = False
+    log: bool = False
+    smooth: bool = False
+
+    @property
+    def empty(self) -> bool:
+        """True if there is nothing to draw."""
+        return not any(curve.values for curve in self.series)
+
+    def html(self) -> str:
+        """An HTML figure."""
+        axes = {
+            axis: label
+            for axis, label in self.axes.items()
+            if any(curve.places.get(axis) for curve in self.series)
+        }
+        data: dict[str, Any] = {
+            "kind": "lines",
+            "title": self.title,
+            "y": self.y,
+            "axes": axes,
+            "runs": self.runs,
+        }
+        data |= {"log": self.log, "smooth": self.smooth, "series": [curve.drawn() for curve in self.series]}
+        notes = [self.note] if self.note else []
+        longest = max((len(curve.values) for curve in self.series), default=0)
+        if longest > 2 * POINTS:
+            notes.append(
+                f"{longest:,} points, drawn as the means of {POINTS} stretches; the band spans each."
+            )
+        if same := self._equal():
+            notes.append(f"Equal, one upon the other: {'; '.join(same)}.")
+        return _figure(f"{self.title}: {self.y}", data, " ".join(notes), self.table(axes), self.empty)
+
+    def _equal(self) -> list[str]:
+        """Names of curves that hide each other."""
+        by_values: dict[tuple[float, ...], list[str]] = {}
+        for curve in self.series:
+            if curve.values:
+                by_values.setdefault(tuple(curve.values), []).append(curve.name)
+        return [", ".join(names) for names in by_values.values() if len(names) > 1]
+
+    def table(self, axes: Mapping[str, str]) -> Table:
+        """Each curve at a dozen of its own points, evenly spread, with the last one."""
+        axis = next(iter(axes), "")
+        rows: list[list[Value]] = []
+        for curve in self.series:
+            places, last = curve.places.get(axis, ()), len(curve.values) - 1
+            picked = {round(index * last / (TABLE_ROWS - 1)) for index in range(TABLE_ROWS)} if places else ()
+            rows += [[curve.name, places[index], curve.values[index]] for index in sorted(picked)]
+        return Table(
+            [Column("run"), Column(axes.get(axis, ""), "right", 6), Column(self.y, "right", 5)], rows
+        )
+
+    def png(self, path: Path, subtitle: str = "") -> None:
+        """The same with matplotlib, on white, each curve named at its end."""
+        figure, axes = _canvas(3.6)
+        axis, label = next(iter(self.axes.items()))
+        for curve in self.series:
+            ideal = curve.name == "ideal"
+            colour = "#57606a" if ideal else COLOURS[curve.colour % len(COLOURS)]
+            style = "--" if ideal else ("-", "--", ":", "-.")[curve.colour // len(COLOURS) % 4]
+            axes.plot(
+                curve.places[axis], curve.values, color=colour, linestyle=style, linewidth=1.5, marker="o"
+            )
+            end = (curve.places[axis][-1], curve.values[-1])
+            axes.annotate(
+                curve.name, end, (6, 0), textcoords="offset points", color=colour, va="center", fontsize=7
+            )
+        axes.set_xticks(sorted({int(place) for curve in self.series for place in curve.places[axis]}))
+        axes.set_ylim(bottom=0)
+        axes.margins(x=0.12)
+        _finish(figure, axes, path, title=self.title, subtitle=subtitle, x=label, y=self.y)
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One row of bars: a value and a possible error for each series; None is not measured. ``href``: where
+    its label leads.
+    """
+
+    label: str
+    values: Sequence[float | None]
+    errors: Sequence[float | None] = ()
+    href: str = ""
+
+
+@dataclass(frozen=True)
+class Bars:
+    """Horizontal bars from zero, one row a label: side by side, or ``stacked``. Series named ``planned`` are
+    drawn hollow.
+    """
+
+    name: str
+    title: str
+    unit: str
+    series: Sequence[str]
+    rows: Sequence[Bar]
+    note: str = ""
+    stacked: bool = False
+    planned: Sequence[str] = ("plan", "formula")
+
+    @property
+    def empty(self) -> bool:
+        """True if there is nothing to draw."""
+        return not any(value is not None for row in self.rows for value in row.values)
+
+    def table(self) -> Table:
+        """The same figures."""
+        columns = (Column(f"{name} ({self.unit})", "right") for name in self.series)
+        return Table([Column("name"), *columns], [[row.label, *row.values] for row in self.rows])
+
+    def html(self) -> str:
+        """An HTML figure; its labels lead to where the rows say."""
+        rows = [
+            {"label": row.label, "href": row.href, "values": list(row.values), "errors": list(row.errors)}
+            for row in self.rows
+        ]
+        data: dict[str, Any] = {
+            "kind": "bars",
+            "title": self.title,
+            "unit": self.unit,
+            "series": list(self.series),
+        }
+        data |= {"rows": rows, "stacked": self.stacked, "planned": list(self.planned)}
+        return _figure(self.title, data, self.note, self.table(), self.empty)
+
+    def png(self, path: Path, subtitle: str = "") -> None:
+        """The same with matplotlib, on white."""
+        thick = 0.7 if self.stacked else 0.8 / len(self.series)
+        pitch = 0.30 if self.stacked else 0.16 + 0.19 * len(self.series)
+        figure, axes = _canvas(1.1 + len(self.rows) * pitch)
+        for index, name in enumerate(self.series):
+            label: str | None = name
+            for number, row in enumerate(self.rows):
+                value, error = row.values[index], row.errors[index] if row.errors else None
+                if value is None:
+                    continue
+                y = number if self.stacked else number - 0.4 + thick * (index + 0.5)
+                before = sum(earlier or 0.0 for earlier in row.values[:index]) if self.stacked else 0.0
+                colour = COLOURS[index % len(COLOURS)]
+                axes.barh(
+                    y,
+                    value,
+                    thick * 0.9,
+                    left=before,
+                    color="none" if name in self.planned else colour,
+                    edgecolor=colour,
+                    xerr=error,
+                    error_kw={"elinewidth": 1, "capsize": 2},
+                    label=label,
+                )
+                label = None  # one entry of the legend a series
+                if not self.stacked:
+                    end = (value + (error or 0.0), y)
+                    axes.annotate(
+                        shown(value, 3), end, (4, 0), textcoords="offset points", va="center", fontsize=7
+                    )
+        axes.set_yticks(range(len(self.rows)), [row.label for row in self.rows], fontsize=8)
+        axes.invert_yaxis()
+        axes.margins(x=0.12, y=0.01)
+        axes.set_xlim(left=0)
+        axes.xaxis.set_major_formatter("{x:,g}")
+        if len(self.series) > 1:
+            axes.legend(frameon=False, fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+        _finish(figure, axes, path, title=self.title, subtitle=subtitle, x=self.unit, y="")
+
+
+Chart = Bars | Lines
+
+
+def _figure(label: str, data: dict[str, Any], note: str, table: Table, empty: bool) -> str:
+    title = html.escape(str(data["title"]))
+    if empty:
+        return (
+            f'<figure class="chart"><figcaption>{title}</figcaption><p class="note">No run recorded '
+            "this.</p></figure>"
+        )
+    content = html.escape(json.dumps(data, ensure_ascii=False, separators=(",", ":")), quote=True)
+    unit = f' <span class="unit">{html.escape(data["y"])}</span>' if "y" in data else ""
+    noted = f'<p class="note">{html.escape(note)}</p>' if note else ""
+    return (
+        f'<figure class="chart" aria-label="{html.escape(label, quote=True)}" data-chart="{content}">'
+        f'<figcaption>{title}{unit}</figcaption><div class="plot-here"><p class="note">Drawn by this page\'s '
+        f"own script; the figures are below.</p></div>{noted}"
+        f"<details><summary>Figures</summary>{table.html()}</details></figure>"
+    )
+
+
+def _canvas(height: float) -> tuple[Any, Any]:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    figure = Figure(figsize=(7.2, height), dpi=130, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure, figure.add_subplot()
+
+
+def _finish(figure: Any, axes: Any, path: Path, *, title: str, subtitle: str, x: str, y: str) -> None:
+    figure.suptitle(title, x=0.01, ha="left", fontsize=10, fontweight="bold")
+    axes.set_title(subtitle, loc="left", fontsize=7, color="#57606a")
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    axes.grid(color="#d8dee4", linewidth=0.6, axis="both" if y else "x")
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path)
+
+
+def loss_curve_png(run_dir: Path, path: Path) -> bool:
+    """Draw training and evaluation loss of one run with matplotlib; false without a file if it has none.
+
+    Raises:
+        UserError: there is no readable run in ``run_dir``.
+    """
     from podtune.report.runs.runs import load_run
 
     run = load_run(Path(run_dir))
-    curves = {split: Series(split, *run.curve(split, "loss")).points() for split in ("train", "eval")}
-    if not any(curves.values()):
+    train, evaluation = run.curve("train", "loss"), run.curve("eval", "loss")
+    if not train[0] and not evaluation[0]:
         return False
-    figure = Figure(figsize=(7.2, 4.0), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    _draw_training_loss(axes, curves["train"])
-    if curves["eval"]:
-        axes.plot(
-            *zip(*curves["eval"], strict=True),
-            color="#c2410c",
-            linewidth=1.6,
-            marker="o",
-            markersize=4,
-            label="evaluation",
-        )
-        step, loss = curves["eval"][-1]
+    figure, axes = _canvas(4.0)
+    width = max(1, len(train[0]) // 50)
+    if width > 1:
+        axes.plot(*train, color="#93c5fd", linewidth=0.8, alpha=0.8)
+    if train[0]:
+        label = f"training, mean of {width} points" if width > 1 else "training"
+        axes.plot(train[0], running_mean(train[1], width), color="#1d4ed8", linewidth=1.8, label=label)
+    if evaluation[0]:
+        axes.plot(*evaluation, color="#c2410c", linewidth=1.6, marker="o", markersize=4, label="evaluation")
+        end = (evaluation[0][-1], evaluation[1][-1])
         axes.annotate(
-            shown(loss),
-            (step, loss),
-            textcoords="offset points",
-            xytext=(-4, 9),
-            ha="right",
-            color="#c2410c",
-            fontsize=9,
+            shown(end[1]), end, (-4, 9), textcoords="offset points", ha="right", color="#c2410c", fontsize=9
         )
-    axes.set_xlabel("step")
-    axes.set_ylabel("loss (nats per token)")
-    axes.set_title(run.name, loc="left", fontsize=11, fontweight="bold")
-    axes.set_title(run.one_line(), loc="right", fontsize=8, color="#57606a")
-    axes.grid(color="#d8dee4", linewidth=0.6)
-    axes.spines[["top", "right"]].set_visible(False)
     axes.margins(x=0.01)
     axes.legend(frameon=False)
-    figure.savefig(path)
+    _finish(figure, axes, path, title=run.name, subtitle=run.one_line(), x="step", y="loss (nats per token)")
     return True
 
 
-def _draw_training_loss(axes: object, points: list[tuple[float, float]]) -> None:
-    """The recorded points faintly, and their running mean over a fiftieth of the run as the line to read."""
-    if not points:
-        return
-    steps, losses = [point[0] for point in points], [point[1] for point in points]
-    width = max(1, len(points) // 50)
-    smooth = [value for _, value in running_mean(points, width)]
-    if width > 1:
-        axes.plot(steps, losses, color="#93c5fd", linewidth=0.8, alpha=0.8)  # type: ignore[attr-defined]
-    label = f"training, mean of {width} points" if width > 1 else "training"
-    axes.plot(steps, smooth, color="#1d4ed8", linewidth=1.8, label=label)  # type: ignore[attr-defined]
+def running_mean(values: Sequence[float], width: int) -> list[float]:
+    """Each value's mean with its neighbours within ``width // 2`` on either side (fewer at the ends)."""
+    half = width // 2
+    return [statistics.fmean(values[max(0, index - half) : index + half + 1]) for index in range(len(values))]

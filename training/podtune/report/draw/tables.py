@@ -21,7 +21,7 @@ from typing import Literal
 
 from podtune.run.errors import printable
 
-Cell = str | int | float | None
+Value = str | int | float | None
 ABSENT = "–"
 NAME_WIDTH = 30  # of a left-aligned column, before others are left out for it
 
@@ -46,7 +46,7 @@ class Table:
     """
 
     columns: Sequence[Column]
-    rows: Sequence[Sequence[Cell]]
+    rows: Sequence[Sequence[Value]]
     caption: str = ""
     notes: Sequence[str] = ()
     best: frozenset[tuple[int, int]] = field(default_factory=frozenset)
@@ -142,14 +142,14 @@ class Table:
         return buffer.getvalue()
 
 
-def _csv_cell(cell: Cell) -> Cell:
+def _csv_cell(cell: Value) -> Value:
     if not isinstance(cell, str):
         return "" if cell is None else cell
     text = shown(cell)
     return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t")) else text  # no spreadsheet's formula
 
 
-def shown(value: Cell, digits: int = 4) -> str:
+def shown(value: Value, digits: int = 4) -> str:
     """A cell as people read it: thousands apart, ``digits`` significant digits, a dash for what was not
     measured.
     """
