@@ -86,7 +86,8 @@ def _correction(job: Job, violation: Violation, wanted: str) -> str:
 def missing_field(job: Job) -> Iterator[Hit]:
     """The API server refuses a job in which a field that the schema requires is absent or empty."""
     for violation in _of_kind(job, "missing"):
-        if violation.path != ("metadata", "name"):
+        named = job.document.holder and violation.path == ("metadata",)  # whoever wraps it, names it
+        if violation.path != ("metadata", "name") and not named:
             yield Hit(violation.path, f"{violation.path[-1]!r} is required here")
 
 
@@ -172,6 +173,8 @@ def bad_name(job: Job) -> Iterator[Hit]:
     named after it."""
     name = job.name
     place = ("metadata", "name" if "name" in job.metadata else "generateName")
+    if not name and job.document.holder:
+        return
     if not name:
         yield Hit(("metadata", "name"), f"the {job.kind} has no name", fix="give it metadata.name", by="api")
     elif job.kind in RUNTIMES:
@@ -359,7 +362,7 @@ def pod_number(job: Job) -> Iterator[Hit]:
 
 
 def _of_resources(job: Job, kind: str) -> Iterator[Hit]:
-    for template, container in job.all_containers():
+    for template, container in job.all_containers:
         for key in ("limits", "requests"):
             amounts = (container.spec.get("resources") or {}).get(key) or {}
             for refusal in core.resources(amounts, key, container.resources_path):
@@ -378,7 +381,7 @@ def _of_resources(job: Job, kind: str) -> Iterator[Hit]:
 def image_name(job: Job) -> Iterator[Hit]:
     """The kubelet cannot pull an image whose name no registry can have: the pod stays in InvalidImageName for
     ever."""
-    for template, container in job.all_containers():
+    for template, container in job.all_containers:
         image = str(container.spec.get("image") or "")
         problem = (
             core.image_problem(image) if image and not VARIABLE.search(image) and "$" not in image else ""

@@ -7,7 +7,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import PurePosixPath
+from functools import cached_property, lru_cache
 
 SHELLS = {"sh", "bash", "dash", "ash", "zsh", "ksh"}
 #: programs that start the rest of their words; the number says how many words of their own follow the options
@@ -51,7 +51,7 @@ class Launch:
     commands: int = 1  # simple commands in that script
     swallows: bool = False  # a shell that passes no signal on stands between the container and the program
 
-    @property
+    @cached_property
     def options(self) -> dict[str, str]:
         """Torchrun's own options by name with dashes, up to the script or module."""
         words = list(self.argv[1:])
@@ -68,7 +68,7 @@ class Launch:
             given[name] = value
         return given
 
-    @property
+    @cached_property
     def program(self) -> str:
         """The script or module that the processes run, or ""."""
         words = list(self.argv[1:])
@@ -90,10 +90,16 @@ class Launch:
         return words[0] if words else ""
 
 
-def launch_of(argv: list[str]) -> Launch:
+def _name(path: str) -> str:
+    """The last part of a path."""
+    return path.rstrip("/").rpartition("/")[2]
+
+
+@lru_cache(maxsize=256)
+def launch_of(argv: tuple[str, ...]) -> Launch:
     """Find the launcher in a container's command, through a shell and the usual wrappers."""
-    words, forwards = _unwrapped(argv)
-    if words and PurePosixPath(words[0]).name in SHELLS:
+    words, forwards = _unwrapped(list(argv))
+    if words and _name(words[0]) in SHELLS:
         script = shell_script(words)
         if script is None:
             return Launch("", tuple(words))
@@ -142,7 +148,7 @@ def _unwrapped(words: list[str]) -> tuple[list[str], bool]:
     whether an init that signals the whole group stands first."""
     start, forwards = 0, False
     while start < len(words):
-        name = PurePosixPath(words[start]).name
+        name = _name(words[start])
         if re.match(r"[A-Za-z_]\w*=", words[start]):
             start += 1
         elif name in WRAPPERS:
@@ -169,7 +175,7 @@ def _past_options(words: list[str], start: int) -> int:
 def _of_words(words: list[str]) -> Launch:
     if not words:
         return Launch("", ())
-    program = PurePosixPath(words[0]).name
+    program = _name(words[0])
     if PYTHON.fullmatch(program):
         launch = Launch("python", tuple(words))
         after = [word for word in words[1:] if word == "-m" or not word.startswith("-")]
@@ -218,9 +224,9 @@ def cannot_start(command: list[str], args: list[str]) -> Iterator[tuple[str, int
         )
     elif command and first == "":
         yield where, index, "the first word of the command is empty", "name the program"
-    if command and PurePosixPath(first).name in SHELLS:
+    if command and _name(first) in SHELLS:
         yield from _shell_words(words, plain)
-    elif command and (launch := launch_of(plain)).kind in ("torchrun", "python") and not launch.script:
+    elif command and (launch := launch_of(tuple(plain))).kind in ("torchrun", "python") and not launch.script:
         script = launch.program
         if script in plain and re.search(r"\S\s+\S", script) and "-c" not in plain[: plain.index(script)]:
             at = plain.index(script)
@@ -234,7 +240,7 @@ def _shell_words(words: list[tuple[str, int, str]], plain: list[str]) -> Iterato
         for where, index, word in words[1:]:
             if word.startswith(("-", "+")):
                 continue
-            if _sentence(word) or PurePosixPath(word).name in LAUNCHERS or PYTHON.fullmatch(word):
+            if _sentence(word) or _name(word) in LAUNCHERS or PYTHON.fullmatch(word):
                 what = f"without -c a shell takes {word.splitlines()[0][:60]!r} for the name of a script"
                 yield where, index, what, "put -c before it"
             return
@@ -253,10 +259,9 @@ def _sentence(word: str) -> bool:
     parts = word.split()
     if len(parts) < 2:
         return False
-    name = PurePosixPath(parts[0]).name
+    name = _name(parts[0])
     programs = {*SHELLS, *LAUNCHERS, *WRAPPERS, *RUNNERS, "tune", "mpirun", "echo", "sleep", "pip", "pip3"}
-    return (
-        name in programs
-        or PYTHON.fullmatch(name) is not None
-        or any(part.startswith("-") or part.endswith((".py", ".sh")) for part in parts[1:])
-    )
+    if name in programs or PYTHON.fullmatch(name) or any(part.startswith("-") for part in parts[1:]):
+        return True
+    # a path may hold a blank
+    return not word.startswith(("/", "./")) and any(part.endswith((".py", ".sh")) for part in parts[1:])

@@ -30,6 +30,19 @@ _Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 class _Loader(_Base):  # type: ignore[misc]
     """Without dates, which Kubernetes has none of."""
 
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.tags: dict[tuple[str, bool], str] = {}
+
+    def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
+        """The tag of a node; that of a scalar is looked up once for each text."""
+        if kind is not yaml.ScalarNode:
+            return super().resolve(kind, value, implicit)
+        key = (value, implicit[0])
+        if key not in self.tags:
+            self.tags[key] = super().resolve(kind, value, implicit)
+        return self.tags[key]
+
 
 _Loader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]

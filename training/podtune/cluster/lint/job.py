@@ -61,7 +61,7 @@ class JobContainer:
     def resources_path(self) -> Place:
         return (*self.path, "resourcesPerNode" if self.path == ("spec", "trainer") else "resources")
 
-    @property
+    @cached_property
     def gpus(self) -> int:
         """Devices by limit, or by request where no limit is set."""
         return count_gpus(self.spec, "limits") or count_gpus(self.spec, "requests")
@@ -78,7 +78,7 @@ class JobContainer:
     @cached_property
     def launch(self) -> Launch:
         """What command and args start; empty when the image decides."""
-        return launch_of(self.words)
+        return launch_of(tuple(self.words))
 
 
 def count_gpus(container: Json, key: str) -> int:
@@ -102,12 +102,12 @@ class PodTemplate:
     containers: list[JobContainer]
     main_name: str
 
-    @property
+    @cached_property
     def main(self) -> JobContainer | None:
         """The container that trains."""
         return next((one for one in self.containers if one.name == self.main_name), None)
 
-    @property
+    @cached_property
     def init_containers(self) -> list[JobContainer]:
         return [
             JobContainer(spec, (*self.pod_path, "initContainers", index), init=True)
@@ -261,12 +261,15 @@ class Job:
             if template.main is not None:
                 yield template, template.main
 
-    def all_containers(self) -> Iterator[tuple[PodTemplate, JobContainer]]:
+    @cached_property
+    def all_containers(self) -> list[tuple[PodTemplate, JobContainer]]:
         """Every container and init container that this document holds."""
-        for template in self.templates:
-            for container in (*template.containers, *template.init_containers):
-                if container.path != ("spec", "runtimeRef") and "runtimeRef" not in container.path:
-                    yield template, container
+        return [
+            (template, container)
+            for template in self.templates
+            for container in (*template.containers, *template.init_containers)
+            if "runtimeRef" not in container.path
+        ]
 
 
 def _replicas(spec: Json) -> Iterator[PodTemplate]:

@@ -393,7 +393,7 @@ def loopback_between_pods(job: Job) -> Iterator[Hit]:
 def command_cannot_start(job: Job) -> Iterator[Hit]:
     """The kubelet executes the first word of the command, with no shell in between: a whole sentence in it,
     or one handed to a shell without -c, is a program that does not exist, so the container never starts."""
-    for template, container in job.all_containers():
+    for template, container in job.all_containers:
         command = [str(word) for word in container.spec.get("command") or []]
         args = [str(word) for word in container.spec.get("args") or []]
         for key, index, message, fix in cannot_start(command, args):

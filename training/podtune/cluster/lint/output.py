@@ -75,7 +75,8 @@ def as_github(verdict: Verdict) -> str:
 
 
 def _data(text: str) -> str:
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    lines = "%0A".join(printable(line) for line in text.replace("%", "%25").split("\n"))
+    return lines.replace("\\r", "%0D")
 
 
 def _property(text: str) -> str:

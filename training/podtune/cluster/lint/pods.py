@@ -115,7 +115,7 @@ def _claims(job: Job) -> dict[str, list[tuple[PodTemplate, tuple[str | int, ...]
 def gpu_request_differs_from_limit(job: Job) -> Iterator[Hit]:
     """The API server refuses a pod that requests a device without the same limit, as devices cannot be
     overcommitted; limits alone are enough."""
-    for template, container in job.all_containers():
+    for template, container in job.all_containers:
         requests, limits = _amounts(container, "requests"), _amounts(container, "limits")
         for name, wanted in requests.items():
             if "/" not in name or "kubernetes.io/" in name:
@@ -180,7 +180,7 @@ def mount_without_volume(job: Job) -> Iterator[Hit]:
 )
 def request_above_limit(job: Job) -> Iterator[Hit]:
     """The API server refuses a pod that requests more cpu, memory or storage than its limit."""
-    for template, container in job.all_containers():
+    for template, container in job.all_containers:
         limits = _amounts(container, "limits")
         for name, wanted in _amounts(container, "requests").items():
             limit = limits.get(name)
@@ -196,7 +196,7 @@ def amount_of_another_unit(job: Job) -> Iterator[Hit]:
 
     Cores with a unit are thousands of them, which no node has, so the pod stays Pending.
     """
-    for template, container in job.all_containers():
+    for template, container in job.all_containers:
         for key in ("limits", "requests"):
             for name, number in _amounts(container, key).items():
                 text = ((container.spec.get("resources") or {}).get(key) or {}).get(name)
@@ -235,7 +235,7 @@ def no_such_device(job: Job) -> Iterator[Hit]:
 
     A GPU whose number is empty is none at all (a warning).
     """
-    for template, container in job.all_containers():
+    for template, container in job.all_containers:
         for key in ("limits", "requests"):
             for name in (container.spec.get("resources") or {}).get(key) or {}:
                 if NOT_A_GPU.fullmatch(name):
@@ -249,7 +249,7 @@ def no_such_device(job: Job) -> Iterator[Hit]:
 def _empty_devices(job: Job) -> Iterator[tuple[PodTemplate, JobContainer, str, str]]:
     """Devices without an amount; the cleaned content has no empty values, so these are in the document
     only."""
-    for template, container in job.all_containers():
+    for template, container in job.all_containers:
         raw: object = job.document.content
         for step in container.resources_path:
             if isinstance(raw, dict):
@@ -299,12 +299,19 @@ def _port(template: PodTemplate) -> int:
 @rule("PT402", "warning", fix="name a version or a digest", values="image.tag, image.digest", kinds=ALL)
 def image_not_pinned(job: Job) -> Iterator[Hit]:
     """An image without a tag, or of the tag latest, is another one at each restart, and pods of one job may
-    differ."""
-    for template, container in job.all_containers():
+    differ.
+    """
+    loose: dict[str, tuple[str | int, ...]] = {}
+    for _, container in job.all_containers:
         image = str(container.spec.get("image") or "")
         fixed = "@" in image or "$" in image or "{" in image
         if image and not fixed and (":" not in image.rsplit("/", 1)[-1] or image.endswith(":latest")):
-            yield Hit((*container.path, "image"), f"the image {image} is not pinned", role=template.role)
+            loose.setdefault(image, (*container.path, "image"))
+    if loose:
+        names = (
+            f"the image {next(iter(loose))} is" if len(loose) == 1 else f"the images {', '.join(loose)} are"
+        )
+        yield Hit(next(iter(loose.values())), f"{names} not pinned")
 
 
 @rule(
@@ -317,7 +324,7 @@ def image_not_pinned(job: Job) -> Iterator[Hit]:
 def secret_in_plain_text(job: Job) -> Iterator[Hit]:
     """A token or password as a literal is readable by everybody who may read the job, its pods, or the
     repository."""
-    for template, container in job.all_containers():
+    for template, container in job.all_containers:
         for index, entry in container.env:
             name, value = str(entry["name"]), str(entry.get("value") or "")
             if secret(name, value):
@@ -412,7 +419,7 @@ def privileged(job: Job) -> Iterator[Hit]:
             if str((volume.get("hostPath") or {}).get("path")) == "/":
                 path = (*template.pod_path, "volumes", index)
                 yield Hit(path, "{role} mounts the node's root folder", role=template.role)
-    for template, container in job.all_containers():
+    for template, container in job.all_containers:
         if (container.spec.get("securityContext") or {}).get("privileged"):
             path = (*container.path, "securityContext")
             yield Hit(path, f"{container.name} is privileged", role=template.role)

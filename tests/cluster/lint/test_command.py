@@ -1,0 +1,182 @@
+"""podtune lint as a linter of a repository: what is read, what is left out, and when it fails."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as Xml
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from podtune.cluster.lint.explain import examples, merged
+from podtune.commands.lint import OPTIONS, main
+from podtune.run.errors import UserError
+
+GOOD = examples()["base"]
+BAD = GOOD.replace("name: run", "name: Run")
+WARNED = GOOD.replace("train:1.0", "train:latest")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / ".git").mkdir()  # the root of a repository
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def found(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, Any]]:
+    code = main([*words, "--format", "json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def codes(content: dict[str, Any]) -> set[str]:
+    return {finding["code"] for finding in content["findings"]}
+
+
+def test_a_rule_is_ignored_by_flag_by_annotation_and_by_file(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "job.yaml").write_text(WARNED)
+    assert codes(found(capsys, "job.yaml")[1]) == {"PT402"}
+    assert codes(found(capsys, "job.yaml", "--ignore", "pt402,PT204")[1]) == set()
+    reason = {"metadata": {"annotations": {"lint.podtune/ignore": "PT402: built each night"}}}
+    (folder / "silent.yaml").write_text(yaml.safe_dump(merged(yaml.safe_load(WARNED), reason)))
+    code, content = found(capsys, "silent.yaml")
+    assert (code, codes(content), content["ignored"]) == (0, set(), 1)
+    (folder / ".podtune-lint.yaml").write_text("ignore: {PT402: built each night}\nfail-on: warning\n")
+    assert found(capsys, "job.yaml") == (0, found(capsys, "job.yaml")[1])
+    assert codes(found(capsys, "job.yaml")[1]) == set()
+    with pytest.raises(UserError, match="'PT999' is not a rule"):
+        main(["job.yaml", "--ignore", "PT999"])
+
+
+def test_an_annotation_of_a_pod_template_silences_that_template_only(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = yaml.safe_load(GOOD)
+    for role, silenced in (("Master", {"lint.podtune/ignore": "PT204"}), ("Worker", {})):
+        replica = json.loads(json.dumps(job["spec"]["pytorchReplicaSpecs"][role]))
+        replica["template"]["spec"]["terminationGracePeriodSeconds"] = 5 if role == "Master" else 6
+        replica["template"]["metadata"]["annotations"] |= silenced
+        job["spec"]["pytorchReplicaSpecs"][role] = replica
+    (folder / "job.yaml").write_text(yaml.safe_dump(job))
+    (finding,) = found(capsys, "job.yaml")[1]["findings"]
+    assert (finding["code"], "Worker" in finding["path"]) == ("PT204", True)
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "expected"),
+    [
+        (BAD, [], 65),
+        (BAD, ["--fail-on", "never"], 0),
+        (WARNED, [], 0),
+        (WARNED, ["--fail-on", "warning"], 65),
+        ("kind: ConfigMap\n", [], 0),
+        ("kind: ConfigMap\n", ["--fail-if-none"], 65),
+    ],
+)
+def test_the_exit_code_is_what_was_asked_for(
+    text: str, words: list[str], expected: int, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "job.yaml").write_text(text)
+    assert main(["job.yaml", *words]) == expected
+    assert ("no PyTorchJob, TrainJob or runtime in job.yaml" in capsys.readouterr().err) == ("Map" in text)
+
+
+def test_directories_and_globs_are_read_but_for_what_is_no_object(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, text in {
+        "a/job.yaml": BAD,
+        "a/b/job.json": json.dumps(yaml.safe_load(BAD)),
+        "a/readme.md": BAD,
+        "a/other.yaml": "a: [",
+        "a/.hidden/job.yaml": BAD,
+        "a/overlay/kustomization.yaml": "patches: [{path: patch.yaml}]",
+        "a/overlay/patch.yaml": "kind: PyTorchJob\nmetadata: {name: run}\n",
+        "a/chart/Chart.yaml": "name: x",
+        "a/chart/templates/job.yaml": "kind: PyTorchJob\nmetadata: {name: {{ .Release.Name }}}\n",
+    }.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    content = found(capsys, "a")[1]
+    assert [finding["source"] for finding in content["findings"]] == ["a/b/job.json", "a/job.yaml"]
+    assert len(found(capsys, "a/**/job.*")[1]["jobs"]) == 2
+
+
+@pytest.mark.parametrize("kind", ["List", "PyTorchJobList"])
+def test_jobs_are_found_in_lists_of_lists(
+    kind: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    inner = {"apiVersion": "v1", "kind": kind, "items": [yaml.safe_load(GOOD)]}
+    (folder / "x.yaml").write_text(yaml.safe_dump({"apiVersion": "v1", "kind": "List", "items": [inner]}))
+    assert found(capsys, "x.yaml")[1]["jobs"] == ["PyTorchJob run"]
+
+
+def test_the_target_decides_what_a_trainjob_may_hold(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shapes = yaml.safe_load(Path(__file__).with_name("jobs_that_run.yaml").read_text())
+    (folder / "t.yaml").write_text(shapes["trainjob-2.1-overrides"])
+    assert "PT002" not in codes(found(capsys, "t.yaml")[1])
+    assert "PT002" in codes(found(capsys, "t.yaml", "--target", "trainer=2.3")[1])
+    assert "PT002" not in codes(found(capsys, "t.yaml", "--target", "trainer=2.1.0,kubernetes=1.31")[1])
+    with pytest.raises(UserError, match="does not know 'trainer=3'"):
+        main(["t.yaml", "--target", "trainer=3"])
+
+
+def test_sarif_and_junit_name_file_line_and_rule(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "job.yaml").write_text(BAD)
+    main(["job.yaml", "--format", "sarif"])
+    (run,) = json.loads(capsys.readouterr().out)["runs"]
+    (result,) = run["results"]
+    location = result["locations"][0]["physicalLocation"]
+    assert (result["ruleId"], result["level"], location["region"]["startLine"]) == ("PT010", "error", 4)
+    assert result["ruleId"] in {rule["id"] for rule in run["tool"]["driver"]["rules"]}
+    main(["job.yaml", "--format", "junit"])
+    suite = Xml.fromstring(capsys.readouterr().out).find("testsuite")
+    assert suite is not None
+    assert (suite.get("failures"), suite.find("testcase/failure") is not None) == ("1", True)
+
+
+def test_github_gets_no_file_for_stdin(capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    monkeypatch.setattr("podtune.cluster.lint.sources._stdin", lambda: BAD)
+    main(["-", "--format", "github"])
+    assert capsys.readouterr().out.startswith("::error title=PT010::")
+
+
+def test_a_job_that_runs_well_is_a_dozen_lines_at_most(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shapes = yaml.safe_load(Path(__file__).with_name("jobs_that_run.yaml").read_text())
+    for text in shapes.values():
+        (folder / "job.yaml").write_text(text)
+        main(["job.yaml"])
+        assert len(capsys.readouterr().out.splitlines()) <= 12
+
+
+def test_values_of_the_chart_are_named_for_our_chart_only(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "job.yaml").write_text(WARNED)
+    assert found(capsys, "job.yaml")[1]["findings"][0]["values"] == ""
+    ours = {"metadata": {"labels": {"helm.sh/chart": "podtune-1.0.0"}}}
+    (folder / "job.yaml").write_text(yaml.safe_dump(merged(yaml.safe_load(WARNED), ours)))
+    assert found(capsys, "job.yaml")[1]["findings"][0]["values"] == "image.tag, image.digest"
+
+
+def test_explain_takes_a_code_in_any_case(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--explain", "pt301"]) == 0
+    assert "Bad:" in capsys.readouterr().out
+
+
+def test_the_other_commands_help_shows_the_same_options() -> None:
+    import typer
+
+    from podtune.cli import load
+
+    command = load("lint")
+    assert isinstance(command, typer.core.TyperCommand)
+    assert {parameter.name for parameter in command.params} >= {name.replace("-", "_") for name in OPTIONS}
