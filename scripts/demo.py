@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import time
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,9 @@ def main() -> int:
     parser.add_argument("--processes", default="2", help="local processes")
     parser.add_argument("--name", default="run", help="name of the run, a folder under --output")
     options, more = parser.parse_known_args()
+    if not options.output.is_absolute():
+        options.output = Path(os.path.relpath(options.output.absolute(), ROOT))
+    os.chdir(ROOT)
     started = time.monotonic()
     data, model, run, aim = (options.output / name for name in ("data", "model", options.name, "aim"))
     say(f"the demo makes everything under {options.output}/ (no GPU, no cluster and no download needed)")
@@ -43,7 +48,7 @@ def main() -> int:
         )
     step(
         f"fine-tune: {options.processes} processes",
-        *("train", "-n", options.processes, "--config", ROOT / "deploy" / "demo.yaml"),
+        *("train", "-n", options.processes, "--config", "deploy/demo.yaml"),
         *("--model_name_or_path", model, "--dataset_name", data, "--output_dir", run, "--aim_repo", aim),
         *more,
     )
@@ -115,8 +120,8 @@ def answer_lines(answers: dict[str, Any]) -> list[str]:
 
 def readable(text: str) -> str:
     """A short answer as it is, and ``(noise)`` for what a model of random weights says."""
-    words = text.split()
-    return text if words and len(text) < 90 and len(set(words)) > len(words) // 2 else "(noise)"
+    repeats = len(zlib.compress(text.encode())) < len(text) // 2
+    return "(noise)" if repeats or not 0 < len(text) < 90 else text
 
 
 if __name__ == "__main__":

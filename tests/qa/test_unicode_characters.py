@@ -46,7 +46,7 @@ def test_a_held_out_character_is_never_asked_about_in_train_nor_is_its_other_let
         ("Which script has GREEK SMALL LETTER ALPHA?", "GREEK"),
         ("What is the capital form of GREEK SMALL LETTER ALPHA?", "GREEK CAPITAL LETTER ALPHA"),
         ("What number is VULGAR FRACTION ONE HALF?", "1 over 2"),
-        ("What kind of character is EURO SIGN?", "a currency symbol"),
+        ("What kind of character is EURO SIGN?", "a symbol"),
         ("What is LATIN SMALL LETTER E WITH ACUTE made of?", "LATIN SMALL LETTER E + COMBINING ACUTE ACCENT"),
     ],
 )

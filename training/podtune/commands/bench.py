@@ -146,7 +146,7 @@ def run(
     """Measure a sweep: models x strategies x world sizes x precisions, one record a cell.
 
     Everything is checked before any process is started. A cell that runs out of memory, hangs or fails has a
-    record too. Records are printed between markers as well, unless the output is a terminal. Ctrl-C keeps
+    record too. In a pod records are printed between markers as well. Ctrl-C keeps
     what is done; the same command goes on. Exit code 0: every cell measured or out of memory; 70: a cell
     failed (inside a job always 0).
 

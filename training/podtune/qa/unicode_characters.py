@@ -18,30 +18,18 @@ DESCRIPTION = "Questions and answers about the characters of Unicode, from Pytho
 LAST = 0x1FFFF  # the planes above hold ideographs, tags and private use
 MOST_OF_A_KIND = 3_500
 
+# Of the finer categories a name says nothing: which mark has a width, which symbol is mathematical.
 _CATEGORIES = {
     "Lu": "a capital letter",
     "Ll": "a small letter",
-    "Lt": "a title case letter",
     "Lm": "a modifier letter",
     "Lo": "a letter without case",
-    "Mn": "a mark without width",
-    "Mc": "a mark with width",
-    "Me": "an enclosing mark",
+    "M": "a mark",
     "Nd": "a decimal digit",
-    "Nl": "a letter that is a number",
-    "No": "a number",
-    "Pc": "a connecting punctuation mark",
-    "Pd": "a dash",
-    "Ps": "an opening bracket",
-    "Pe": "a closing bracket",
-    "Pi": "an opening quotation mark",
-    "Pf": "a closing quotation mark",
-    "Po": "a punctuation mark",
-    "Sm": "a mathematical symbol",
-    "Sc": "a currency symbol",
-    "Sk": "a modifier symbol",
-    "So": "a symbol",
-    "Zs": "a space",
+    "N": "a number",
+    "P": "a punctuation mark",
+    "S": "a symbol",
+    "Z": "a space",
 }
 # Scripts of hundreds and thousands of numbered or combined signs would drown the others.
 _LARGE = re.compile(
@@ -82,7 +70,8 @@ def _group(character: str, name: str) -> str:
 
 def _facts(character: str, name: str) -> Iterator[tuple[str, str, str]]:
     """(kind, question, answer) of one character."""
-    if category := _CATEGORIES.get(unicodedata.category(character)):
+    code = unicodedata.category(character)
+    if category := _CATEGORIES.get(code) or _CATEGORIES.get(code[0]):
         yield "category", f"What kind of character is {name}?", category
     if script := _SCRIPT.match(name):
         yield "script", f"Which script has {name}?", script[1]

@@ -1,0 +1,165 @@
+"""podtune from Python, for notebooks and scripts. Everything here is also in ``podtune`` itself.
+
+    import podtune
+
+    run = podtune.fine_tune("sft.yaml", output_dir="runs/first", learning_rate=1e-4)
+    print(run.status, run.last("eval", "loss"))
+    print(podtune.compare("runs/first", "runs/second")["verdict"]["text"])
+
+Errors that the caller can mend are :class:`podtune.UserError`: what is wrong, where, how to mend it.
+Libraries are imported when a function needs them; ``import podtune`` loads none.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from podtune.run.errors import DATA, USAGE, UserError
+
+if TYPE_CHECKING:
+    from podtune.cluster.lint.check import Verdict
+    from podtune.plan.plan import Plan
+    from podtune.report.runs.runs import Run
+
+StrPath = str | os.PathLike[str]
+
+__all__ = ["UserError", "compare", "fine_tune", "lint", "load", "plan_memory", "render", "submit"]
+
+
+def fine_tune(
+    config: Mapping[str, Any] | StrPath, *, processes: int | str = 1, quiet: bool = False, **overrides: Any
+) -> Run:
+    """Fine-tune on this machine and return the run.
+
+    Args:
+        config: the keys of docs/configuration.md, or a YAML file of them.
+        processes: how many; ``"gpu"`` for one on each GPU.
+        quiet: do not print what the run prints.
+        overrides: keys that win over ``config``: ``learning_rate=1e-4``.
+
+    Raises:
+        UserError: the run failed; the message is its last words, the code its exit code.
+    """
+    import yaml
+
+    if isinstance(config, Mapping):
+        settings = {**config, **overrides}
+    else:
+        try:
+            settings = {**(yaml.safe_load(Path(config).read_text(encoding="utf-8")) or {}), **overrides}
+        except OSError as error:
+            raise UserError(f"cannot be read: {error.strerror}", where=str(config), code=USAGE) from error
+    if not settings.get("output_dir"):
+        raise UserError(
+            "there is no output_dir", where="fine_tune", fix="name the folder of the run", code=USAGE
+        )
+    with tempfile.TemporaryDirectory(prefix="podtune-") as folder:
+        file = Path(folder) / "config.yaml"
+        file.write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
+        # a process of its own: its memory and its process group end with it
+        command = [sys.executable, "-m", "podtune.cli", "train", "-n", str(processes), "--config", str(file)]
+        last_words: deque[str] = deque(maxlen=20)
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        ) as process:
+            try:
+                for line in process.stdout or ():
+                    last_words.append(line)
+                    if not quiet:
+                        print(line, end="", flush=True)
+            except BaseException:  # an interrupted notebook cell ends the run, which saves first
+                process.terminate()
+                raise
+    if process.returncode:
+        raise UserError(
+            "the run failed:\n" + "".join(last_words),
+            where=str(settings["output_dir"]),
+            code=process.returncode,
+        )
+    return load(settings["output_dir"])
+
+
+def load(run: StrPath) -> Run:
+    """A run by its folder: ``record``, ``status``, ``measurements``, ``curve("eval", "loss")``."""
+    from podtune.report.runs.runs import load_run
+
+    return load_run(Path(run))
+
+
+def compare(*runs: StrPath | Run) -> dict[str, Any]:
+    """Two or more runs side by side: ``differences``, ``at_equal``, ``final``, ``verdict`` and more."""
+    from podtune.report.compare.comparison import compare as compare_runs
+    from podtune.report.runs.runs import Run
+
+    if len(runs) < 2:
+        raise UserError("a comparison needs two runs", where="compare", fix="name a second one", code=USAGE)
+    return compare_runs([run if isinstance(run, Run) else load(run) for run in runs])
+
+
+def lint(*manifests: StrPath) -> Verdict:
+    """Check manifests: files, or text of several lines. ``verdict.findings`` is what was found."""
+    from podtune.cluster.lint.check import lint as check
+
+    sources = []
+    for manifest in manifests:
+        text = isinstance(manifest, str) and "\n" in manifest
+        sources.append(
+            ("manifest", str(manifest))
+            if text
+            else (str(manifest), Path(manifest).read_text(encoding="utf-8"))
+        )
+    return check(sources)
+
+
+def render(*values: StrPath, sets: Sequence[str] = (), name: str = "run", namespace: str = "default") -> str:
+    """The manifests of a job: values files or names of shipped profiles, and ``"a.b=c"`` as helm's --set."""
+    from podtune.cluster.chart.render import render as render_chart
+
+    return render_chart([Path(file) for file in values], list(sets), name, namespace)
+
+
+def submit(
+    *values: StrPath, sets: Sequence[str] = (), name: str, namespace: str = "", context: str = ""
+) -> list[str]:
+    """Create the job in a cluster, after it was asked whether it would take it; return what was created.
+
+    Raises:
+        UserError: lint finds an error, or the cluster would not take it.
+    """
+    from podtune.cluster.lint.documents import read
+    from podtune.cluster.live import submit as steps
+    from podtune.cluster.live.client import connect
+
+    cluster = connect(namespace, context)
+    text = render(*values, sets=sets, name=name, namespace=cluster.namespace)
+    verdict = lint(text)
+    if verdict.count("error"):
+        from podtune.cluster.lint.check import as_text
+
+        raise UserError(as_text(verdict), where="submit", fix="correct the values", code=DATA)
+    documents = steps.installable([document.content for document in read(text, "manifest")[0]])
+    steps.check(cluster, documents)
+    return steps.create(cluster, documents)
+
+
+def plan_memory(model: str, *, strategy: str, world_size: int, **settings: Any) -> Plan:
+    """Memory, traffic and step time of a strategy, before anything is started: ``podtune bench plan``.
+
+    ``settings`` are those of :func:`podtune.plan.plan.estimate`: ``precision``, ``batch_size``, ``nodes`` and
+    more; ``hardware`` is a name such as ``"H100"`` and ``sequence_length`` a number of tokens.
+    """
+    from podtune.plan.hardware import hardware_row
+    from podtune.plan.models import shape_of
+    from podtune.plan.plan import estimate
+
+    if isinstance(settings.get("hardware"), str):
+        settings["hardware"] = hardware_row(settings["hardware"])
+    shape = shape_of(model, settings.pop("sequence_length", None))
+    return estimate(shape, strategy=strategy, world_size=world_size, **settings)
