@@ -72,6 +72,29 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert anchor in slugs, f"{page.name}: #{anchor}"
 
 
+@pytest.mark.parametrize(
+    "page", [*PAGES, ROOT / "README.md"], ids=lambda page: page.parent.name + "/" + page.name
+)
+def test_files_and_tests_that_a_page_names_are_there(page: Path) -> None:
+    text = PART.sub("", re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL))
+    names = [name for name in re.findall(r"`([^`\n]+)`", text) if "NAME" not in name and "DIR" not in name]
+    tests = {path.stem for path in (ROOT / "tests").rglob("test_*.py")}
+    assert [name for name in names if re.fullmatch(r"test_\w+", name) and name not in tests] == []
+    bases = (ROOT, ROOT / "training/podtune", ROOT / "charts/podtune")
+    rooms = {path.name for base in bases for path in base.iterdir() if path.is_dir()} - {"final", "demo"}
+    paths = [name for name in names if re.fullmatch(r"[\w.-]+(/[\w.-]+)+/?", name)]
+    missing = [
+        name
+        for name in paths
+        if name.partition("/")[0] in rooms
+        and not any((base / name).exists() or (base / f"{name}.py").exists() for base in bases)
+    ]
+    assert missing == []
+
+
+PART = re.compile(r"<!-- generated.*?<!-- end -->", re.DOTALL)
+
+
 def command_lines(text: str) -> list[str]:
     """Lines of code blocks, and code in a sentence, that begin with podtune."""
     blocks = re.findall(r"^```\w*\n(.*?)^```", text, re.MULTILINE | re.DOTALL)

@@ -141,7 +141,7 @@ def submit(
     text = render(*values, sets=sets, name=name, namespace=cluster.namespace)
     verdict = lint(text)
     if verdict.count("error"):
-        from podtune.cluster.lint.check import as_text
+        from podtune.cluster.lint.output import as_text
 
         raise UserError(as_text(verdict), where="submit", fix="correct the values", code=DATA)
     documents = steps.installable([document.content for document in read(text, "manifest")[0]])
