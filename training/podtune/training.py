@@ -108,6 +108,7 @@ def fine_tune(settings: config.Settings, world: World) -> int:
             if finished:
                 trainer.save_final(Path(arguments.training.output_dir) / "final")
             run.measure(trainer)
+            early = trainer.stopped_early()
         except Exception as error:
             run.failed(peer_failure(error) or error)
             raise
@@ -122,7 +123,7 @@ def fine_tune(settings: config.Settings, world: World) -> int:
                 max_new_tokens=arguments.run.answer_max_new_tokens,
                 trust_remote_code=arguments.training.trust_remote_code,
             )
-        run.end("ok" if finished else "preempted", OK if finished else PREEMPTED)
+        run.end("ok" if finished else "preempted", OK if finished else PREEMPTED, early)
     return OK if finished else PREEMPTED
 
 
@@ -157,6 +158,7 @@ def load(arguments: Arguments, world: World, stop: StopTogether) -> Loaded | Non
     from podtune.sft.data.tokenizer import load_tokenizer
     from podtune.sft.model.load import load_model
     from podtune.sft.origin import locate_model, vocabulary_size
+    from podtune.sft.train.early import early_stopping
     from podtune.sft.train.run import FineTune, find_checkpoint, is_finished
     from podtune.sft.train.trainer import PodtuneTrainer
 
@@ -212,7 +214,7 @@ def load(arguments: Arguments, world: World, stop: StopTogether) -> Loaded | Non
         eval_dataset=rows.eval,
         processing_class=tokenizer,
         peft_config=get_peft_config(arguments.model),
-        callbacks=[run.progress, stop],
+        callbacks=[run.progress, stop, *early_stopping(arguments.run)],
         world=world,
         meter=run.meter,
         facts=facts,

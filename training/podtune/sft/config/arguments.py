@@ -42,6 +42,12 @@ class RunArguments:
     max_eval_rows: Annotated[int | None, {"at_least": 1}] = _key(
         None, "evaluate on the first N rows of the eval split"
     )
+    early_stopping_patience: Annotated[int | None, {"at_least": 1}] = _key(
+        None, "stop after this many evaluations in a row without a better metric_for_best_model (eval_loss)"
+    )
+    early_stopping_threshold: Annotated[float, {"at_least": 0}] = _key(
+        0.0, "how much an evaluation must improve to count as better"
+    )
     answer_rows: Annotated[int, {"at_least": 0}] = _key(
         0,
         "rows to answer with the base and the tuned model at the end: sample answers, exact match, "

@@ -188,6 +188,9 @@ def resolve(settings: Settings, world: World) -> Arguments:
     values.setdefault("ddp_find_unused_parameters", False)
     # a language model's buffers are constants, and each forward would wait for rank 0
     values.setdefault("ddp_broadcast_buffers", False)
+    if values.get("early_stopping_patience"):
+        values.setdefault("metric_for_best_model", "loss")
+        values["restore_callback_states_from_checkpoint"] = True  # the evaluations counted before a restart
     if values.get("use_peft"):
         values.setdefault("lora_target_modules", ["all-linear"])  # PEFT has no default for every architecture
     if world.device_type == "cpu":

@@ -395,6 +395,14 @@ def check(settings: Settings) -> None:
             f"{evaluates}",
             f"eval_strategy: {saves if saves != 'no' else 'steps'}",
         )
+    if values.get("early_stopping_patience") and evaluates == "no":
+        raise wrong(
+            "early_stopping_patience",
+            "it counts evaluations, and eval_strategy is no",
+            "eval_strategy: steps",
+        )
+    if values.get("early_stopping_threshold") and not values.get("early_stopping_patience"):
+        raise wrong("early_stopping_threshold", "it has no effect without early_stopping_patience", "set it")
     if values.get("logging_steps") == 0 and values.get("logging_strategy", "steps") == "steps":
         raise wrong("logging_steps", "must be above 0", "logging_strategy: no leaves the lines out")
     for one, other in (("bf16", "fp16"), ("load_in_4bit", "load_in_8bit")):

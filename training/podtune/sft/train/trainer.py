@@ -23,6 +23,7 @@ from podtune.run import checkpoint
 from podtune.run.distributed import World, forced_gpu_path
 from podtune.run.errors import CONFIG, DATA, UNAVAILABLE, UserError
 from podtune.sft.data.batching import balance, row_lengths
+from podtune.sft.train.early import EarlyStopping
 from podtune.sft.train.loss import lean_loss, logs_next, score_as_on_a_gpu, why_not_lean
 from podtune.sft.train.meter import Meter
 
@@ -294,21 +295,29 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
         self.accelerator.wait_for_everyone()
 
     def finished(self, stopped: bool) -> bool:
-        """True after the last step, False after a stop that all ranks agreed on.
+        """True after the last step or an early stop, False after a stop that all ranks agreed on.
 
         Raises:
             UserError: neither; the data ended, or the last step gave no finite loss.
         """
         self.refuse_nonfinite()
-        state = self.state
-        if state.global_step < state.max_steps and not stopped:
+        state, early = self.state, bool(self.stopped_early())
+        if state.global_step < state.max_steps and not stopped and not early:
             raise UserError(
                 f"the data ended at step {state.global_step} of {state.max_steps}",
                 where="dataset_name",
                 fix="lower max_steps, or give more rows",
                 code=DATA,
             )
-        return bool(state.global_step >= state.max_steps)
+        return bool(state.global_step >= state.max_steps or early)
+
+    def stopped_early(self) -> str:
+        """Why the run ended before its last step although nobody stopped it; empty if it did not."""
+        callbacks = self.callback_handler.callbacks  # a resumed run has made the callback anew
+        early = next((each for each in callbacks if isinstance(each, EarlyStopping)), None)
+        return (
+            early.reason if early and early.stopped and self.state.global_step < self.state.max_steps else ""
+        )
 
     def save_final(self, target: Path) -> None:
         """Write the servable model (weights or adapter, tokenizer, template, card) aside and rename it to

@@ -1,0 +1,45 @@
+"""Early stopping: the run ends well when its evaluation has not improved for a while."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import EarlyStoppingCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_utils import SaveStrategy
+
+from podtune.sft.config.arguments import RunArguments
+
+
+class EarlyStopping(EarlyStoppingCallback):  # type: ignore[misc]
+    """transformers' callback, with a checkpoint where it stops, so that a pod that starts again finds the run
+    finished. Every rank sees the same evaluation and so decides the same.
+    """
+
+    @property
+    def stopped(self) -> bool:
+        """True once ``early_stopping_patience`` evaluations in a row have not improved."""
+        return bool(self.early_stopping_patience_counter >= self.early_stopping_patience)
+
+    @property
+    def reason(self) -> str:
+        """Why the run ended before max_steps, for its record."""
+        times = self.early_stopping_patience
+        return f"stopped early: {times} evaluation{'s' * (times != 1)} in a row brought no better value"
+
+    def on_evaluate(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        metrics: dict[str, float],
+        **kwargs: Any,
+    ) -> None:
+        super().on_evaluate(args, state, control, metrics, **kwargs)
+        if self.stopped and args.save_strategy != SaveStrategy.NO:
+            control.should_save = True
+
+
+def early_stopping(run: RunArguments) -> list[EarlyStopping]:
+    """The callback, if ``early_stopping_patience`` asks for one."""
+    patience = run.early_stopping_patience
+    return [EarlyStopping(patience, run.early_stopping_threshold)] if patience else []
