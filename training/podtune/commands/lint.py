@@ -7,7 +7,6 @@ through the function that ``__getattr__`` makes of the same options.
 from __future__ import annotations
 
 import argparse
-import inspect
 import os
 import sys
 from collections.abc import Callable
@@ -118,6 +117,8 @@ def __getattr__(name: str) -> Any:
     """``lint`` as a function that typer can show beside the other commands."""
     if name != "lint":
         raise AttributeError(name)
+    import inspect
+
     import typer
 
     def lint(files: list[str] | None = None, **options: Any) -> None:

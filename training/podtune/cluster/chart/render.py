@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import yaml
 
+from podtune.cluster.lint.documents import refuse_bombs
 from podtune.run.errors import CONFIG, DATA, NO_INPUT, UNAVAILABLE, USAGE, UserError, near
 
 _SHIPPED = Path(__file__).resolve().parents[2] / "shipped"  # in a wheel: setup.py copies them there
@@ -100,7 +101,9 @@ def profile(name: Path) -> Path:
 def _read_values(name: Path) -> Values:
     file = profile(name)
     try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+        text = file.read_text(encoding="utf-8")
+        refuse_bombs(text, str(file))
+        content = yaml.safe_load(text)
     except OSError as error:
         names = ", ".join(sorted(path.stem for path in PROFILES.glob("*.yaml")))
         raise UserError(

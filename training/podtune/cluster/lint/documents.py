@@ -13,6 +13,8 @@ from typing import Any
 
 import yaml
 
+from podtune.run.errors import DATA, UserError
+
 Json = dict[str, Any]
 Place = tuple[str | int, ...]
 
@@ -134,6 +136,18 @@ def read(text: str, source: str) -> tuple[list[Document], list[YamlError]]:
         if loader is not None:
             loader.dispose()
     return documents, errors
+
+
+def refuse_bombs(text: str, source: str) -> None:
+    """Refuse text whose aliases, nesting or numbers would keep a reader busy for ever.
+
+    Raises:
+        UserError: it is no YAML, or one of these.
+    """
+    for error in read(text, source)[1]:
+        if error.message.startswith("not YAML"):
+            what = error.message.replace("not YAML", "is not YAML", 1)
+            raise UserError(what, where=f"{source}:{error.line}", fix=error.fix, code=DATA)
 
 
 class _Builder:
