@@ -154,6 +154,8 @@ def load(arguments: Arguments, world: World, stop: StopTogether) -> Loaded | Non
     """
     from trl import get_peft_config
 
+    from podtune.sft.config.memory import foresee
+    from podtune.sft.data.batching import row_lengths
     from podtune.sft.data.rows import token_rows
     from podtune.sft.data.tokenizer import load_tokenizer
     from podtune.sft.model.load import load_model
@@ -194,6 +196,9 @@ def load(arguments: Arguments, world: World, stop: StopTogether) -> Loaded | Non
                 "--allow_resume_change goes on"
             )
         return None
+    memory = foresee(arguments, origin, world, longest_row=max(row_lengths(rows.train), default=1))
+    if memory and world.is_main:
+        print(memory.line(), flush=True)
     model = load_model(origin, **arguments.model_options())
     # applied here, SFTTrainer need not look again
     training.model_init_kwargs = training.chat_template_path = None
@@ -205,6 +210,7 @@ def load(arguments: Arguments, world: World, stop: StopTogether) -> Loaded | Non
         resume=resume,
         claims=claims,
         notes=arguments.notes,
+        memory=memory,
         aim_repo=arguments.run.aim_repo,
     )
     trainer = PodtuneTrainer(

@@ -167,6 +167,7 @@ class Measurements:
     telemetry: Json | None = None
     profile: Json | None = None
     held_at_oom: Json | None = None
+    memory_estimate: Json | None = None
 
     @classmethod
     def read(cls, record: Json) -> Measurements:

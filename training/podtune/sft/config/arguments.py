@@ -66,6 +66,9 @@ class RunArguments:
     timeout_s: Annotated[float, {"above": 0}] = _key(
         DEFAULT_TIMEOUT_S, "longest wait for another rank, in the rendezvous and in a collective"
     )
+    memory_check: bool = _key(
+        True, "stop before weights are read if the training is estimated not to fit the GPU"
+    )
     loss: Annotated[str, {"choices": ["lean", "trl"]}] = _key(
         "lean", "lean (podtune's, the same value for less work) or trl (TRL's own)"
     )

@@ -44,6 +44,7 @@ class Arguments:
     sources: Sources
     strategy: str
     notes: tuple[str, ...]  # what was chosen for this hardware, for the start line
+    checkpointing_open: bool = False  # the user leaves it to the memory that there is
 
     @property
     def name(self) -> str:
@@ -209,7 +210,10 @@ def resolve(settings: Settings, world: World) -> Arguments:
     check_installed(training)
     if not model.use_peft and (unused := [key for key in values if key.startswith("lora_")]):
         notes.append(f"all parameters trained ({', '.join(unused)} without use_peft has no effect)")
-    return Arguments(script, training, model, mixture, run, settings.sources, strategy, tuple(notes))
+    asked = any(settings.given(key) for key in ("activation_checkpointing", "gradient_checkpointing"))
+    return Arguments(
+        script, training, model, mixture, run, settings.sources, strategy, tuple(notes), not asked
+    )
 
 
 def check_installed(training: SFTConfig) -> None:

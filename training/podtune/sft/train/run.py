@@ -34,6 +34,7 @@ from podtune.sft.train.progress import Progress, repeated_rows
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from podtune.sft.config.memory import Foresight
     from podtune.sft.data.rows import TokenRows
     from podtune.sft.origin import Origin
     from podtune.sft.train.trainer import PodtuneTrainer
@@ -107,6 +108,7 @@ class FineTune:
         resume: the checkpoint that it goes on from.
         claims: on rank 0, the right to write in ``output_dir``.
         notes: what was chosen for this hardware, for the start line.
+        memory: what was estimated of a GPU's memory.
         aim_repo: the Aim repository that mirrors the metrics.
     """
 
@@ -120,10 +122,11 @@ class FineTune:
         resume: Checkpoint | None,
         claims: list[Lock],
         notes: Sequence[str] = (),
+        memory: Foresight | None = None,
         aim_repo: str | None = None,
     ) -> None:
         self.record, self.output_dir, self.world, self.rows = record, output_dir, world, rows
-        self._claims, self._notes = claims, notes
+        self._claims, self._notes, self._memory = claims, notes, memory
         self.tokens_before = int(resume.facts["tokens"]) if resume else 0
         self.resume_path = str(resume.path) if resume else None
         self.step = resume.step if resume else 0
@@ -220,6 +223,7 @@ class FineTune:
             steps=self.step,
             tokens=tokens,
             peak_memory_gib=MemoryPeaks(max(peaks), tuple(peaks), kind),
+            memory_estimate=self._memory.for_record(max(peaks)) if self._memory else None,
             **trainer.utilisation(measurements.tokens_per_s, max(1, rows["tokens"] // rows["rows"])),
         ).to_json()
 
@@ -264,7 +268,9 @@ class FineTune:
     def failed(self, error: BaseException) -> None:
         """Close the record after ``error``; whatever was measured until then stays in it."""
         if self.world.is_main and self.record["status"] == "running":
-            self.record["measurements"] = self.progress.measurements().to_json()
+            estimate = self._memory.for_record() if self._memory else None
+            measured = replace(self.progress.measurements(), memory_estimate=estimate)
+            self.record["measurements"] = measured.to_json()
             self.end("oom" if out_of_memory(error) else "error", exit_code(error), str(error)[:2000])
 
     def answer(

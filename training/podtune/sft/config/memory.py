@@ -1,0 +1,149 @@
+"""Whether a fine-tune fits its GPU, reckoned before weights are read; and how much it has to recompute."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from podtune.plan.fit import cheapest_fits
+from podtune.plan.models import shape_of
+from podtune.plan.plan import USABLE, Plan, estimate
+from podtune.plan.shapes import Checkpointing, Shape
+from podtune.run.distributed import World
+from podtune.run.errors import OUT_OF_MEMORY, UserError, warn
+from podtune.sft.origin import Origin, base_of
+
+if TYPE_CHECKING:
+    from podtune.sft.config.resolve import Arguments
+
+CHECKPOINTING: tuple[Checkpointing, ...] = ("none", "every-second", "full")  # from fastest to leanest
+#: the planner's names of optimizers, by a part of transformers' name; others are taken for AdamW
+OPTIMIZERS = {"8bit": "adamw-8bit", "adafactor": "adafactor", "sgd": "sgd"}
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Foresight:
+    """What a fine-tune will hold on each card at its worst moment. ``card_gib`` is what the card has free."""
+
+    plan: Plan
+    checkpointing: str
+    card_gib: float
+    card: str
+    reason: str  # of the checkpointing
+
+    def line(self) -> str:
+        """For people: each part, and the sum against the card."""
+        plan = self.plan
+        parts = {
+            "weights": plan.weights_gib,
+            "gradients": plan.gradients_gib,
+            "optimizer": plan.optimizer_gib,
+            "activations and head": (plan.activations_gib or 0.0) + (plan.head_gib or 0.0),
+            "buffers": plan.buffers_gib,
+        }
+        listed = ", ".join(f"{name} {size:.1f}" for name, size in parts.items() if size >= 0.05)
+        return (
+            f"memory a GPU, estimated in GiB: {listed}: {plan.total_gib:.1f} of {self.card_gib:.1f} free "
+            f"({self.card}); activation checkpointing: {self.checkpointing} ({self.reason})"
+        )
+
+    def for_record(self, peak_gib: float | None = None) -> dict[str, float]:
+        """The estimate by parts and, once measured, how far it was from the allocator's peak."""
+        plan = self.plan
+        parts = {
+            "weights_gib": plan.weights_gib,
+            "gradients_gib": plan.gradients_gib,
+            "optimizer_gib": plan.optimizer_gib,
+            "activations_gib": plan.activations_gib,
+            "head_gib": plan.head_gib,
+            "buffers_gib": plan.buffers_gib,
+            "total_gib": plan.total_gib,
+            "card_gib": self.card_gib,
+        }
+        figures = {name: round(size, 3) for name, size in parts.items() if size is not None}
+        if peak_gib:
+            figures |= {"peak_gib": round(peak_gib, 3), "error": round(plan.total_gib / peak_gib - 1, 4)}
+        return figures
+
+
+def foresee(arguments: Arguments, origin: Origin, world: World, longest_row: int) -> Foresight | None:
+    """The estimate for this GPU, with the least checkpointing that fits where the user chose none; the
+    arguments are set accordingly. None on the CPU, and for a model that the planner's formulas do not cover.
+
+    Raises:
+        UserError: nothing fits, and memory_check is on; names the cheapest changes that would.
+    """
+    if world.device_type != "cuda":
+        return None
+    import torch
+
+    try:
+        shape = shape_of(
+            str((base_of(origin) if origin.is_adapter else origin).file("config.json")), longest_row
+        )
+    except UserError:
+        return None
+    free, _ = torch.cuda.mem_get_info()
+    card, name = free / GIB, torch.cuda.get_device_name()
+    settings = plan_settings(arguments, world)
+    free_to_choose = arguments.checkpointing_open
+    asked: Checkpointing = "full" if arguments.training.activation_checkpointing else "none"
+    levels = CHECKPOINTING if free_to_choose else (asked,)
+    plans = {level: estimate(shape, **settings, activation_checkpointing=level) for level in levels}
+    level = next((one for one, plan in plans.items() if plan.total_gib <= USABLE * card), None)
+    if level is None:
+        level = list(plans)[-1]
+        error = _too_large(shape, plans[level], card, name, settings | {"activation_checkpointing": level})
+        if arguments.run.memory_check:
+            raise error
+        warn(f"{error.what}; memory_check is off")
+    reason = "as asked" if not free_to_choose else "not needed" if level == "none" else "the least that fits"
+    if free_to_choose:
+        arguments.training.activation_checkpointing = level != "none"
+        if level == "every-second":
+            given = arguments.training.activation_checkpointing_kwargs or {}
+            arguments.training.activation_checkpointing_kwargs = {**given, "every_n_layers": 2}
+    return Foresight(plans[level], level, card, name, reason)
+
+
+def plan_settings(arguments: Arguments, world: World) -> dict[str, Any]:
+    """What :func:`podtune.plan.plan.estimate` is told of a fine-tune on GPUs, but its checkpointing."""
+    training, model = arguments.training, arguments.model
+    half = bool(training.bf16 or training.fp16)
+    deepspeed = arguments.strategy in ("zero2", "zero3")
+    if model.dtype in ("bfloat16", "float16"):
+        precision = "bf16"
+    elif half:
+        precision = "bf16-mixed" if deepspeed else "bf16-autocast"
+    else:
+        precision = "fp32"
+    optimizer = next((plan for part, plan in OPTIMIZERS.items() if part in str(training.optim)), "adamw")
+    return {
+        "strategy": arguments.strategy,
+        "world_size": world.world_size,
+        "nodes": world.nnodes,
+        "batch_size": arguments.global_batch_size,
+        "accumulation": training.gradient_accumulation_steps,
+        "precision": precision,
+        "optimizer": optimizer,
+        "lora_r": model.lora_r if model.use_peft else None,
+        "lora_dropout": model.lora_dropout if model.use_peft else 0.0,
+        "lora_cast": bool(model.use_peft and deepspeed),  # DeepSpeed runs without autocast
+        "quantized": bool(model.load_in_4bit),
+        "fused_head": True,
+        "bucket_view": True,
+    }
+
+
+def _too_large(shape: Shape, plan: Plan, card: float, name: str, settings: dict[str, Any]) -> UserError:
+    changes = cheapest_fits(shape, card, **settings)
+    ways = "; or ".join(f"{change.text} ({change.plan.total_gib:.0f} GiB)" for change in changes)
+    return UserError(
+        f"the training does not fit: about {plan.total_gib:.1f} GiB a GPU (weights {plan.weights_gib:.1f}, "
+        f"gradients {plan.gradients_gib:.1f}, optimizer {plan.optimizer_gib:.1f}, activations and head "
+        f"{(plan.activations_gib or 0) + (plan.head_gib or 0):.1f}), and {name} has {card:.1f} GiB free",
+        where="memory",
+        fix=ways or "a smaller model, or shorter rows (max_length)",
+        code=OUT_OF_MEMORY,
+    )
