@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 DEMO_DIR ?= demo
 DEMO_ARGS ?=
 
-.PHONY: setup demo test test-cluster lint clean requirements picture
+.PHONY: setup demo test test-cluster test-gpu lint clean requirements picture
 
 setup:
 	@if [ -n "$(PYTHON)" ]; then py="$(PYTHON)"; else \
@@ -22,6 +22,9 @@ test: setup
 
 test-cluster: setup
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest tests/cluster/real -m cluster -v
+
+test-gpu: setup
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest tests/gpu -m gpu -v $(GPU_ARGS)
 
 lint: setup
 	@PATH="$(CURDIR)/$(BIN):$$PATH" sh scripts/lint.sh

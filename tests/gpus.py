@@ -1,9 +1,15 @@
-"""Machines with GPUs, as podtune asks about them: what the driver shows, and what torch says of a card."""
+"""Machines with GPUs: what the driver and torch say of a card that is not there, and runs on one that is."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -60,3 +66,29 @@ def on_cards(
         monkeypatch.setattr(torch.cuda, name, lambda *_, answer=answer, **__: answer)
     # accelerate takes the CPU, on which everything else of a test happens
     monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", "cpu")
+
+
+Train = Callable[..., dict[str, Any]]
+
+
+def program(*words: object, **env: str) -> subprocess.CompletedProcess[str]:
+    """The fine-tune in a process of its own, for what a process leaves behind."""
+    command = [sys.executable, "-m", "podtune.training", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **env}, timeout=240)
+
+
+def random_model(folder: Path, tokenizer: Path, **sizes: Any) -> Path:
+    """A model with random weights in bf16, and the tokenizer of another."""
+    import shutil
+
+    import torch
+    from transformers import AutoModelForCausalLM, SmolLM3Config
+
+    for file in tokenizer.iterdir():
+        if "token" in file.name or file.name == "chat_template.jinja":
+            shutil.copy(file, folder / file.name)
+    config = SmolLM3Config(pad_token_id=0, **sizes)
+    with torch.device("cuda"):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    model.save_pretrained(folder)
+    return folder

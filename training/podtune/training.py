@@ -58,7 +58,13 @@ def main(argv: list[str] | None = None) -> int:
         return fine_tune(settings, world)
     except Exception as error:
         # Nothing is tidied here: peers may sit in a collective, and the launcher ends them.
-        return report((peer_failure(error) if "torch" in sys.modules else None) or error, rank=world.rank)
+        code = report((peer_failure(error) if "torch" in sys.modules else None) or error, rank=world.rank)
+        if world.device_type == "cuda" and world.backend:
+            # Python's way out would wait in NCCL for the others
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+        return code
 
 
 def check_inputs(settings: config.Settings, world: World) -> None:
@@ -196,7 +202,7 @@ def load(arguments: Arguments, world: World, stop: StopTogether) -> Loaded | Non
                 "--allow_resume_change goes on"
             )
         return None
-    memory = foresee(arguments, origin, world, longest_row=max(row_lengths(rows.train), default=1))
+    memory = foresee(arguments, origin, world, row_lengths(rows.train))
     if memory and world.is_main:
         print(memory.line(), flush=True)
     model = load_model(origin, **arguments.model_options())

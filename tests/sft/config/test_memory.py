@@ -1,4 +1,4 @@
-"""What a fine-tune will hold is reckoned before weights are read: told, used for the checkpointing, refused."""
+"""What a fine-tune will hold is reckoned before weights are read: told, refused, or recomputed less."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpus import A100, H100, L40S, T4, Card, on_cards
 from podtune.run.distributed import World
 from podtune.run.errors import UserError
 from podtune.sft.config import settings as config
-from podtune.sft.config.memory import Foresight, foresee
+from podtune.sft.config.memory import Foresight, foresee, longest_mean
 from podtune.sft.config.resolve import Arguments, resolve
 from podtune.sft.origin import locate_model
 
@@ -51,7 +51,7 @@ def foreseen(
     place = World(device_type="cuda", backend="gloo", world_size=ranks, local_world_size=ranks, **world)
     told = arguments(model, *words, world=place)
     monkeypatch.setattr(type(told.training), "world_size", ranks, raising=False)
-    found = foresee(told, locate_model(model), place, longest_row=1024)
+    found = foresee(told, locate_model(model), place, [1024] * 64)
     assert found is not None
     return found, told
 
@@ -61,7 +61,7 @@ def test_an_adapter_of_3b_takes_about_10_gib_and_recomputes_nothing_it_need_not(
 ) -> None:
     words = ("--use_peft", "--lora_dropout", "0", "--per_device_train_batch_size", "8")
     full, _ = foreseen(monkeypatch, model, L40S, *words, "--activation_checkpointing")
-    assert 9 <= full.plan.total_gib <= 11
+    assert 8.5 <= full.plan.total_gib <= 11
     assert full.reason == "as asked"
     roomy, told = foreseen(monkeypatch, model, H100, *words)
     assert roomy.checkpointing == "none"
@@ -96,7 +96,7 @@ def test_full_training_of_3b_on_one_l40s_stops_with_the_three_cheapest_changes(
     assert caught.value.fix.count(" GiB)") == 3
     assert "LoRA" in caught.value.fix or "8-bit" in caught.value.fix
     fits, _ = foreseen(monkeypatch, model, A100, "--per_device_train_batch_size", "8")
-    assert 48 <= fits.plan.total_gib
+    assert fits.plan.total_gib >= 48
 
 
 def test_memory_check_off_trains_with_a_warning(
@@ -116,4 +116,11 @@ def test_the_record_holds_estimate_peak_and_error(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_cpu_has_nothing_to_foresee(model: Path) -> None:
-    assert foresee(arguments(model, world=World()), locate_model(model), World(), 1024) is None
+    assert foresee(arguments(model, world=World()), locate_model(model), World(), [1024]) is None
+
+
+def test_the_fullest_batch_counts_and_not_the_longest_row() -> None:
+    lengths = [100] * 990 + [1000] * 10
+    assert longest_mean(lengths, 8, padding_free=False) == 1000, "padded to the longest"
+    assert 100 < longest_mean(lengths, 8, padding_free=True) < 500
+    assert longest_mean([7, 9], 8, padding_free=True) == 9

@@ -234,3 +234,42 @@ def test_the_variable_length_kernel_is_called_in_the_words_of_its_torch(
     out = attention._varlen(query, key, key, boundaries((4, 5)), 5, 0.5, 3)
     assert out.shape == (1, 9, 4, 8)
     assert called == {"scale": 0.5, "window_size": (2, 0)} | ({"enable_gqa": True} if names_sharing else {})
+
+
+@pytest.mark.parametrize("window", [None, 64])
+def test_the_kernel_of_a_gpu_takes_what_it_is_given_and_builds_no_mask(
+    window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On fake CUDA tensors: torch's own shape rules, nothing computed."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Largest(TorchDispatchMode):
+        names: list[str] = []  # noqa: RUF012 - of this class alone
+        elements = 0
+
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            out = function(*args, **(kwargs or {}))
+            Largest.names.append(function._schema.name)
+            sizes = [x.numel() for x in (out if isinstance(out, tuple) else (out,)) if torch.is_tensor(x)]
+            Largest.elements = max([Largest.elements, *sizes])
+            return out
+
+    Largest.names, Largest.elements = [], 0
+    monkeypatch.setattr(attention, "_has_varlen", lambda: True)
+    tokens = 4096
+    with FakeTensorMode(), torch.no_grad():
+        query = torch.empty(1, 16, tokens, 64, device="cuda")
+        key = torch.empty(1, 4, tokens, 64, device="cuda")
+        ends = torch.empty(9, dtype=torch.int32, device="cuda")
+        # as under torch.autocast("cuda"), which asks for a driver
+        monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: True)
+        monkeypatch.setattr(torch, "get_autocast_dtype", lambda device: torch.bfloat16)
+        with Largest():
+            out, _ = per_row_attention(
+                torch.nn.Module(), query, key, key, None, cu_seq_lens_q=ends, max_length_q=512,
+                sliding_window=window,
+            )  # fmt: skip
+    assert (tuple(out.shape), out.dtype, out.device.type) == ((1, tokens, 16, 64), torch.bfloat16, "cuda")
+    assert sum("varlen" in name for name in Largest.names) == 1, Largest.names
+    assert Largest.elements <= query.numel(), "something of the size of tokens times tokens was made"

@@ -147,7 +147,11 @@ def _named(code: int) -> str:
         return f"exit code {code}{meaning}"
     with contextlib.suppress(ValueError):
         name = signal.Signals(-code).name
-        return name + (" (out of memory, unless someone sent it)" if name == "SIGKILL" else "")
+        likely = {
+            "SIGKILL": " (out of memory, unless someone sent it)",
+            "SIGABRT": " (NCCL gave up waiting for a lost peer, or a library aborted)",
+        }
+        return name + likely.get(name, "")
     return f"signal {-code}"
 
 

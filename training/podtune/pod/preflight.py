@@ -257,9 +257,10 @@ def _checkpoint_bytes(config: Json) -> int | None:
     ):
         return None
     weights = sum(file.stat().st_size for file in model.glob("*.safetensors"))
-    each = checkpoint_bytes(
-        weights, str(config.get("optim", "adamw")), model_only=bool(config.get("save_only_model"))
-    )
+    whole = not config.get("save_only_model")
+    each = checkpoint_bytes(weights, str(config.get("optim", "adamw")), model_only=not whole)
+    if whole and config.get("strategy") in ("fsdp", "fsdp-grad-op", "hsdp"):
+        each += weights  # accelerate keeps FSDP's own copy beside the model's
     output = Path(os.environ.get("OUTPUT_DIR") or str(config.get("output_dir") or "."))
     return missing_bytes(output, each, config.get("save_total_limit") or DEFAULT_CHECKPOINTS) or None
 

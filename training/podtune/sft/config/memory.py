@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -67,9 +69,10 @@ class Foresight:
         return figures
 
 
-def foresee(arguments: Arguments, origin: Origin, world: World, longest_row: int) -> Foresight | None:
+def foresee(arguments: Arguments, origin: Origin, world: World, lengths: Sequence[int]) -> Foresight | None:
     """The estimate for this GPU, with the least checkpointing that fits where the user chose none; the
     arguments are set accordingly. None on the CPU, and for a model that the planner's formulas do not cover.
+    ``lengths`` are the tokens of every row.
 
     Raises:
         UserError: nothing fits, and memory_check is on; names the cheapest changes that would.
@@ -78,17 +81,20 @@ def foresee(arguments: Arguments, origin: Origin, world: World, longest_row: int
         return None
     import torch
 
+    training = arguments.training
+    tokens = longest_mean(
+        lengths, training.per_device_train_batch_size, padding_free=bool(training.padding_free)
+    )
     try:
-        shape = shape_of(
-            str((base_of(origin) if origin.is_adapter else origin).file("config.json")), longest_row
-        )
+        config = (base_of(origin) if origin.is_adapter else origin).file("config.json")
+        shape = shape_of(str(config), tokens)
     except UserError:
         return None
     free, _ = torch.cuda.mem_get_info()
     card, name = free / GIB, torch.cuda.get_device_name()
     settings = plan_settings(arguments, world)
     free_to_choose = arguments.checkpointing_open
-    asked: Checkpointing = "full" if arguments.training.activation_checkpointing else "none"
+    asked: Checkpointing = "full" if training.activation_checkpointing else "none"
     levels = CHECKPOINTING if free_to_choose else (asked,)
     plans = {level: estimate(shape, **settings, activation_checkpointing=level) for level in levels}
     level = next((one for one, plan in plans.items() if plan.total_gib <= USABLE * card), None)
@@ -100,11 +106,24 @@ def foresee(arguments: Arguments, origin: Origin, world: World, longest_row: int
         warn(f"{error.what}; memory_check is off")
     reason = "as asked" if not free_to_choose else "not needed" if level == "none" else "the least that fits"
     if free_to_choose:
-        arguments.training.activation_checkpointing = level != "none"
+        training.activation_checkpointing = level != "none"
         if level == "every-second":
-            given = arguments.training.activation_checkpointing_kwargs or {}
-            arguments.training.activation_checkpointing_kwargs = {**given, "every_n_layers": 2}
+            given = training.activation_checkpointing_kwargs or {}
+            training.activation_checkpointing_kwargs = {**given, "every_n_layers": 2}
     return Foresight(plans[level], level, card, name, reason)
+
+
+def longest_mean(lengths: Sequence[int], batch_size: int, *, padding_free: bool) -> int:
+    """Tokens a row of the fullest batch of an epoch: of padded rows the longest; of rows end to end the mean
+    of the batch that has most, in one shuffled epoch.
+    """
+    import numpy as np
+
+    if not padding_free or len(lengths) <= batch_size:
+        return max(lengths, default=1)
+    shuffled = np.random.default_rng(0).permutation(np.asarray(lengths))
+    whole = len(shuffled) // batch_size * batch_size
+    return math.ceil(int(shuffled[:whole].reshape(-1, batch_size).sum(1).max()) / batch_size)
 
 
 def plan_settings(arguments: Arguments, world: World) -> dict[str, Any]:

@@ -176,9 +176,10 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
     def training_step(
         self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None
     ) -> torch.Tensor:
-        # Counted where the batch lies, before it goes to the device: no synchronisation.
+        # counted where the batch lies and read when a line is logged: no synchronisation
         mask = inputs.get("attention_mask")
-        self._local_tokens += inputs["input_ids"].numel() if mask is None else mask.sum().cpu()
+        counted = torch.tensor(inputs["input_ids"].numel()) if mask is None else mask.sum()
+        self._local_tokens = self._local_tokens.to(counted.device) + counted
         with self.meter.forward_of(model, logs_next=logs_next(self)):
             loss: torch.Tensor = super().training_step(model, inputs, num_items_in_batch)
         self._nonfinite = self._nonfinite.to(loss.device) | ~torch.isfinite(loss)
@@ -196,7 +197,7 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
 
     def global_tokens(self) -> int:
         """Real tokens of all ranks so far. A collective call."""
-        counted = self._local_tokens.clone()
+        counted = self._local_tokens.cpu().clone()
         if self.world.world_size > 1:
             dist.all_reduce(counted)
         self.tokens += int(counted)
@@ -351,9 +352,10 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
     def checkpoint_bytes(self) -> int:
         """About what one checkpoint takes."""
         size = max((each.element_size() for each in self.model.parameters() if each.requires_grad), default=0)
-        return checkpoint.checkpoint_bytes(
-            self.trained_parameters() * size, self.args.optim, model_only=self.args.save_only_model
-        )
+        weights = self.trained_parameters() * size
+        each = checkpoint.checkpoint_bytes(weights, self.args.optim, model_only=self.args.save_only_model)
+        # accelerate keeps FSDP's own copy of the weights beside the model's
+        return each + (weights if self.is_fsdp_enabled and not self.args.save_only_model else 0)
 
     def peak_memory_gib(self) -> list[float]:
         """Peak memory of every rank in GiB: the CUDA allocator's, or the process's resident peak. A
