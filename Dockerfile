@@ -18,7 +18,7 @@ RUN apt-get update \
  && apt-get install -y --no-install-recommends ca-certificates python3 python3-venv \
  && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
-COPY requirements.txt pyproject.toml setup.py README.md ./
+COPY requirements.txt pyproject.toml ./
 # uv itself by its pinned hash, then everything else by theirs; what requirements.txt does not know ends the build. A certificate
 # of the network, if one is given, is a secret of the build and stays out of the image.
 RUN --mount=type=cache,target=/root/.cache --mount=type=secret,id=ca \
@@ -36,6 +36,7 @@ RUN --mount=type=cache,target=/root/.cache --mount=type=secret,id=ca \
     fi
 
 FROM dependencies AS code
+COPY setup.py README.md ./
 COPY training training
 RUN --mount=type=cache,target=/root/.cache --mount=type=secret,id=ca \
     if [ -s /run/secrets/ca ]; then export SSL_CERT_FILE=/run/secrets/ca; fi \
