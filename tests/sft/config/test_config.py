@@ -163,7 +163,7 @@ def test_help_and_a_wrong_key_are_answered_without_torch(tmp_path: Path) -> None
         )
         assert done.returncode == code, done.stderr
         assert done.stdout.splitlines()[-1] == "False False"
-        assert time.monotonic() - started < 2.0  # a bound for busy machines; quiet ones take a tenth of it
+        assert time.monotonic() - started < 30  # for hangs; a quiet machine takes a tenth of a second
 
 
 def test_the_list_of_keys_is_the_one_that_trl_has() -> None:
@@ -181,6 +181,26 @@ def test_lora_settings_without_use_peft_are_said_to_have_no_effect() -> None:
         "lora_r without use_peft" in resolve(config.read([*NEEDED, "--lora_r", "4"], {}), World()).notes[-1]
     )
     assert "lora" not in resolve(config.read([*NEEDED, "--lora_r", "4", "--use_peft"], {}), World()).notes[-1]
+
+
+@pytest.mark.parametrize(
+    ("words", "train", "evaluation"),
+    [
+        ([], (64, None), (64, None)),
+        (["--packing"], (None, "bfd"), (None, "bfd")),
+        (["--packing", "--eval_packing", "false"], (None, "bfd"), (64, None)),
+        (["--eval_packing", "true"], (64, None), (None, "bfd")),
+        (["--dataset_kwargs", '{"skip_prepare_dataset": true}'], (None, None), (None, None)),
+    ],
+)
+def test_packed_rows_are_not_cut_and_all_others_are(
+    words: list[str], train: tuple[int | None, str | None], evaluation: tuple[int | None, str | None]
+) -> None:
+    from podtune.sft.config.resolve import resolve
+
+    options = resolve(config.read([*NEEDED, "--max_length", "64", *words], {}), World()).row_options()
+    assert (options.tokens.max_length, options.packing) == train
+    assert (options.eval_tokens.max_length, options.eval_packing) == evaluation
 
 
 @pytest.mark.parametrize(

@@ -153,9 +153,7 @@ def test_prepared_rows_are_found_by_training_s_own_call(model: Path, rows: Path,
     assert str(found.path) == first[0]["path"]
 
 
-def test_ids_beyond_the_model_are_refused_before_anything_is_tokenised(
-    model: Path, rows: Path, tmp_path: Path
-) -> None:
+def test_ids_beyond_the_model_are_refused(model: Path, rows: Path, tmp_path: Path) -> None:
     small = tmp_path / "small"
     chatml().save_pretrained(small)
     SmolLM3Config(vocab_size=100, hidden_size=8, num_hidden_layers=1, pad_token_id=0).save_pretrained(small)

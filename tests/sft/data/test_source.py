@@ -344,7 +344,7 @@ def test_a_mixture_takes_files_and_shares(tmp_path: Path) -> None:
 def test_a_configuration_gives_its_sources(tmp_path: Path) -> None:
     parquet(tmp_path / "train.parquet", text=["a"])
     parquet(tmp_path / "eval.parquet", text=["b"])
-    folder = Sources.of({"dataset_name": str(tmp_path)})
+    folder = Sources.of({"dataset_name": str(tmp_path), "eval_strategy": "steps"})
     assert folder.train.split == "train"
     assert folder.evaluation is not None
     assert folder.evaluation.split == "eval"
@@ -355,6 +355,48 @@ def test_a_configuration_gives_its_sources(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no data set is given") as refusal:
         Sources.of({})
     assert refusal.value.code == USAGE
+
+
+def test_a_split_that_is_named_is_the_one_that_is_taken(tmp_path: Path) -> None:
+    parquet(tmp_path / "train.parquet", text=["a", "b", "c"])
+    parquet(tmp_path / "test.parquet", text=["d", "e"])
+
+    def evaluation(split: str) -> DataSource | None:
+        values = {"dataset_name": str(tmp_path), "dataset_test_split": split, "eval_strategy": "steps"}
+        return Sources.of(values).evaluation
+
+    for split, texts in (("train", ["a", "b", "c"]), ("test[:1]", ["d"]), ("test", ["d", "e"])):
+        source = evaluation(split)
+        assert source is not None
+        assert load_split(source)["text"][:] == texts
+    with pytest.raises(UserError, match="there is no split 'validation'; found train, test"):
+        evaluation("validation")
+
+
+def test_rows_that_nothing_evaluates_are_not_read(tmp_path: Path) -> None:
+    parquet(tmp_path / "train.parquet", text=["a"])
+    (tmp_path / "test.parquet").write_bytes(b"broken")
+    Sources.of({"dataset_name": str(tmp_path)}).check()
+    with pytest.raises(UserError, match=r"test\.parquet"):
+        Sources.of({"dataset_name": str(tmp_path), "eval_strategy": "epoch"}).check()
+
+
+@pytest.mark.parametrize("offset", [0x7FFFFFFF, 2_000_000, -2_000_000_000])
+@pytest.mark.parametrize("saved", [False, True])
+def test_offsets_outside_of_an_arrow_file_are_refused(tmp_path: Path, offset: int, saved: bool) -> None:
+    datasets = pytest.importorskip("datasets")
+    rows = datasets.Dataset.from_dict({"messages": [[{"role": "user", "content": "abc"}]] * 5})
+    rows.save_to_disk(str(tmp_path / "saved"))
+    file = next((tmp_path / "saved").glob("*.arrow"))
+    content = file.read_bytes()
+    ends = b"".join(number.to_bytes(4, "little") for number in (0, 1, 2, 3, 4, 5))
+    assert content.count(ends)
+    file.write_bytes(content.replace(ends, ends[:12] + offset.to_bytes(4, "little", signed=True) + ends[16:]))
+    source = DataSource(str(tmp_path / "saved" if saved else file))
+    for read in (check_source, load_split):
+        with pytest.raises(UserError, match="damaged or incomplete") as refusal:
+            read(source)
+        assert refusal.value.code == DATA
 
 
 def test_seed_0_is_a_seed() -> None:

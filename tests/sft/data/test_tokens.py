@@ -18,11 +18,18 @@ from trl.chat_template_utils import get_training_chat_template, has_generation_m
 from podtune.run.errors import CONFIG, DATA, UserError
 from podtune.sft.data import encode
 from podtune.sft.data.rows import cut_by_packing, pack, packed_tokens
-from podtune.sft.data.source import DataSource, load_split
+from podtune.sft.data.source import DataSource, check_source, load_split
 from podtune.sft.data.tokenise import Tokenised, fingerprint
 from podtune.sft.data.tokenise import shape_of as shape_of_rows
 from podtune.sft.data.tokenise import tokenised as tokenised_from
-from podtune.sft.data.tokenizer import TokenizeOptions, check_tokenizer, is_plain_fast, unknown_roles
+from podtune.sft.data.tokenizer import (
+    TokenizeOptions,
+    check_tokenizer,
+    is_plain_fast,
+    load_tokenizer,
+    unknown_roles,
+)
+from podtune.sft.origin import locate_model
 
 QUESTIONS = [
     ("What does json.dumps() do?", "It turns an object into text."),
@@ -77,6 +84,11 @@ ROWS: dict[str, dict[str, list[Any]]] = {
         "input_ids": [[1, 2, 3], [4], [5, 6, 7, 8, 9]],
         "labels": [[-100, 2, 3], [-100], [5, 6, 7, 8, 9]],
     },
+    "tokens and labels of their own": {
+        "input_ids": [[1, 2, 3], [4, 5], [5, 6, 7, 8, 9]],
+        "labels": [[-100, 12, 13], [-100, 4], [15, -100, 17, 8, 9]],
+    },
+    "conversations of another form beside text": {"conversations": CHATS, "text": TEXTS},
     "messages with tools": {
         "messages": CHATS,
         "tools": [json.dumps([{"type": "function", "function": {"name": "f"}}]), None] * 3 + [None],
@@ -254,7 +266,7 @@ def test_rows_of_a_stop_token_alone_train_nothing() -> None:
 
 def test_completion_only_loss_without_completions_is_warned_of() -> None:
     rows = Dataset.from_dict({"messages": [user("a") + assistant("b")]})
-    found = check_tokenizer(chatml(), None, TokenizeOptions(completion_only_loss=True), shape_of_rows(rows))
+    found = check_tokenizer(chatml(), TokenizeOptions(completion_only_loss=True), shape_of_rows(rows))
     assert "completion_only_loss has no effect: the rows are messages" in found[0]
 
 
@@ -310,11 +322,9 @@ def shape_of(**columns: list[Any]) -> Any:
     return shape_of_rows(Dataset.from_dict(columns))
 
 
-def refused(
-    tokenizer: PreTrainedTokenizerFast, shape: Any, vocabulary: int | None = None, **options: Any
-) -> UserError:
+def refused(tokenizer: PreTrainedTokenizerFast, shape: Any, **options: Any) -> UserError:
     with pytest.raises(UserError) as refusal:
-        check_tokenizer(tokenizer, vocabulary, TokenizeOptions(**options), shape)
+        check_tokenizer(tokenizer, TokenizeOptions(**options), shape)
     assert refusal.value.code == CONFIG
     return refusal.value
 
@@ -342,13 +352,30 @@ def test_batches_need_a_padding_token_or_eos() -> None:
     assert "--pad_token" in error.fix
 
 
-def test_ids_beyond_the_model_s_vocabulary_are_refused_by_name() -> None:
-    tokenizer = chatml()
-    size = len(tokenizer)
-    assert check_tokenizer(tokenizer, size, TokenizeOptions(), shape_of(messages=[user("a")])) == []
-    error = refused(tokenizer, shape_of(messages=[user("a")]), vocabulary=size - 2)
-    assert f"its ids go up to {size - 1}, but the model has {size - 2} embeddings" in error.what
-    assert "tokenizer that belongs to the model" in error.fix
+def test_ids_beyond_the_embeddings_are_refused_in_rows_and_not_in_the_vocabulary() -> None:
+    rows = Dataset.from_dict({"messages": [user("a")]})
+    highest = tokenised(rows, chatml(), TokenizeOptions()).stats.highest_id
+    assert highest + 1 < len(chatml())
+    tokenised(rows, chatml(), TokenizeOptions(), vocabulary=highest + 1)
+    with pytest.raises(UserError, match=rf"the id {highest}, and the model has {highest} embeddings"):
+        tokenised(rows, chatml(), TokenizeOptions(), vocabulary=highest)
+
+
+def test_a_tokenizer_without_padding_pads_with_its_eos_token(tmp_path: Path) -> None:
+    tokenizer = plain()
+    tokenizer.pad_token = None
+    tokenizer.save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    assert load_tokenizer(locate_model(tmp_path)).pad_token == tokenizer.eos_token
+
+
+def test_a_template_is_taken_from_a_folder_with_a_tokenizer_alone(tmp_path: Path) -> None:
+    plain().save_pretrained(tmp_path / "own")
+    (tmp_path / "own" / "config.json").write_text("{}")
+    chatml().save_pretrained(tmp_path / "donor")
+    origin = locate_model(tmp_path / "own")
+    loaded = load_tokenizer(origin, chat_template_path=str(tmp_path / "donor"))
+    assert loaded.chat_template == chatml().chat_template
 
 
 def test_assistant_only_loss_needs_messages_and_markers() -> None:
@@ -368,9 +395,67 @@ def test_a_stop_token_outside_of_the_markers_is_warned_of() -> None:
         "{% else %}{{ message['content'] }}{% endif %}<|im_end|>\n{% endfor %}"
     )
     warnings = check_tokenizer(
-        tokenizer, None, TokenizeOptions(assistant_only_loss=True), shape_of(messages=[user("a")])
+        tokenizer, TokenizeOptions(assistant_only_loss=True), shape_of(messages=[user("a")])
     )
     assert any("will not learn to stop" in warning for warning in warnings)
+
+
+# ---- rows of JSON ----
+TOOLS_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message | tojson }}<|im_end|>{% endfor %}"
+    "{{ tools | tojson if tools else '' }}{{ 'think' if enable_thinking is undefined else enable_thinking }}"
+)
+
+
+def tool(**parameters: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", "parameters": {"properties": parameters}}}
+
+
+JSON_ROWS = {
+    "tools with other parameters": [{"tools": [tool(a={"x": 1})]}, {"tools": [tool(b={"y": 2}, c={})]}],
+    "a default of two types": [{"tools": [tool(x={"default": 1})]}, {"tools": [tool(x={"default": "a"})]}],
+    "whole numbers beside others": [{"tools": [tool(x={"v": 1})]}, {"tools": [tool(x={"v": 1.5})]}],
+    "template arguments in some rows": [
+        {"chat_template_kwargs": {}},
+        {"chat_template_kwargs": {"enable_thinking": False}},
+    ],
+    "template arguments of mixed types": [
+        {"chat_template_kwargs": {"enable_thinking": False}},
+        {"chat_template_kwargs": {"enable_thinking": "no"}},
+    ],
+    "calls with arguments of mixed types": [
+        {"messages": [*user("a"), {"role": "assistant", "content": "", "tool_calls": [{"v": 1}]}]},
+        {"messages": [*user("a"), {"role": "assistant", "content": "", "tool_calls": [{"v": "x"}]}]},
+    ],
+}
+
+
+@pytest.mark.parametrize("loader", ["jsonl", "parquet", "saved"])
+@pytest.mark.parametrize("case", JSON_ROWS)
+def test_rows_of_json_reach_the_template_as_they_are(case: str, loader: str, tmp_path: Path) -> None:
+    rows = [{"messages": user("a") + assistant("b"), **row} for row in JSON_ROWS[case]]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    if loader != "jsonl":  # as the datasets library writes them
+        if case == "whole numbers beside others":
+            pytest.skip("the library has made them 1.0 when it wrote the file")
+        from datasets import load_dataset
+
+        library = load_dataset("json", data_files=str(path), split="train", cache_dir=str(tmp_path / "cache"))
+        path = tmp_path / ("rows.parquet" if loader == "parquet" else "rows")
+        library.to_parquet(str(path)) if loader == "parquet" else library.save_to_disk(str(path))
+    tokenizer = plain()
+    tokenizer.chat_template = TOOLS_TEMPLATE
+    source = DataSource(str(path))
+    check_source(source)
+    tokens = tokenised_from(load_split(source), source, tokenizer, TokenizeOptions(max_length=None)).dataset
+    expected = [
+        tokenizer.apply_chat_template(
+            row["messages"], tools=row.get("tools"), tokenize=False, **row.get("chat_template_kwargs", {})
+        )
+        for row in rows
+    ]
+    assert [tokenizer.decode(ids) for ids in tokens["input_ids"]] == expected
 
 
 # ---- the cache ----

@@ -172,6 +172,7 @@ def prepare_rows(
             "dataset_name": data,
             "eval_dataset_name": eval_dataset_name,
             "dataset_text_field": dataset_text_field,
+            "eval_strategy": "steps",
         }
     )
     sources.check()

@@ -51,7 +51,8 @@ TOKEN_KEYS = (
         "packing_strategy",
         "eval_packing",
     ),
-    *("shuffle_dataset", "seed", "eval_strategy", "eval_steps", "max_steps", "output_dir"),
+    *("shuffle_dataset", "seed", "dataset_kwargs", "eval_strategy", "eval_on_start", "do_eval"),
+    *("eval_steps", "max_steps", "output_dir"),
 )
 TOKEN_CLASSES = ("ScriptArguments", "DatasetMixtureConfig", "RunArguments")
 NOT_HERE = ("strategy", "global_batch_size", "aim_repo", "run_name")

@@ -47,8 +47,11 @@ class Origin:
         return Path(hf_hub_download(self.name, name, **self.arguments))
 
 
-def locate_model(name: str | os.PathLike[str], revision: str | None = None) -> Origin:
-    """Find the model or adapter called ``name``, within a few seconds.
+def locate_model(
+    name: str | os.PathLike[str], revision: str | None = None, *, tokenizer_alone: bool = False
+) -> Origin:
+    """Find the model or adapter called ``name``, within a few seconds; with ``tokenizer_alone`` a tokenizer
+    without a model will do.
 
     Raises:
         UserError: the folder is missing or holds no model; no such model on the hub, or gated without access;
@@ -56,7 +59,8 @@ def locate_model(name: str | os.PathLike[str], revision: str | None = None) -> O
     """
     folder = Path(name).expanduser()
     origin = _in_folder(folder, revision) if folder.is_dir() else _on_hub(str(name), revision)
-    if not {"config.json", "adapter_config.json"} & set(origin.files):
+    tokenizers = {"tokenizer.json", "tokenizer_config.json"} if tokenizer_alone else set()
+    if not {"config.json", "adapter_config.json", *tokenizers} & set(origin.files):
         raise UserError(
             "is no model: there is no config.json in it",
             where=origin.name,

@@ -66,9 +66,14 @@ class Arguments:
     def row_options(self) -> RowOptions:
         """What becomes of the rows."""
         training, run = self.training, self.run
-        packing = training.packing_strategy if training.packing else None
+        prepared = bool((training.dataset_kwargs or {}).get("skip_prepare_dataset"))  # neither cut nor packed
+        eval_packs = training.packing if training.eval_packing is None else training.eval_packing
+        packing, eval_packing = (
+            training.packing_strategy if packs and not prepared else None
+            for packs in (training.packing, eval_packs)
+        )
         tokens = TokenizeOptions(
-            max_length=None if packing else training.max_length,
+            max_length=None if packing or prepared else training.max_length,
             truncation_mode=training.truncation_mode,
             completion_only_loss=training.completion_only_loss,
             assistant_only_loss=training.assistant_only_loss,
@@ -77,9 +82,9 @@ class Arguments:
         evaluates = "eval_strategy" if training.eval_strategy != "no" else "answer_rows"
         return RowOptions(
             tokens,
-            tokens,
+            dataclasses.replace(tokens, max_length=None if eval_packing or prepared else training.max_length),
             packing=packing,
-            eval_packing=packing if training.eval_packing is not False else None,
+            eval_packing=eval_packing,
             max_length=training.max_length,
             shuffle=training.shuffle_dataset,
             seed=training.seed,

@@ -97,7 +97,8 @@ class Encoder:
             raise
         except Exception as error:  # a template may raise anything; find the row
             raise self._name_row(columns, first_row, error) from error
-        return self._finish(ids, masks, diverged)
+        given = columns.get("labels") if self.shape.name == "tokenized" else None
+        return self._finish(ids, masks, diverged, given)
 
     # ---- rows to ids and masks (1: trained) ----
     def _masked(self, columns: Columns) -> tuple[list[list[int]], list[NDArray[np.bool_] | None], int]:
@@ -290,6 +291,9 @@ class Encoder:
     def _tokenized(self, columns: Columns) -> tuple[list[list[int]], list[NDArray[np.bool_] | None], int]:
         ids = columns["input_ids"]
         if "labels" in columns:
+            for own, labels in zip(ids, columns["labels"], strict=True):
+                if len(own) != len(labels):
+                    raise ValueError(f"{len(own)} input_ids and {len(labels)} labels")
             masks: list[NDArray[np.bool_] | None] = [
                 np.array(row, dtype=np.int64) != IGNORED for row in columns["labels"]
             ]
@@ -307,13 +311,23 @@ class Encoder:
         return ids, masks, 0
 
     # ---- cut, drop, flatten ----
-    def _finish(self, ids: list[list[int]], masks: list[NDArray[np.bool_] | None], diverged: int) -> Encoded:
+    def _finish(
+        self,
+        ids: list[list[int]],
+        masks: list[NDArray[np.bool_] | None],
+        diverged: int,
+        given: list[list[int]] | None,
+    ) -> Encoded:
+        """``given`` are labels that came with the rows; else a trained token is its own label."""
         lengths = np.fromiter(map(len, ids), dtype=np.int64, count=len(ids))
         flat = np.fromiter(itertools.chain.from_iterable(ids), dtype=np.int32, count=int(lengths.sum()))
         trained = np.concatenate(
             [np.ones(n, np.bool_) if mask is None else mask for mask, n in zip(masks, lengths, strict=True)]
             or [np.ones(0, np.bool_)]
         )
+        targets = flat
+        if given is not None:
+            targets = np.fromiter(itertools.chain.from_iterable(given), dtype=np.int32, count=len(flat))
         longest = int(lengths.max(initial=0))
         limit = self.options.max_length
         truncated = cut = dropped = 0
@@ -328,12 +342,12 @@ class Encoder:
             row_of = np.repeat(kept, lengths)
             alive = np.bincount(row_of, weights=trained & keep, minlength=len(ids)) > 0
             keep &= alive[row_of]
-            flat, trained = flat[keep], trained[keep]
+            flat, targets, trained = flat[keep], targets[keep], trained[keep]
             lengths, kept = np.minimum(lengths, limit)[alive], kept[alive]
             dropped = len(alive) - len(kept)
         offsets = np.zeros(len(lengths) + 1, dtype=np.int32)
         np.cumsum(lengths, out=offsets[1:])
-        labels = np.where(trained, flat, np.int32(IGNORED))
+        labels = np.where(trained, targets, np.int32(IGNORED))
         return Encoded(flat, labels, offsets, kept, truncated, cut, dropped, diverged, longest)
 
     # ---- what is wrong ----

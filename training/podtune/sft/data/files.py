@@ -287,9 +287,28 @@ def _arrow(path: Path) -> Iterator[Any]:
         except pa.ArrowInvalid:
             source.seek(0)
             opened = pa.ipc.open_file(source)
-            yield from (opened.get_batch(index) for index in range(opened.num_record_batches))
-            return
-        yield from reader
+            batches = (opened.get_batch(index) for index in range(opened.num_record_batches))
+        else:
+            batches = iter(reader)
+        for batch in batches:
+            _validate(batch)
+            yield batch
+
+
+def _validate(batch: Any) -> None:
+    """Refuse offsets that point outside of their buffers, which would be read as foreign memory or crash.
+
+    A column of text that is not UTF-8 is left to those who can name the row.
+    """
+    import pyarrow as pa
+
+    for column in batch.columns:
+        try:
+            column.validate(full=True)
+        except pa.ArrowInvalid as error:
+            flat = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
+            if not (flat and "UTF8" in str(error)):
+                raise
 
 
 def columns_of(path: Path, known: Format) -> list[str]:

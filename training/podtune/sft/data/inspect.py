@@ -85,8 +85,6 @@ def inspect(
     stops = stop_ids | ({tokenizer.eos_token_id} if tokenizer.eos_token_id is not None else set())
     stop = _stop_trained(labels, offsets, frozenset(stops))
     share = stop / max(1, stats.rows_kept)
-    if stats.highest_id >= (model_vocab_size or stats.highest_id + 1):
-        warnings.append(f"token id {stats.highest_id} is beyond the model's {model_vocab_size} embeddings")
     if share < 0.9:
         warnings.append(
             f"a stop token ({_names(tokenizer, stops)}) is trained at the end of {share:.0%} of the rows "

@@ -92,6 +92,10 @@ def token_rows(
     cache = Path(options.cache_dir) if options.cache_dir else default_folder_if_usable()
     train = tokenised(raw, sources.train, tokenizer, options.tokens, vocabulary=vocabulary, cache_dir=cache)
     warnings = list(train.warnings)
+    if sources.train.path is not None:
+        unused = ["dataset_config"] if sources.train.config else []
+        unused += [sources.streaming] if sources.streaming else []
+        warnings += [f"{key} has no effect: the rows are local files" for key in unused]
     rows = train.dataset
     if len(rows) == 0:
         raise UserError(

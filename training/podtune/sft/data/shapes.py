@@ -62,6 +62,8 @@ def detect(first: Mapping[str, Any], where: str, text_field: str = "text") -> Ro
     if {"prompt", "completion"} <= columns:
         return RowShape("prompt-completion", ("prompt", "completion"), _kind(first["prompt"]))
     for name in ("messages", "conversations"):
+        if name == "conversations" and {name, text_field} <= columns and not _is_from_value(first[name]):
+            continue  # TRL trains the text
         if name in columns:
             return RowShape("messages", (name,), "messages")
     if text_field in columns:
@@ -81,6 +83,11 @@ def detect(first: Mapping[str, Any], where: str, text_field: str = "text") -> Ro
         fix=f"{hint}:\n      {UNDERSTOOD}",
         code=DATA,
     )
+
+
+def _is_from_value(value: Any) -> bool:
+    """True for the older form of messages; also for a cell that is not known yet."""
+    return value is None or bool(isinstance(value, list) and value and "from" in (value[0] or ()))
 
 
 def _kind(value: Any) -> Cell:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 # a check of a huge set stops here; what it did not reach is checked while it is tokenised
 CHECK_SECONDS = 8.0
 IN_MEMORY_BYTES = 512 * 2**20  # larger files go through the datasets library's memory-mapped cache
+EVALUATES = ("eval_strategy", "eval_on_start", "do_eval", "do_predict", "answer_rows")  # keys that ask for it
 _EVAL_SPLITS = ("test", "eval", "validation")
 
 
@@ -68,7 +70,8 @@ class Sources:
         train: the training source.
         held_out: the data set in which the evaluation split is looked for.
         eval_name: True if the configuration names a data set for evaluation.
-        test_split: the split it names; None if it names none.
+        test_split: the split it names; None if it names none, and one is looked for.
+        evaluates: True if it evaluates at all; rows that nobody asks for are not read.
         text_field: the column of plain text.
         streaming: the key that asks for streaming; empty if none does.
     """
@@ -77,6 +80,7 @@ class Sources:
     held_out: DataSource
     eval_name: bool = False
     test_split: str | None = None
+    evaluates: bool = True
     text_field: str = "text"
     streaming: str = ""
 
@@ -110,16 +114,30 @@ class Sources:
             train,
             DataSource(name=str(eval_name)) if eval_name else train,
             bool(eval_name),
-            values.get("dataset_test_split"),
+            # a name that only repeats the default is looked for like the default
+            None if values.get("dataset_test_split") == "test" else values.get("dataset_test_split"),
+            bool(eval_name or any(values.get(key) not in (None, False, 0, "no") for key in EVALUATES)),
             values.get("dataset_text_field") or "text",
             next((key for key in ("dataset_streaming", "streaming") if values.get(key)), ""),
         )
 
     @functools.cached_property
     def evaluation(self) -> DataSource | None:
-        """The rows to evaluate on, or None if there are none. Looks at files or the hub, once."""
-        split = find_eval_split(self.held_out, self.test_split or "test")
-        return self.held_out if split is None and self.eval_name else split
+        """The rows to evaluate on, or None if there are none or nothing asks for them. Looks at files or the
+        hub, once.
+
+        Raises:
+            UserError: the configuration names a split that is not there.
+        """
+        if not self.evaluates:
+            return None
+        if self.test_split and not self.held_out.mixture:
+            split = dataclasses.replace(self.held_out, split=self.test_split)
+            if split.path is not None:
+                files.find(split.path).files(split.split)
+            return split
+        found = find_eval_split(self.held_out)
+        return self.held_out if found is None and self.eval_name else found
 
     def check(self) -> None:
         """Answer bad data before anything heavy is imported. Raises :class:`UserError`."""
@@ -152,9 +170,8 @@ def local_path(name: str) -> Path | None:
     return path if looks_local or path.exists() else None
 
 
-def find_eval_split(source: DataSource, preferred: str = "test") -> DataSource | None:
-    """The split of the same data set to evaluate on: ``preferred``, else test, eval or validation; None if it
-    has none.
+def find_eval_split(source: DataSource) -> DataSource | None:
+    """The split of the same data set to evaluate on: test, eval or validation; None if it has none.
 
     A single file has none, whatever lies beside it. For a hub name without a known list of splits it is None,
     too.
@@ -167,7 +184,7 @@ def find_eval_split(source: DataSource, preferred: str = "test") -> DataSource |
     else:
         names = dict.fromkeys(hub.split_names(source.name or "", source.config), ())
     train = source.split.split("[")[0]
-    choice = next((name for name in (preferred, *_EVAL_SPLITS) if name in names and name != train), None)
+    choice = next((name for name in _EVAL_SPLITS if name in names and name != train), None)
     return dataclasses.replace(source, split=choice) if choice else None
 
 
@@ -247,18 +264,13 @@ def _check_batches(
 ) -> tuple[RowShape | None, bool]:
     names = files.columns_of(path, known)
     expected = detect(dict.fromkeys(names), str(path), text_field)
+    wanted = [name for name in dict.fromkeys((*expected.columns, text_field)) if name in names]
     first_row = 1
-    for batch in files.batches(path, known, list(expected.columns)):
+    for batch in files.batches(path, known, wanted):
         if not batch.num_rows:
             continue
         if shape is None:
-            shape = detect(
-                dict.fromkeys(names) | batch.slice(0, 1).to_pylist()[0]
-                if _decodes(batch)
-                else dict.fromkeys(names),
-                str(path),
-                text_field,
-            )
+            shape = detect(dict.fromkeys(names) | _first_row(batch, wanted), str(path), text_field)
         for column in shape.columns:
             if column not in names:
                 raise UserError(
@@ -271,12 +283,28 @@ def _check_batches(
     return shape, first_row > 1
 
 
-def _decodes(batch: Any) -> bool:
+def _first_row(batch: Any, names: list[str]) -> dict[str, Any]:
+    """The cells of the first row, as far as they can be decoded."""
     try:
-        batch.slice(0, 1).to_pylist()
-    except UnicodeDecodeError:
-        return False
-    return True
+        columns = {name: batch.column(batch.schema.get_field_index(name)) for name in names}
+        return {name: _without_json(column[0].as_py(), column.type) for name, column in columns.items()}
+    except (UnicodeDecodeError, ValueError):
+        return {}
+
+
+def _without_json(value: Any, kind: Any) -> Any:
+    """``value`` of Arrow's type ``kind`` with the parts that are stored as JSON decoded."""
+    import pyarrow as pa
+
+    if value is None:
+        return None
+    if isinstance(kind, pa.BaseExtensionType):
+        return json.loads(value) if isinstance(value, str) else value
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return [_without_json(item, kind.value_type) for item in value]
+    if pa.types.is_struct(kind):
+        return {field.name: _without_json(value[field.name], field.type) for field in kind}
+    return value
 
 
 def _check_column(array: Any, shape: RowShape, column: str, path: Path, first_row: int) -> None:
@@ -293,9 +321,13 @@ def _check_column(array: Any, shape: RowShape, column: str, path: Path, first_ro
             return
         except pa.ArrowInvalid:
             pass  # the loop below finds the row
+    stored_as_json = "json" in str(array.type)
     for offset in range(len(array)):
         try:
-            problem = cell_problem(array[offset].as_py(), shape.cell)
+            problem = cell_problem(
+                _without_json(array[offset].as_py(), array.type) if stored_as_json else array[offset].as_py(),
+                shape.cell,
+            )
         except UnicodeDecodeError as error:
             problem = f"is not UTF-8 (byte 0x{error.object[error.start]:02x} at position {error.start + 1})"
         if problem:
@@ -331,6 +363,9 @@ def load_split(source: DataSource) -> Dataset:
 def _load_saved(folder: files.Folder, source: DataSource) -> Dataset:
     import datasets
 
+    for path in folder.files(source.split):
+        for _ in files.batches(path, "arrow"):
+            """Offsets that point outside of the file end here, not in a crash later."""
     loaded = datasets.load_from_disk(str(folder.root))
     if isinstance(loaded, datasets.DatasetDict):
         chosen = folder.files(source.split)
@@ -344,16 +379,17 @@ def _load_files(paths: tuple[Path, ...], known: files.Format) -> Dataset:
 
     if known in ("parquet", "json") and sum(path.stat().st_size for path in paths) > IN_MEMORY_BYTES:
         return datasets.load_dataset(known, data_files=[str(path) for path in paths], split="train")
+    if known in ("json", "csv"):
+        return datasets.Dataset(_table_of_rows([row for path in paths for _, row in files.rows(path, known)]))
     tables = [_table(path, known) for path in paths]
     try:
         table = pa.concat_tables(
             [table for table in tables if table.num_rows] or tables[:1], promote_options="default"
         )
     except pa.ArrowException as error:
-        names = f"{paths[0]} ... {paths[-1]}"
         raise UserError(
-            (f"the files do not have the same columns: {error}"),
-            where=names,
+            f"the files do not have the same columns: {error}",
+            where=f"{paths[0]} ... {paths[-1]}",
             fix="make the columns equal",
             code=DATA,
         ) from None
@@ -363,25 +399,37 @@ def _load_files(paths: tuple[Path, ...], known: files.Format) -> Dataset:
 def _table(path: Path, known: files.Format) -> Any:
     import pyarrow as pa
 
-    if known in ("parquet", "arrow"):
-        read = list(files.batches(path, known))
-        return pa.Table.from_batches(read).replace_schema_metadata(None) if read else pa.table({})
-    content = [row for _, row in files.rows(path, known)]
-    names = list(dict.fromkeys(name for row in content for name in row))
-    columns = {}
-    for name in names:
-        try:
-            columns[name] = pa.array([row.get(name) for row in content])
-        except (pa.ArrowException, OverflowError) as error:
-            if name in detect(dict.fromkeys(names), str(path)).columns:
-                raise UserError(
-                    (f"column '{name}' mixes types: {str(error)[:160]}"),
-                    where=str(path),
-                    fix="give every row the same type",
-                    code=DATA,
-                ) from None
-            # Columns that are not trained may hold anything.
-    return pa.table(columns)
+    batches = list(files.batches(path, known))
+    return pa.Table.from_batches(batches).replace_schema_metadata(None) if batches else pa.table({})
+
+
+def _table_of_rows(rows: list[files.Row]) -> Any:
+    import pyarrow as pa
+
+    names = dict.fromkeys(name for row in rows for name in row)
+    return pa.table({name: _column([row.get(name) for row in rows]) for name in names})
+
+
+def _column(cells: list[Any]) -> Any:
+    """``cells`` as an Arrow array that gives back exactly them.
+
+    Arrow would fill absent keys with nulls, widen 1 beside 1.5 and refuse mixed types, and a template writes
+    all of that into the prompt. Such a column is kept as JSON, as the datasets library does (``Json``).
+    """
+    import pyarrow as pa
+
+    try:
+        array = pa.array(cells)
+        if not pa.types.is_nested(array.type) or _canonical(array.to_pylist()) == _canonical(cells):
+            return array
+    except (pa.ArrowException, OverflowError):
+        pass
+    texts = [None if cell is None else json.dumps(cell, ensure_ascii=False) for cell in cells]
+    return pa.ExtensionArray.from_storage(pa.json_(), pa.array(texts, pa.string()))
+
+
+def _canonical(cells: list[Any]) -> str:
+    return json.dumps(cells, sort_keys=True)
 
 
 def _slice(dataset: Dataset, split: str) -> Dataset:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import PreTrainedTokenizerBase
 
-_VERSION = 3  # raise it when the same input gives other tokens or counts
+_VERSION = 4  # raise it when the same input gives other tokens or counts
 _BATCH_ROWS = 2000
 _BATCH_BYTES = 16 * 2**20
 _BESIDE = ("tools", "chat_template_kwargs", "prompt", "completion", "completion_mask", "assistant_masks")
@@ -193,7 +193,7 @@ def tokenised(
 
     with _naming(source):
         shape = shape_of(dataset, options.dataset_text_field)
-        warnings = check_tokenizer(tokenizer, vocabulary, options, shape)
+        warnings = check_tokenizer(tokenizer, options, shape)
         warnings += unknown_roles(dataset, tokenizer, shape)
         content = fingerprint(dataset)
         key = cache_key(content, tokenizer, options)
@@ -214,6 +214,14 @@ def tokenised(
             path, info, was_there = cache.get_or_make(cache_dir, key, make, wait_s=wait_s)
             stats, table = Stats(**info["stats"]), MemoryMappedTable.from_file(str(path))
             digest = info["xxh3_128"]
+        if vocabulary is not None and stats.highest_id >= vocabulary:
+            token = tokenizer.convert_ids_to_tokens(stats.highest_id)
+            raise UserError(
+                f"token {token!r} has the id {stats.highest_id}, and the model has {vocabulary} embeddings",
+                where="data set",
+                fix="leave that token out of the rows, or use a model whose embeddings were resized for it",
+                code=DATA,
+            )
     warnings += stats.warnings(options)
     rows = Dataset(table, fingerprint=key[:32])
     return Tokenised(rows, stats, shape, tuple(warnings), path, was_there, digest)

@@ -75,6 +75,8 @@ def load_tokenizer(
                 code=CONFIG,
             )
         setattr(tokenizer, key, token)
+    if tokenizer.pad_token_id is None and tokenizer.eos_token_id is not None:
+        tokenizer.pad_token = tokenizer.eos_token  # as TRL does; labels are masked by position, not by token
     if chat_template_path:
         tokenizer.chat_template = _template_from(chat_template_path, tokenizer, trust_remote_code)
     return tokenizer
@@ -87,7 +89,7 @@ def _template_from(path: str, tokenizer: PreTrainedTokenizerBase, trust_remote_c
         if not file.is_file():
             raise UserError("no such file", where=f"chat_template_path {path}", code=NO_INPUT)
         return file.read_text(encoding="utf-8")
-    donor = load_tokenizer(locate_model(path), trust_remote_code=trust_remote_code)
+    donor = load_tokenizer(locate_model(path, tokenizer_alone=True), trust_remote_code=trust_remote_code)
     needed = [token for token in donor.added_tokens_encoder if token in str(donor.chat_template)]
     if missing := [token for token in needed if token not in tokenizer.get_vocab()]:
         raise UserError(
@@ -101,7 +103,6 @@ def _template_from(path: str, tokenizer: PreTrainedTokenizerBase, trust_remote_c
 
 def check_tokenizer(
     tokenizer: PreTrainedTokenizerBase,
-    model_vocab_size: int | None,
     options: TokenizeOptions,
     shape: RowShape,
 ) -> list[str]:
@@ -109,13 +110,11 @@ def check_tokenizer(
 
     Args:
         tokenizer: the tokenizer.
-        model_vocab_size: rows of the model's embedding; None skips that check.
         options: of the rows.
         shape: of the data set.
 
     Raises:
-        UserError: no template, padding or EOS token where one is needed, or ids beyond the model's
-            vocabulary; each says what to set.
+        UserError: no template, padding or EOS token where one is needed; each says what to set.
     """
     where = f"tokenizer {tokenizer.name_or_path}".strip()
 
@@ -145,16 +144,6 @@ def check_tokenizer(
         )
     if tokenizer.pad_token_id is None:
         raise refuse("it has no padding token", "set --pad_token to a token that is never part of an answer")
-    highest = max(tokenizer.get_vocab().values(), default=0)
-    if model_vocab_size is not None and highest >= model_vocab_size:
-        beyond = sorted(
-            (number, token) for token, number in tokenizer.get_vocab().items() if number >= model_vocab_size
-        )
-        raise refuse(
-            f"its ids go up to {highest}, but the model has {model_vocab_size} embeddings; beyond them: "
-            + ", ".join(f"{token!r} ({number})" for number, token in beyond[:3]),
-            "use the tokenizer that belongs to the model, or a model whose embeddings were resized for it",
-        )
     return _tokenizer_warnings(tokenizer, options, shape)
 
 
