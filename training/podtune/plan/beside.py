@@ -30,7 +30,7 @@ def comparison_key(record: Json) -> tuple[Any, ...]:
         "threads",
         "norm",
     )
-    return (record.get("model"), *(config.get(name) for name in names), _device(record))
+    return (record.get("model"), *(repr(config.get(name)) for name in names), _device(record))
 
 
 def plans(records: Iterable[Json]) -> list[Plan | None]:

@@ -214,7 +214,7 @@ def _read(kind: Any, value: Any) -> Any:
     if kind is tuple:
         numbers = tuple(map(number, value)) if isinstance(value, list | tuple) else (None,)
         return None if None in numbers else numbers
-    return value if isinstance(value, kind) and not isinstance(value, bool) else None
+    return value if _is(value, kind) else None
 
 
 def number(value: object) -> float | None:
@@ -227,6 +227,54 @@ def number(value: object) -> float | None:
         return float(value)
     except OverflowError:  # an integer of hundreds of digits
         return None
+
+
+_TEXTS = ("mode", "name", "started_at", "ended_at", "status", "reason", "strategy", "model")
+_COUNTS = ("world_size", "nnodes", "nproc_per_node", "global_batch_size", "seed", "exit_code")
+_SHAPE: Json = {
+    **dict.fromkeys(_TEXTS, str),
+    **dict.fromkeys(_COUNTS, int),
+    "config": {},
+    "data": {"path": str, "fingerprint": str, "tokenizer": str},
+    "provenance": {"hardware": {}, "versions": {}, "git_sha": str, "image": str},
+    "measurements": {},
+    "attempts": list,
+}
+
+
+def sound(record: Json) -> tuple[Json, list[str]]:
+    """A record that somebody else wrote without what is of the wrong kind, and what that was: one odd record
+    must not end a view of many.
+    """
+    if _nested(record, 40):
+        return {"schema": record.get("schema")}, ["it is nested too deeply"]
+    return _sound(record, _SHAPE)
+
+
+def _sound(value: Json, shape: Json) -> tuple[Json, list[str]]:
+    kept: Json = {}
+    odd: list[str] = []
+    for key, item in value.items():
+        kind = shape.get(key)
+        if isinstance(kind, dict) and isinstance(item, dict):
+            kept[key], inside = _sound(item, kind)
+            odd += [f"{key}.{line}" for line in inside]
+        elif kind is None or (not isinstance(kind, dict) and _is(item, kind)):
+            kept[key] = item
+        elif item is not None:
+            odd.append(f"{key} is {repr(item)[:60]}")
+    return kept, odd
+
+
+def _is(item: object, kind: type) -> bool:
+    if isinstance(item, int):
+        return kind is int and not isinstance(item, bool) and abs(item) < 2**63
+    return isinstance(item, kind)
+
+
+def _nested(value: Any, depth: int) -> bool:
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return depth == 0 or any(_nested(item, depth - 1) for item in items if isinstance(item, dict | list))
 
 
 def finite(value: Any) -> Any:
@@ -300,7 +348,7 @@ def metrics_entry(line: bytes | str) -> Json | None:
     """A line of a metrics file, or None if it is torn, or none: every reader's judgement."""
     try:
         entry = json.loads(line)
-        if type(entry["step"]) is int and isinstance(entry["split"], str):
+        if type(entry["step"]) is int and abs(entry["step"]) < 2**63 and isinstance(entry["split"], str):
             return dict(entry)
     except (ValueError, KeyError, TypeError, RecursionError):
         pass

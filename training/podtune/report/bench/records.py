@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from podtune.run.errors import MARKER, NO_INPUT, UserError
-from podtune.run.record import RUN_FILE, SCHEMA, Json, Measurements
+from podtune.run.record import RUN_FILE, SCHEMA, Json, Measurements, number, sound
 
 Collect = Callable[[Iterable[str]], tuple[list[Json], list[str]]]
 
@@ -78,7 +78,7 @@ def _impossible(folder: Path) -> dict[str, str]:
 def _read(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         return f"cannot be read ({' '.join(str(error).split())[:120]})"
 
 
@@ -121,6 +121,8 @@ def fault_of(record: Json) -> str | None:
     """What makes a benchmark record unbelievable, or None. Checks kinds, signs, and that its figures agree
     with each other.
     """
+    if odd := sound(record)[1]:
+        return odd[0]
     for key, kind in (
         ("strategy", str),
         ("model", str),
@@ -143,7 +145,7 @@ def fault_of(record: Json) -> str | None:
     if not (step.n == 1 if step.std is None else _not_negative(step.std)):
         return f"the standard deviation of its step time is {step.std!r}"
     rows = record["global_batch_size"]
-    sequence_length = record["config"].get("sequence_length") or 0
+    sequence_length = number(record["config"].get("sequence_length")) or 0
     speeds = (
         ("samples_per_s", measured.samples_per_s, 1),
         ("tokens_per_s", measured.tokens_per_s, sequence_length),

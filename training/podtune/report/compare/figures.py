@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from podtune.report.runs.runs import Curve, Run
-from podtune.run.record import Json, Losses
+from podtune.run.record import Json, Losses, number
 
 SHARES = (0.25, 0.5, 0.75, 1.0)
 COMPARED = (("eval", "loss"), ("eval", "mean_token_accuracy"), ("train", "loss"))
@@ -133,7 +133,7 @@ def final_figures(run: Run) -> Json:
     return figures | {
         f"answers {key}": value
         for key, value in flat(measured.answers).items()
-        if key.endswith(("exact_match", "loss", "perplexity"))
+        if key.endswith(("exact_match", "loss", "perplexity")) and number(value) is not None
     }
 
 

@@ -273,6 +273,6 @@ def speed(runs: Sequence[Run], names: Sequence[str]) -> Json | None:
 def _relative_error(run: Run) -> float | None:
     """Standard error of the mean step time, relative to it."""
     step_time = run.measurements.step_time_s
-    if step_time is None or step_time.std is None or not (step_time.mean and step_time.n):
+    if step_time is None or step_time.std is None or step_time.mean <= 0 or step_time.n < 1:
         return None
     return step_time.std / math.sqrt(step_time.n) / step_time.mean

@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from podtune.report.runs.runs import Run, timestamp
-from podtune.report.runs.watch import View
+from podtune.report.runs.watch import View, machine_figures
 from podtune.run.log_lines import per_pod
 from podtune.run.record import SCHEMA, Json
 
@@ -107,7 +107,7 @@ class JobView(View):
 
     def machines(self) -> list[tuple[str, Json]]:
         """Each pod that exists, with what its log line says of its machine."""
-        system = (self.run.entries.get("system") or [{}])[-1]
+        system = machine_figures(self.run)
         use = per_pod(system, int(self.run.record.get("nproc_per_node") or 1)) if system else []
         return list(zip((pod["name"] for pod in self.story["pods"]), use, strict=False))
 

@@ -28,6 +28,7 @@ from podtune.run.record import (
     Measurements,
     metrics_entry,
     number,
+    sound,
 )
 
 AXES = {"step": "step", "tokens": "tokens", "time": "time since start (s)"}
@@ -151,8 +152,9 @@ def load_run(path: Path, *, curves: bool = True) -> Run:
     """
     path = Path(path)
     folder = path.parent if path.name == RUN_FILE else path
-    record = _read_record(folder)
+    record, odd = sound(_read_record(folder))
     run = Run(folder, record, str(record.get("name") or folder.name))
+    run.problems += [f"{folder / RUN_FILE}: {line}; left out" for line in odd]
     metrics = folder / METRICS_FILE
     if metrics.is_file():
         lines = metrics.read_bytes().split(b"\n") if curves else _overview(metrics.read_bytes())
@@ -177,7 +179,7 @@ def _read_record(folder: Path) -> Json:
         )
     try:
         record = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(
             f"cannot be read: {error}",
             where=str(file),

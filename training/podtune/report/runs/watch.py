@@ -17,7 +17,7 @@ from podtune.report.runs.runs import Run, load_run, progress
 from podtune.run.errors import printable
 from podtune.run.follow import MetricsTail, read_record
 from podtune.run.log_lines import is_slow, per_pod, waits_for_data
-from podtune.run.record import Json, number
+from podtune.run.record import Json, number, sound
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -131,7 +131,7 @@ class View(ABC):
 
     def machines(self) -> list[tuple[str, Json]]:
         """Each pod's name and its last figures: memory and GPU use, as they were recorded."""
-        system = (self.run.entries.get("system") or [{}])[-1]
+        system = machine_figures(self.run)
         pods = per_pod(system, int(self.run.record.get("nproc_per_node") or 1)) if system else []
         return [("machine" if len(pods) == 1 else f"pod {index}", pod) for index, pod in enumerate(pods)]
 
@@ -170,7 +170,7 @@ class View(ABC):
                 f"the loss rose from {shown(min(losses))} to {shown(losses[-1])}: a lower learning rate may "
                 "help"
             )
-        return found + self._system_warnings((run.entries.get("system") or [{}])[-1])
+        return found + self._system_warnings(machine_figures(run))
 
     def _system_warnings(self, system: Json) -> list[str]:
         found = []
@@ -190,6 +190,22 @@ class View(ABC):
                 "help"
             )
         return found
+
+
+def machine_figures(run: Run) -> Json:
+    """The last system line of a run, without what is no number of a rank; empty while there is none."""
+    line = (run.entries.get("system") or [{}])[-1]
+    figures: Json = {name: value for name, value in line.items() if number(value) is not None}
+    per_rank = line.get("per_rank")
+    if isinstance(per_rank, dict) and all(map(_is_column, per_rank.values())):
+        figures["per_rank"] = per_rank
+    if "per_pod" in line:  # as a log told it
+        figures["per_pod"] = line["per_pod"]
+    return figures
+
+
+def _is_column(values: object) -> bool:
+    return isinstance(values, list) and all(value is None or number(value) is not None for value in values)
 
 
 OWN_TIMES = {"data_wait_s": "for its data", "forward_s": "for its forward pass"}
@@ -224,7 +240,8 @@ class FolderView(View):
             self.run.entries = {}
         for entry in entries:
             self.run.entries.setdefault(str(entry["split"]), []).append(entry)
-        self.run.record = read_record(self.run.path) or self.run.record  # it may be gone: then as it was
+        if record := read_record(self.run.path):  # it may be gone: then as it was
+            self.run.record, _ = sound(record)
         # computed once a look: a heartbeat can stop without any file changing
         self.run.__dict__.pop("status", None)
 
