@@ -6,73 +6,150 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from lint_faults import FAULTS, HARMLESS, SHAPES, changed
 
+from podtune.cluster.job.pytorchjob import pods
 from podtune.cluster.lint.check import lint
 from podtune.cluster.lint.explain import example, examples
 from podtune.cluster.lint.rules import RULES
+from podtune.cluster.lint.schema import schema
+from podtune.cluster.lint.targets import parse
 
-# What the API server or the webhook refuses at once (server-side dry run with strict field validation).
-REFUSED = {
-    "PT002",
-    "PT003",
-    "PT004",
-    "PT006",
-    "PT007",
-    "PT010",
-    "PT012",
-    "PT013",
-    "PT014",
-    "PT015",
-    "PT016",
-    "PT017",
-    "PT018",
-    "PT019",
-}
-# Refused for some values, taken for others.
-PARTLY = {"PT005", "PT011"}
-CODES = [rule.code for rule in RULES if not rule.code.startswith("PT5")]
+Json = dict[str, Any]
+
+# Rules whose example is a PyTorchJob, and what lint says of it.
+OURS = {rule.code: rule for rule in RULES if rule.code < "PT5" and "changes" not in examples()[rule.code]}
+# Refused for some values, taken for others; a variable that is left is refused, and lint only warns.
+PARTLY = {"PT005", "PT008", "PT011"}
+AT_ONCE = ("api", "webhook")
 
 
-def verdict(api: Any, namespace: str, manifest: dict[str, Any]) -> str:
+def verdict(api: Any, namespace: str, manifest: Json) -> str:
     """ "" if the API server would create the job, else its reason. Nothing is created."""
     group, _, version = manifest["apiVersion"].rpartition("/")
+    plural = f"{manifest['kind'].lower().removesuffix('s')}s"
     try:
         api.CustomObjectsApi().create_namespaced_custom_object(
-            group, version, namespace, "pytorchjobs", manifest, dry_run="All", field_validation="Strict"
+            group, version, namespace, plural, manifest, dry_run="All", field_validation="Strict"
         )
     except api.ApiException as error:
-        try:
-            return str(json.loads(error.body)["message"])
-        except (ValueError, TypeError, KeyError):
-            return f"{error.status} {error.reason}"
+        return reason_of(error)
     return ""
 
 
-def job_of(text: str) -> dict[str, Any]:
-    found: dict[str, Any] = next(
-        one for one in yaml.safe_load_all(text) if str(one.get("kind")).lower() == "pytorchjob"
-    )
-    return found
+def reason_of(error: Any) -> str:
+    try:
+        return str(json.loads(error.body)["message"])
+    except (ValueError, TypeError, KeyError):
+        return f"{error.status} {error.reason}"
 
 
-@pytest.mark.parametrize("code", CODES)
+def pods_refused(api: Any, namespace: str, manifest: Json) -> str:
+    """ "" if the API server would create every pod that the operator makes of the job, else its reason."""
+    for pod in pods(manifest):
+        spec = {key: value for key, value in pod.spec.items() if key not in CLUSTERS_OWN}
+        metadata = {"name": pod.name, "labels": dict(pod.labels), "annotations": dict(pod.annotations)}
+        body = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+        try:
+            api.CoreV1Api().create_namespaced_pod(namespace, body, dry_run="All")
+        except api.ApiException as error:
+            return reason_of(error)
+    return ""
+
+
+# Names of objects that this cluster does not have.
+CLUSTERS_OWN = {"serviceAccountName", "priorityClassName", "runtimeClassName"}
+
+
+def job_of(text: str) -> Json:
+    job: Json = next(one for one in yaml.safe_load_all(text) if str(one.get("kind")).lower() == "pytorchjob")
+    return job
+
+
+@pytest.mark.parametrize("code", OURS)
 def test_the_cluster_takes_every_good_example(code: str, api: Any, namespace: str) -> None:
-    assert verdict(api, namespace, job_of(example(code, "good"))) == ""
+    job = job_of(example(code, "good"))
+    assert verdict(api, namespace, job) == ""
+    assert pods_refused(api, namespace, job) == ""
 
 
-@pytest.mark.parametrize("code", [code for code in CODES if code not in PARTLY])
+@pytest.mark.parametrize("code", [code for code in OURS if code not in PARTLY])
 def test_the_cluster_refuses_exactly_the_bad_examples_of_the_rules_that_say_so(
     code: str, api: Any, namespace: str
 ) -> None:
-    reason = verdict(api, namespace, job_of(example(code, "bad")))
-    assert bool(reason) == (code in REFUSED), (
+    job = job_of(example(code, "bad"))
+    reason = verdict(api, namespace, job)
+    assert bool(reason) == (OURS[code].by in AT_ONCE), (
         reason or f"{code} says that the cluster refuses this, and it takes it"
     )
+    if not reason:
+        assert bool(pods_refused(api, namespace, job)) == (OURS[code].by == "operator")
+
+
+# The kubelet, not the API server, refuses these, or Services rather than pods.
+LATER = {"a medium in lower case", "an unknown restart policy", "an unknown cleanPodPolicy"}
+PLANTED = [name for name, (_, where, _) in FAULTS.items() if not where.startswith(("trainjob", "runtime"))]
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_cluster_and_lint_agree_on_planted_faults(name: str, api: Any, namespace: str) -> None:
+    job = changed(*FAULTS[name][1:])
+    findings = lint([("job.yaml", yaml.safe_dump(job, sort_keys=False))]).findings
+    errors = {finding.by for finding in findings if finding.severity == "error"}
+    try:
+        reason = verdict(api, namespace, job)
+    except api.ApiException:
+        reason = "no such kind"
+    assert bool(reason) == bool(errors & set(AT_ONCE)), reason or findings
+    if not reason and name not in LATER:
+        refused = pods_refused(api, namespace, job)
+        named = [finding for finding in findings if finding.by == "operator" and finding.code != "PT011"]
+        assert bool(refused) == bool(named), refused or named
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, (where, _) in HARMLESS.items() if "-" in where or where in "pod"]
+)
+def test_the_cluster_takes_what_only_looks_wrong(name: str, api: Any, namespace: str) -> None:
+    if not HARMLESS[name][0].startswith(("trainjob", "runtime")):
+        job = changed(*HARMLESS[name])
+        assert verdict(api, namespace, job) == ""
+        assert pods_refused(api, namespace, job) == ""
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_the_cluster_takes_the_jobs_that_run(name: str, api: Any, namespace: str) -> None:
+    for job in yaml.safe_load_all(SHAPES[name]):
+        if job["kind"] == "PyTorchJob" and "$" not in job["metadata"].get("name", ""):
+            job["metadata"].pop("namespace", None)
+            assert verdict(api, namespace, job) == ""
+            if "name" in job["metadata"]:
+                assert pods_refused(api, namespace, job) == ""
+
+
+TRAINJOBS = [name for name, (_, where, _) in FAULTS.items() if where.startswith("trainjob")]
+
+
+@pytest.mark.parametrize("name", TRAINJOBS)
+def test_trainer_and_lint_agree_on_planted_faults(name: str, api: Any, namespace: str) -> None:
+    """The version of Trainer is that of TRAINER_VERSION, else 2.0."""
+    job = changed(*FAULTS[name][1:])
+    served = {group.name for group in api.ApisApi().get_api_versions().groups}
+    if "trainer.kubeflow.org" not in served:
+        pytest.skip("this cluster has no Kubeflow Trainer")
+    target = parse(f"trainer={os.environ.get('TRAINER_VERSION', '2.0')}")
+    findings = lint([("job.yaml", yaml.safe_dump(job, sort_keys=False))], target=target).findings
+    reason = verdict(api, namespace, job)
+    if "not found" in reason:
+        pytest.skip(f"the runtime is not installed: {reason}")
+    errors = {finding.by for finding in findings if finding.severity == "error"}
+    assert bool(reason) == bool(errors & set(AT_ONCE)), reason or findings
 
 
 CHANGES = {
@@ -134,4 +211,4 @@ def test_the_schema_is_that_of_the_cluster_s_crd(api: Any) -> None:
     crd = api.ApiextensionsV1Api().read_custom_resource_definition(
         "pytorchjobs.kubeflow.org", _preload_content=False
     )
-    assert module.schema_of(json.loads(crd.data)) == json.loads(module.TARGET.read_text())
+    assert module.schema_of(json.loads(crd.data)) == schema("pytorchjob-1.9")
