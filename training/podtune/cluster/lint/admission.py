@@ -319,6 +319,10 @@ def pod_value(job: Job) -> Iterator[Hit]:
 def pod_name(job: Job) -> Iterator[Hit]:
     """The API server refuses a pod with a name that breaks the rules: of a container, volume, port, variable,
     label, resource or of an object that it refers to; and a job with such labels."""
+    namespace = str(job.metadata.get("namespace") or "")
+    if namespace and not core.LABEL.fullmatch(namespace):
+        message = f"{namespace!r} cannot be the name of a namespace"
+        yield Hit(("metadata", "namespace"), message, fix="lower-case letters, digits and '-'", by="api")
     for key in ("labels", "annotations"):
         mapping, at = job.metadata.get(key) or {}, ("metadata", key)
         names = core.labels(mapping, at) if key == "labels" else _annotations(mapping, at)

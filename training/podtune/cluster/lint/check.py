@@ -185,8 +185,8 @@ def _findings(job: Job) -> Iterator[Finding]:
             if severity == "error" and VARIABLE.search(document.text(hit.path) or ""):
                 continue  # what stands there is not what the cluster sees
             by = (rule.by if hit.by is None else hit.by) if severity == "error" else ""
-            message = hit.message.replace("{role}", " and ".join(roles) or "the pod")
-            if len(roles) > 1 and "{role}" not in hit.message:
+            message = hit.message.replace("{role}", roles[0] if roles else "the pod")
+            if len(roles) > 1:
                 message += f" (so in {' and '.join(roles[1:])})"
             yield Finding(
                 rule.code,

@@ -28,6 +28,8 @@ LAUNCHERS = {
     **dict.fromkeys(("trl", "trl.cli"), "trl"),
     **dict.fromkeys(("podtune", "podtune.cli"), "podtune"),
 }
+#: words of a shell that no image has a program of
+BUILTINS = {"source", "export", "set", "ulimit", "alias", "unset", "trap", "eval", "."}
 PYTHON = re.compile(r"python[\d.]*|pypy[\d.]*")
 #: options of torchrun that stand alone; all others take a value
 FLAGS = {"standalone", "no-python", "run-path", "use-env", "help", "module", "m", "h", "use-agent-store"}
@@ -210,28 +212,42 @@ def cannot_start(command: list[str], args: list[str]) -> Iterator[tuple[str, int
     """(command or args, index, what is wrong, the fix) of words that the container cannot execute."""
     words = [("command", index, word) for index, word in enumerate(command)]
     words += [("args", index, word) for index, word in enumerate(args)]
-    if not words:
-        return
+    if not command:
+        return  # what the image's entry point makes of its arguments is its own
     plain = [word for _, _, word in words]
     where, index, first = words[0]
-    if command and first != first.strip() and len(first.split()) == 1:
+    if first != first.strip() and len(first.split()) == 1:
         yield where, index, f"{first!r} begins or ends with a blank, so no program has this name", "remove it"
-    elif command and _sentence(first):
-        split = ", ".join(first.split()[:3])
-        yield (
-            *(where, index, f"{first!r} is one word, and no program has this name"),
-            f'write each word by itself: ["{split.replace(", ", chr(34) + ", " + chr(34))}", ...]',
-        )
-    elif command and first == "":
+    elif _sentence(first):
+        split = '", "'.join(first.split()[:3])
+        what = f"{first!r} is one word, and no program has this name"
+        yield where, index, what, f'write each word by itself: ["{split}", ...]'
+    elif first == "":
         yield where, index, "the first word of the command is empty", "name the program"
-    if command and _name(first) in SHELLS:
+    elif first in BUILTINS:
+        yield where, index, f"{first} is a word of the shell and no program", 'command: ["sh", "-c", "..."]'
+    if _name(first) in SHELLS:
         yield from _shell_words(words, plain)
-    elif command and (launch := launch_of(tuple(plain))).kind in ("torchrun", "python") and not launch.script:
+    elif (launch := launch_of(tuple(plain))).kind in ("torchrun", "python") and not launch.script:
         script = launch.program
         if script in plain and re.search(r"\S\s+\S", script) and "-c" not in plain[: plain.index(script)]:
             at = plain.index(script)
             what = f"{script!r} is one word, and no script has this name"
             yield words[at][0], words[at][1], what, "write each word by itself"
+
+
+def without_a_shell(command: list[str], args: list[str]) -> Iterator[tuple[str, int, str]]:
+    """(command or args, index, what is wrong) of words that only a shell understands, where there is none."""
+    words = [("command", index, word) for index, word in enumerate(command)]
+    words += [("args", index, word) for index, word in enumerate(args)]
+    programs = _unwrapped([*command, *args])[0]
+    if command and programs and _name(programs[0]) not in SHELLS:
+        for where, index, word in words:
+            if word in ("&&", "||", "|", ";", ">", ">>", "2>&1"):
+                yield where, index, f"{word!r} is handed on as a word: no shell reads it"
+                return
+    if not command and len(args) == 1 and _sentence(args[0]):
+        yield "args", 0, f"{args[0][:60]!r} reaches the image's entry point as one word"
 
 
 def _shell_words(words: list[tuple[str, int, str]], plain: list[str]) -> Iterator[tuple[str, int, str, str]]:

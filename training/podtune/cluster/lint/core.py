@@ -149,6 +149,8 @@ def _walk(node: Json, path: Place, holder: str) -> Iterator[Refusal]:
             for index, item in enumerate(value):
                 if isinstance(item, dict):
                     yield from _walk(item, (*path, key, index), inside)
+        elif key == "topologyKey" and value == "":
+            yield Refusal("name", (*path, key), "topologyKey is empty", "kubernetes.io/hostname, or a zone")
         elif at in _ALL:
             yield from _held_against(at, value, (*path, key))
 
@@ -212,6 +214,10 @@ def _volumes(pod: Json, path: Place) -> Iterator[Refusal]:
         if len(sources) > 1:
             message = f"the volume {name!r} has {len(sources)} sources, {' and '.join(sources)}"
             yield Refusal("conflict", at, message, "keep one")
+        for source, field in (("configMap", "name"), ("secret", "secretName")):
+            if isinstance(volume.get(source), dict) and not volume[source].get(field):
+                message = f"the {source} of the volume {name!r} has no {field}"
+                yield Refusal("conflict", (*at, source), message, f"give it {field}")
         empty = volume.get("emptyDir")
         medium = empty.get("medium") if isinstance(empty, dict) else None
         if isinstance(medium, str) and not re.fullmatch(r"|Memory|HugePages(-.+)?", medium):
@@ -303,6 +309,9 @@ def environment(container: Json, path: Place, kubernetes: int) -> Iterator[Refus
 
 
 def _sources(source: Json, path: Place) -> Iterator[Refusal]:
+    for kind in ("secretKeyRef", "configMapKeyRef"):
+        if isinstance(source.get(kind), dict) and not source[kind].get("name"):
+            yield Refusal("conflict", (*path, kind), f"{kind} has no name", "give it name")
     field = (source.get("fieldRef") or {}).get("fieldPath")
     if isinstance(field, str) and not FIELD_PATH.fullmatch(field):
         message = f"{field!r} is not a field that a variable can be taken from"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from podtune.cluster.lint.command import cannot_start, expanded, variables
+from podtune.cluster.lint.command import cannot_start, expanded, variables, without_a_shell
 from podtune.cluster.lint.job import Job, JobContainer, PodTemplate
 from podtune.cluster.lint.rules import ALL, BOTH, Hit, Severity, rule
 
@@ -157,6 +157,12 @@ def launcher_overrides_operator(job: Job) -> Iterator[Hit]:
         if launch.kind != "torchrun":
             continue
         options = launch.options
+        for name in (*SETS_RANK, "nnodes", "nproc-per-node"):
+            literal = re.search(r"\$\{?(RANK|WORLD_SIZE|MASTER_\w+|PET_\w+)\}?", options.get(name, ""))
+            if literal and not launch.script:
+                message = f"{{role}} passes --{name}={options[name]}, and no shell expands {literal[0]}"
+                fix = f"as Kubernetes expands it: $({literal[1]})"
+                yield Hit(container.command_path, message, fix=fix, role=template.role)
         for name in SETS_RANK:
             value = options.get(name, "")
             if unset := _unknown(job, container, value):
@@ -297,14 +303,18 @@ def elastic_range(job: Job) -> Iterator[Hit]:
     low, high = elastic.get("minReplicas"), elastic.get("maxReplicas")
     low, high = (low if low is not None else high), (high if high is not None else low)
     path = ("spec", "elasticPolicy")
-    if low is not None and high is not None and low > high:
-        yield Hit(path, f"minReplicas {low} is above maxReplicas {high}")
+    if low is not None and high is not None and (low > high or low < 1):
+        message = f"minReplicas {low} is above maxReplicas {high}" if low > high else f"minReplicas is {low}"
+        yield Hit(path, message)
     elif low is not None and high is not None and not low <= workers.replicas <= high:
         scaled = workers.replicas > high or elastic.get("metrics")
         message = f"{workers.replicas} Workers are outside {low} to {high}"
         yield Hit(path, message, "warning" if scaled else None)
     if job.template("Master") is not None:
         yield Hit(path, "an elastic job with a Master: PET_NNODES counts the Workers only", "warning")
+    if elastic.get("standalone") and workers.replicas > 1:
+        message = f"standalone with {workers.replicas} Workers: each would train alone"
+        yield Hit((*path, "standalone"), message, "warning", "remove it")
     backend = elastic.get("rdzvBackend")
     if backend is not None and backend not in ("c10d", "etcd", "etcd-v2", "static"):
         message = f"rdzvBackend is {backend!r}; torchrun has c10d, etcd, etcd-v2 and static"
@@ -398,6 +408,9 @@ def command_cannot_start(job: Job) -> Iterator[Hit]:
         args = [str(word) for word in container.spec.get("args") or []]
         for key, index, message, fix in cannot_start(command, args):
             yield Hit((*container.path, key, index), message, fix=fix, role=template.role)
+        for key, index, message in without_a_shell(command, args):
+            place, fix = (*container.path, key, index), 'command: ["sh", "-c", "..."]'
+            yield Hit(place, message, "warning", fix, template.role)
 
 
 @rule("PT115", "warning", fix="give Master and Worker the same command")

@@ -39,8 +39,10 @@ def retries_without_limit(job: Job) -> Iterator[Hit]:
         yield Hit((*RUN_POLICY, "backoffLimit"), message)
     for field in ("backoffLimit", "ttlSecondsAfterFinished", "activeDeadlineSeconds"):
         value = policy.get(field)
-        if isinstance(value, int) and value < 0:
-            yield Hit((*RUN_POLICY, field), f"{field} is {value}, below 0", "warning", "give it 0 or more")
+        least = 1 if field == "activeDeadlineSeconds" else 0
+        if isinstance(value, int) and value < least:
+            message = f"{field} is {value}, below {least}"
+            yield Hit((*RUN_POLICY, field), message, "warning", f"give it {least} or more")
 
 
 @rule(

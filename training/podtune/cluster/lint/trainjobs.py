@@ -10,7 +10,7 @@ from typing import Any
 from podtune.cluster.job.trainjob import MAX_NAME, TORCH_DISTRIBUTED
 from podtune.cluster.lint.documents import RUNTIMES
 from podtune.cluster.lint.job import GPU_BY_TRAINER, NODE, Job, ancestor, replicated_jobs
-from podtune.cluster.lint.rules import Hit, rule
+from podtune.cluster.lint.rules import Hit, Severity, rule
 from podtune.cluster.lint.targets import TRAINERS
 
 ONLY = ("TrainJob",)
@@ -52,8 +52,9 @@ def trainer_processes(job: Job) -> Iterator[Hit]:
         yield Hit(path, f"numProcPerNode is {value}, below 1", by="hang")
     nodes = trainer.get("numNodes")
     if isinstance(nodes, int) and nodes < 1:
-        message = f"numNodes is {nodes}: no pod would train"
-        yield Hit(("spec", "trainer", "numNodes"), message, fix="numNodes: 1 or more", by="operator")
+        message, fix = f"numNodes is {nodes}: no pod trains", "numNodes: 1 or more"
+        severity: Severity | None = "warning" if nodes == 0 else None
+        yield Hit(("spec", "trainer", "numNodes"), message, severity, fix, by="operator")
 
 
 @rule(
@@ -154,20 +155,21 @@ def unknown_runtime_kind(job: Job) -> Iterator[Hit]:
         "label the replicated job's template trainer.kubeflow.org/trainjob-ancestor-step: trainer, and name"
         f" its container {NODE}"
     ),
-    kinds=("TrainJob",),
+    kinds=(*ONLY, *RUNTIMES),
 )
 def trainer_is_ignored(job: Job) -> Iterator[Hit]:
     """spec.trainer goes to the container node of the replicated job with the label of the step trainer: where
     the runtime has none, image, command and numNodes are dropped without a word."""
-    runtime = job.runtime
-    if runtime is None or job.spec.get("trainer") is None:
+    runtime = job.runtime if job.kind == "TrainJob" else job.content
+    if runtime is None or (job.kind == "TrainJob" and job.spec.get("trainer") is None):
         return
+    place = ("spec", "runtimeRef") if job.kind == "TrainJob" else ("spec", "template")
     steps = [one for one in replicated_jobs(runtime) if ancestor(one) == "trainer"]
     name = (runtime.get("metadata") or {}).get("name")
     if not steps:
         message = f"no replicated job of the runtime {name} has the label of the step trainer"
-        yield Hit(("spec", "runtimeRef"), message)
-    elif not any(NODE in _container_names(step) for step in steps):
+        yield Hit(place, message)
+    elif job.kind == "TrainJob" and not any(NODE in _container_names(step) for step in steps):
         yield Hit(("spec", "runtimeRef"), f"the step trainer of the runtime {name} has no container {NODE}")
 
 
@@ -224,7 +226,18 @@ def _overrides(spec: dict[str, Any]) -> Iterator[tuple[tuple[str | int, ...], st
 def runtime_steps(job: Job) -> Iterator[Hit]:
     """The webhook refuses a runtime whose trainer or initializer has replicas other than 1, and from Trainer
     2.1 on one whose step lacks its container (node, model-initializer, dataset-initializer)."""
+    policies = [name for name in ("torch", "mpi", "jax", "flux", "xgboost") if _ml_policy(job).get(name)]
+    if len(policies) > 1:
+        message = f"mlPolicy has {' and '.join(policies)}, it takes one"
+        yield Hit(("spec", "mlPolicy"), message, fix="keep one", by="api")
+    names: list[str] = []
     for index, replicated in enumerate(replicated_jobs(job.content)):
+        for number, other in enumerate(replicated.get("dependsOn") or []):
+            if other.get("name") not in names:
+                at = ("spec", "template", "spec", "replicatedJobs", index, "dependsOn", number)
+                message = f"dependsOn {other.get('name')!r}, which is no replicated job above"
+                yield Hit(at, message, fix="name a job that stands before it", by="operator")
+        names.append(str(replicated.get("name")))
         step, path = ancestor(replicated), ("spec", "template", "spec", "replicatedJobs", index)
         if step not in STEPS:
             continue
@@ -235,6 +248,12 @@ def runtime_steps(job: Job) -> Iterator[Hit]:
         if STEPS[step] not in _container_names(replicated):
             message = f"the step {step} has no container {STEPS[step]!r}"
             yield Hit(path, message, "warning" if job.target.trainer == "2.0" else None)
+
+
+def _ml_policy(job: Job) -> dict[str, Any]:
+    """The sources of the policy that the document gives, an empty one too."""
+    policy = (job.content.get("spec") or {}).get("mlPolicy") or {}
+    return {name: value is not None for name, value in policy.items()}
 
 
 @rule("PT511", "error", by="operator", fix="restartPolicy: OnFailure or Never", kinds=RUNTIMES)
