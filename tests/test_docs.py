@@ -12,6 +12,7 @@ from typing import Any
 import click
 import pytest
 import typer
+import yaml
 
 from podtune.run import errors
 
@@ -92,6 +93,18 @@ def test_files_and_tests_that_a_page_names_are_there(page: Path) -> None:
     assert missing == []
 
 
+def test_the_manifests_of_the_how_to_are_what_kubernetes_takes() -> None:
+    kubernetes_validate = pytest.importorskip("kubernetes_validate")
+    blocks = re.findall(
+        r"^```yaml\n(.*?)^```", (ROOT / "docs/how-to.md").read_text(), re.DOTALL | re.MULTILINE
+    )
+    documents = [document for block in blocks for document in yaml.safe_load_all(block)]
+    core = [document for document in documents if "kueue" not in document["apiVersion"]]
+    for document in core:
+        kubernetes_validate.validate(document, "1.34", strict=True)
+    assert len(core) >= 5
+
+
 PART = re.compile(r"<!-- generated.*?<!-- end -->", re.DOTALL)
 
 
@@ -108,6 +121,7 @@ def command_lines(text: str) -> list[str]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.parent.name + "/" + page.name)
 def test_every_podtune_command_in_the_documents_exists_with_its_options(page: Path) -> None:
     from podtune.cli import app
+    from podtune.sft.config.settings import known_keys
 
     top: Any = typer.main.get_command(app)
     nowhere = click.Context(top)
@@ -120,6 +134,8 @@ def test_every_podtune_command_in_the_documents_exists_with_its_options(page: Pa
         options = {
             option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)
         }
+        if command.name == "train":  # takes the keys of a fine-tune, too
+            options |= {"--config", *(f"--{key}" for key in known_keys())}
         words = words[: words.index("--")] if "--" in words else words
         given = [
             word.strip("[],.").partition("=")[0]
