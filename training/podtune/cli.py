@@ -38,6 +38,7 @@ PANELS: dict[str, dict[str, Entry]] = {
         "bench": Entry("bench", "plan, measure and report ways to distribute training"),
     },
     "Cluster": {
+        "init": Entry("init", "write a values file for my data, model and GPUs"),
         "doctor": Entry("doctor", "what this machine or a cluster lacks, with the fix"),
         "render": Entry("manifests", "print the manifests of a job, without helm"),
         "lint": Entry("lint", "check PyTorchJobs and TrainJobs before a cluster does"),

@@ -1,0 +1,204 @@
+"""podtune init: a values file for my data, model and GPUs, with reasons, and what to type next."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from podtune.run.errors import CANNOT_CREATE, USAGE, UserError
+
+if TYPE_CHECKING:
+    from podtune.plan.plan import Plan
+
+BATCHES = (16, 8, 4, 2, 1)  # rows a GPU, the largest that fits
+LORA_R = 32
+
+
+def init(
+    data: Annotated[str, typer.Option(help="File, folder or hub name of the rows.")] = "",
+    model: Annotated[str, typer.Option(help="Model folder or hub id.")] = "",
+    gpus: Annotated[int, typer.Option(min=0, help="GPUs a node; 0 trains on the CPU.")] = 1,
+    nodes: Annotated[int, typer.Option(min=1, help="Pods of the job.")] = 1,
+    hardware: Annotated[str, typer.Option(help="The GPU's name, such as L40S; then memory is planned.")] = "",
+    max_length: Annotated[int, typer.Option(min=2, help="Longest row in tokens.")] = 1024,
+    output: Annotated[Path, typer.Option(help="Values file to write.")] = Path("podtune.yaml"),
+    force: Annotated[bool, typer.Option(help="Write over a file that is there.")] = False,
+) -> None:
+    """Write a values file for a fine-tune in a cluster, with the reason beside each choice.
+
+    Looks at the data, plans the memory of the model on your GPUs, and checks what it wrote by rendering and
+    linting it. In a terminal it asks for what is not given.
+
+    \b
+    Examples:
+      podtune init --data trl-lib/Capybara --model HuggingFaceTB/SmolLM3-3B --gpus 1 --nodes 2 --hardware L40S
+      podtune init --data rows.csv --model Qwen/Qwen3-0.6B --output mine.yaml
+    """
+    if output.exists() and not force:
+        raise UserError("is there already", where=str(output), fix="--force, or another --output", code=USAGE)
+    data = data or _asked("data (file, folder or hub name)")
+    model = model or _asked("model (folder or hub id)")
+    rows = look_at(data)
+    choice = choose(model, gpus, nodes, hardware, max_length)
+    text = values(data, model, gpus, nodes, max_length, rows, choice)
+    try:
+        output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(
+            f"cannot be written: {error.strerror}",
+            where=str(output),
+            fix="another --output",
+            code=CANNOT_CREATE,
+        ) from error
+    print(f"{output}: {rows}; {choice.reason}")
+    name = output.stem
+    print("\nnext:")
+    print(f"  podtune dry-run -f {output} --model tiny --steps 20    # the job's pods as processes, here")
+    print(f"  podtune submit -f {output} --name {name} --dry-run     # what the cluster says of it")
+    print(f"  podtune submit -f {output} --name {name} --follow")
+
+
+def _asked(what: str) -> str:
+    if not sys.stdin.isatty():
+        option = what.split()[0]
+        raise UserError(f"--{option} is missing", where="podtune init", fix=f"--{option} NAME", code=USAGE)
+    return str(typer.prompt(what))
+
+
+def look_at(data: str) -> str:
+    """What the rows are, in words; a local file is checked as training would check it.
+
+    Raises:
+        UserError: the file is absent or holds no columns that can be trained.
+    """
+    if not Path(data).expanduser().exists():
+        return f"rows of {data}, from the hub"
+    from podtune.sft.data.inspect import where_to_look
+    from podtune.sft.data.source import check_source
+
+    check_source(where_to_look(data, None))
+    return f"rows of {data}, with columns that can be trained"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How a model is trained on these GPUs. ``plan`` is None where its shape or the hardware is not known."""
+
+    strategy: str
+    lora: bool
+    batch: int
+    reason: str
+    plan: Plan | None = None
+
+
+def choose(model: str, gpus: int, nodes: int, hardware: str, max_length: int) -> Choice:
+    """The first that fits of: everything trained by ddp, by fsdp, LoRA by ddp, by fsdp; the largest batch.
+
+    Raises:
+        UserError: none fits, or the hardware is unknown.
+    """
+    ranks = max(1, gpus) * nodes
+    simple = "single" if ranks == 1 else "ddp"
+    if not gpus:
+        return Choice(simple, False, 8, "no GPU: for a try, not for a model of size")
+    if not hardware:
+        return Choice(simple, True, 4, "LoRA, because without --hardware no memory was planned")
+    from podtune.plan.hardware import hardware_row
+    from podtune.plan.models import shape_of
+    from podtune.plan.plan import estimate
+
+    row = hardware_row(hardware)
+    try:
+        shape = shape_of(model, max_length)
+    except UserError:
+        return Choice(simple, True, 4, f"LoRA, because the sizes of {model} are not known here")
+    best: Plan | None = None
+    for lora in (False, True):
+        for strategy in dict.fromkeys((simple, "fsdp" if ranks > 1 else simple)):
+            for batch in BATCHES:
+                plan = estimate(
+                    shape,
+                    strategy=strategy,
+                    world_size=ranks,
+                    nodes=nodes,
+                    precision="bf16" if lora else "bf16-autocast",
+                    batch_size=batch * ranks,
+                    activation_checkpointing="full",
+                    hardware=row,
+                    lora_r=LORA_R if lora else None,
+                )
+                best = plan
+                if plan.fits:
+                    kind = "LoRA" if lora else "all weights"
+                    memory = f"{plan.total_gib:.0f} of {row.memory_gib:.0f} GiB a GPU by podtune bench plan"
+                    return Choice(strategy, lora, batch, f"{kind} by {strategy}: {memory}", plan)
+    assert best is not None
+    raise UserError(
+        f"does not fit: even LoRA with one row needs {best.total_gib:.0f} GiB a GPU",
+        where=f"{model} on {ranks} x {row.name}",
+        fix="more --gpus or --nodes, a smaller --max-length, or a smaller model",
+        code=USAGE,
+    )
+
+
+def values(data: str, model: str, gpus: int, nodes: int, max_length: int, rows: str, choice: Choice) -> str:
+    """The values file."""
+    local = Path(data).expanduser().exists()
+    dataset = f"/data/{Path(data).name} # copy it onto the data claim: docs/how-to.md" if local else data
+    if Path(model).expanduser().is_dir():
+        model = f"/models/{Path(model).resolve().name} # copy the folder onto the models claim"
+    lines = [
+        f"# Written by podtune init: {rows}.",
+        f"# {choice.reason}.",
+        "prepare:",
+        '  build: "" # nothing is made up: model and data are real',
+        "config: |",
+        f"  model_name_or_path: {model}",
+        f"  dataset_name: {dataset}",
+        f"  max_length: {max_length} # podtune data inspect says what is cut off",
+        f"  per_device_train_batch_size: {choice.batch}"
+        + (" # the largest that fits, by the plan" if choice.plan else ""),
+        f"  learning_rate: {'2.0e-4 # usual: LoRA' if choice.lora else '2.0e-5 # usual: all weights'}",
+        "  lr_scheduler_type: cosine",
+        "  warmup_steps: 0.03",
+        "  num_train_epochs: 1",
+    ]
+    if choice.lora:
+        lines += [
+            "  dtype: bfloat16",
+            "  use_peft: true",
+            f"  lora_r: {LORA_R}",
+            f"  lora_alpha: {2 * LORA_R}",
+        ]
+        lines += ["  lora_target_modules: [all-linear]"]
+    if gpus:
+        lines += ["  bf16: true", "  activation_checkpointing: true # less memory, a third more time"]
+    lines += [
+        "  eval_split_size: 0.02 # held out, where the data has no split of its own",
+        "  eval_strategy: steps",
+        "  eval_steps: 100",
+        "  save_steps: 100 # what a lost pod costs at most",
+        "  save_total_limit: 2",
+        "  answer_rows: 50 # base and tuned model side by side at the end",
+        "distributed:",
+        f"  nodes: {nodes}",
+        f"  nprocPerNode: {max(1, gpus)}",
+        f"  strategy: {choice.strategy}",
+        "resources:",
+        '  requests: {cpu: "4", memory: 32Gi}',
+        '  limits: {cpu: "8", memory: 64Gi' + (f", nvidia.com/gpu: {gpus}" if gpus else "") + "}",
+    ]
+    if gpus:
+        lines += ["tolerations:", "  - {key: nvidia.com/gpu, operator: Exists, effect: NoSchedule}"]
+        lines += ["shm: {sizeLimit: 8Gi}"]
+    if nodes > 1:
+        lines += ["nccl: {preset: ethernet} # rdma for InfiniBand or RoCE"]
+    modes = "[ReadWriteMany]" if nodes > 1 else "[ReadWriteOnce]"
+    lines += ["persistence:" + (" # every pod mounts all three" if nodes > 1 else "")]
+    sizes = {"models": 50, "data": 10, "output": 100}
+    lines += [f"  {claim}: {{size: {size}Gi, accessModes: {modes}}}" for claim, size in sizes.items()]
+    return "\n".join(lines) + "\n"
