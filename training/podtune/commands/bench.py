@@ -268,53 +268,30 @@ def _count(text: str) -> int:
 
 def _table(plans: list[Plan]) -> str:
     """The plans side by side, GiB a rank."""
+    from podtune.report.draw.tables import Column, Table, Value
+
     first = plans[0]
-    head = (
-        "strategy",
-        "weights",
-        "gradients",
-        "optimizer",
-        "activations",
-        "head",
-        "buffers",
-        "total GiB",
-        "sent/step",
-        "bubble",
-        "step",
-        "fits",
-        "limited by",
-    )
-    rows = [
-        (
-            one.strategy,
-            *(
-                "-" if value is None else f"{value:.2f}"
-                for value in (
-                    one.weights_gib,
-                    one.gradients_gib,
-                    one.optimizer_gib,
-                    one.activations_gib,
-                    one.head_gib,
-                    one.buffers_gib,
-                )
-            ),
-            f"{one.total_gib:.2f}",
-            _bytes(one.bytes_per_step),
-            f"{one.bubble_share:.0%}",
-            "-" if one.step_time_s is None else f"{one.step_time_s * 1000:.1f} ms",
-            "-" if one.fits is None else "yes" if one.fits else "NO",
-            one.limited_by or "-",
+    columns = [Column("strategy")]
+    for title in ("weights", "gradients", "optimizer", "activations", "head", "buffers", "total GiB"):
+        columns.append(Column(title, "right"))
+    columns += [Column(title, "right") for title in ("sent/step", "bubble", "step", "fits", "limited by")]
+    rows: list[list[Value]] = []
+    for plan in plans:
+        parts = (plan.weights_gib, plan.gradients_gib, plan.optimizer_gib, plan.activations_gib)
+        rows.append(
+            [
+                plan.strategy,
+                *(
+                    None if gib is None else f"{gib:.2f}"
+                    for gib in (*parts, plan.head_gib, plan.buffers_gib, plan.total_gib)
+                ),
+                _bytes(plan.bytes_per_step),
+                f"{plan.bubble_share:.0%}",
+                None if plan.step_time_s is None else f"{plan.step_time_s * 1000:.1f} ms",
+                None if plan.fits is None else "yes" if plan.fits else "NO",
+                plan.limited_by or None,
+            ]
         )
-        for one in plans
-    ]
-    widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
-    lines = [
-        "  ".join(
-            cell.ljust(width) if not index else cell.rjust(width)
-            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in (head, *rows)
-    ]
     given = (
         f"{first.parameters:,} parameters, {first.precision}, batch {first.batch_size} over "
         f"{first.world_size} ranks"
@@ -324,7 +301,7 @@ def _table(plans: list[Plan]) -> str:
         if first.memory_gib is not None
         else "no hardware"
     )
-    return "\n".join([f"{given}, on {where}; memory in GiB a rank", *lines])
+    return "\n".join([f"{given}, on {where}; memory in GiB a rank", Table(columns, rows).text()])
 
 
 def _bytes(count: float) -> str:
