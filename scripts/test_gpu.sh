@@ -1,7 +1,7 @@
 #!/bin/sh
 # The tests on a GPU where there is no network and little installed: such a machine needs its own torch (2.11 or newer,
 # built for its driver), Python 3.11 or 3.12, a C compiler, and what torch's image usually has beside it.
-#   scripts/test_gpu.sh fetch [DIR] [PYTHON]   where there is a network: the wheels it lacks into DIR, some 40 MiB
+#   scripts/test_gpu.sh fetch [DIR] [PYTHON]   where there is a network: the wheels it lacks into DIR, some 30 MiB
 #   scripts/test_gpu.sh run [DIR] [WORDS]      on the machine: install them beside its packages and run tests/gpu
 # WORDS go to pytest: -m "not slow" leaves out what takes a large GPU. MORE names further packages to fetch.
 set -eu
@@ -9,7 +9,8 @@ cd "$(dirname "$0")/.."
 action=${1:?fetch or run}; shift
 wheels=${1:-build/gpu-wheels}; [ $# -eq 0 ] || shift
 names="transformers tokenizers huggingface-hub trl datasets multiprocess dill xxhash accelerate peft deepspeed hjson ninja
-  py-cpuinfo typer rich nvidia-ml-py pytest pytest-timeout pluggy iniconfig ${MORE:-}"
+  py-cpuinfo einops msgpack pydantic pydantic-core annotated-types typing-inspection
+  typer rich nvidia-ml-py pytest pytest-timeout pluggy iniconfig ${MORE:-}"
 
 case $action in
 fetch)

@@ -215,7 +215,7 @@ def load(arguments: Arguments, world: World, stop: StopTogether) -> Loaded | Non
         rows,
         resume=resume,
         claims=claims,
-        notes=arguments.notes,
+        notes=[note for note in arguments.notes if not (memory and note.startswith("activation check"))],
         memory=memory,
         aim_repo=arguments.run.aim_repo,
     )

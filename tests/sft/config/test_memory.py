@@ -115,6 +115,21 @@ def test_the_record_holds_estimate_peak_and_error(monkeypatch: pytest.MonkeyPatc
     assert "peak_gib" not in found.for_record()
 
 
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "fsdp-grad-op", "hsdp"])
+def test_every_strategy_has_a_plan_by_the_card_with_least_free(
+    strategy: str, monkeypatch: pytest.MonkeyPatch, model: Path
+) -> None:
+    import torch.distributed as dist
+
+    least = 70 * 2**30
+    monkeypatch.setattr(dist, "all_reduce", lambda free, op: free.fill_(least))
+    words = ("--strategy", strategy, "--per_device_train_batch_size", "2", "--use_peft")
+    found, _ = foreseen(monkeypatch, model, H100, *words, ranks=4)
+    assert found.card_gib == 70
+    assert found.plan.strategy == strategy
+    assert found.plan.world_size == 4
+
+
 def test_a_cpu_has_nothing_to_foresee(model: Path) -> None:
     assert foresee(arguments(model, world=World()), locate_model(model), World(), [1024]) is None
 

@@ -70,9 +70,9 @@ class Foresight:
 
 
 def foresee(arguments: Arguments, origin: Origin, world: World, lengths: Sequence[int]) -> Foresight | None:
-    """The estimate for this GPU, with the least checkpointing that fits where the user chose none; the
-    arguments are set accordingly. None on the CPU, and for a model that the planner's formulas do not cover.
-    ``lengths`` are the tokens of every row.
+    """The estimate for the GPU of the job that has least free, with the least checkpointing that fits where
+    the user chose none; the arguments are set accordingly. None on the CPU, and where the planner's formulas
+    do not cover model or strategy. ``lengths`` are the tokens of every row. A collective call.
 
     Raises:
         UserError: nothing fits, and memory_check is on; names the cheapest changes that would.
@@ -85,18 +85,20 @@ def foresee(arguments: Arguments, origin: Origin, world: World, lengths: Sequenc
     tokens = longest_mean(
         lengths, training.per_device_train_batch_size, padding_free=bool(training.padding_free)
     )
-    try:
-        config = (base_of(origin) if origin.is_adapter else origin).file("config.json")
-        shape = shape_of(str(config), tokens)
-    except UserError:
-        return None
-    free, _ = torch.cuda.mem_get_info()
-    card, name = free / GIB, torch.cuda.get_device_name()
     settings = plan_settings(arguments, world)
     free_to_choose = arguments.checkpointing_open
     asked: Checkpointing = "full" if training.activation_checkpointing else "none"
     levels = CHECKPOINTING if free_to_choose else (asked,)
-    plans = {level: estimate(shape, **settings, activation_checkpointing=level) for level in levels}
+    try:
+        config = (base_of(origin) if origin.is_adapter else origin).file("config.json")
+        shape = shape_of(str(config), tokens)
+        plans = {level: estimate(shape, **settings, activation_checkpointing=level) for level in levels}
+    except UserError:
+        return None
+    free = torch.tensor(float(torch.cuda.mem_get_info()[0]), dtype=torch.double)
+    if world.world_size > 1:  # ranks that recomputed differently would wait for each other's weights for ever
+        torch.distributed.all_reduce(free, op=torch.distributed.ReduceOp.MIN)
+    card, name = float(free) / GIB, torch.cuda.get_device_name()
     level = next((one for one, plan in plans.items() if plan.total_gib <= USABLE * card), None)
     if level is None:
         level = list(plans)[-1]
@@ -137,11 +139,13 @@ def plan_settings(arguments: Arguments, world: World) -> dict[str, Any]:
         precision = "bf16-mixed" if deepspeed else "bf16-autocast"
     else:
         precision = "fp32"
+    groups = world.nnodes if world.nnodes > 1 else 2  # copies of the weights under hsdp
     optimizer = next((plan for part, plan in OPTIMIZERS.items() if part in str(training.optim)), "adamw")
     return {
         "strategy": arguments.strategy,
         "world_size": world.world_size,
         "nodes": world.nnodes,
+        **({"shard_size": world.world_size // groups} if arguments.strategy == "hsdp" else {}),
         "batch_size": arguments.global_batch_size,
         "accumulation": training.gradient_accumulation_steps,
         "precision": precision,
