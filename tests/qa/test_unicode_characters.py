@@ -53,3 +53,4 @@ def test_a_held_out_character_is_never_asked_about_in_train_nor_is_its_other_let
 def test_the_answers_are_those_of_the_database(question: str, answer: str) -> None:
     answers = {row.question: row.answer for row in unicode_characters.every_question()}
     assert answers[question] == answer
+    assert "What is the small form of KELVIN SIGN?" not in answers

@@ -36,6 +36,7 @@ _LARGE = re.compile(
     "CJK|HANGUL|YI |CUNEIFORM|TANGUT|BAMUM|ETHIOPIC|KHITAN|NUSHU|HENTAIGANA|VAI|SIGNWRITING|BRAILLE"
     "|EGYPTIAN|ANATOLIAN|LINEAR|MENDE|MIAO|CANADIAN|DUPLOYAN|CYPRO|VARIATION|BYZANTINE|MATHEMATICAL"
 )
+_CASE = re.compile(r"\b(?:CAPITAL|SMALL) ")
 _SCRIPT = re.compile(r"(.+?) (?:CAPITAL|SMALL|LETTER|DIGIT|VOWEL|SYLLABLE)\b")
 
 
@@ -76,7 +77,9 @@ def _facts(character: str, name: str) -> Iterator[tuple[str, str, str]]:
     if script := _SCRIPT.match(name):
         yield "script", f"Which script has {name}?", script[1]
     for form, other in (("capital", character.upper()), ("small", character.lower())):
-        if len(other) == 1 and other != character and (other_name := unicodedata.name(other, "")):
+        other_name = unicodedata.name(other, "") if len(other) == 1 and other != character else ""
+        # not KELVIN SIGN, whose small form is LATIN SMALL LETTER K: the answer must follow from the name
+        if other_name and _CASE.sub("", other_name) == _CASE.sub("", name):
             yield "letter case", f"What is the {form} form of {name}?", other_name
     value = unicodedata.numeric(character, -1)
     if value >= 0:
