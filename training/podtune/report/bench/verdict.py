@@ -123,8 +123,9 @@ def _scaling(group: Group) -> list[str]:
         return []
     best = max(scaled, key=lambda cell: cell.throughput or 0)
     assert best.efficiency is not None
-    alone = group.at("single", 1) or group.at(best.strategy, 1)
-    gain = (best.throughput or 0) / (alone.throughput or 1) if alone else best.efficiency * best.world_size
+    # against the fastest of one process: where another strategy's beats single, that is the machine's noise
+    alone = max((cell.throughput or 0 for cell in group.measured if cell.world_size == 1), default=0)
+    gain = (best.throughput or 0) / alone if alone else best.efficiency * best.world_size
     share = f"{best.strategy} keeps {best.efficiency:.0%} of the ideal against {best.efficiency_of}"
     if gain <= 1 + CLEAR_LOSS:
         return [
