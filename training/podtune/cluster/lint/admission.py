@@ -359,8 +359,8 @@ def pod_conflict(job: Job) -> Iterator[Hit]:
 
 @rule("PT023", "error", by="operator", fix="correct the number", kinds=ALL)
 def pod_number(job: Job) -> Iterator[Hit]:
-    """The API server refuses a pod with a number out of its bounds: a port of 99999, a negative grace period
-    or amount, a part of a GPU."""
+    """The API server refuses a pod with a number out of its bounds: a port of 99999, a negative
+    amount, a part of a GPU."""
     yield from _refused(job, "number")
     yield from _of_resources(job, "number")
 

@@ -75,7 +75,6 @@ VALUES: dict[tuple[str, str], tuple[str, ...]] = {
 BOUNDS: dict[tuple[str, str], tuple[int, int | None]] = {
     ("ports", "containerPort"): (1, 65535),
     ("ports", "hostPort"): (0, 65535),
-    ("spec", "terminationGracePeriodSeconds"): (0, None),
     ("spec", "activeDeadlineSeconds"): (1, None),
     ("topologySpreadConstraints", "maxSkew"): (1, None),
     ("topologySpreadConstraints", "minDomains"): (1, None),
