@@ -1,11 +1,11 @@
-# setup, demo, test, lint and clean are for everyone; test-cluster, requirements and picture for who works on podtune
+# setup, demo, test, lint and clean are for everyone; test-cluster, chaos, requirements and picture for who works on podtune
 PYTHON ?=
 VENV := .venv
 BIN := $(VENV)/bin
 DEMO_DIR ?= demo
 DEMO_ARGS ?=
 
-.PHONY: setup demo test test-cluster test-gpu lint clean requirements picture
+.PHONY: setup demo test test-cluster test-gpu chaos lint clean requirements picture
 
 setup:
 	@if [ -n "$(PYTHON)" ]; then py="$(PYTHON)"; else \
@@ -25,6 +25,11 @@ test-cluster: setup
 
 test-gpu: setup
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest tests/gpu -m gpu -v $(GPU_ARGS)
+
+# 500 kills and 20,000 damaged files; PODTUNE_CHAOS_SEED=2 for others
+chaos: setup
+	@PATH="$(CURDIR)/$(BIN):$$PATH" PODTUNE_CHAOS_KILLS=$${PODTUNE_CHAOS_KILLS:-500} \
+	  PODTUNE_CHAOS_CASES=$${PODTUNE_CHAOS_CASES:-20000} $(BIN)/python -m pytest tests/chaos -v --timeout 3600
 
 lint: setup
 	@PATH="$(CURDIR)/$(BIN):$$PATH" sh scripts/lint.sh

@@ -53,7 +53,7 @@ def test_every_exit_code_is_explained() -> None:
         int(code) for row in re.findall(r"^\| ([\d, ]+) \|", table, re.MULTILINE) for code in row.split(",")
     }
     known = {value for name, value in vars(errors).items() if name.isupper() and isinstance(value, int)}
-    from podtune.pod.launch import EXHAUSTED
+    from podtune.pod.retries import EXHAUSTED
 
     assert known | {EXHAUSTED} <= listed
 

@@ -4,16 +4,21 @@ lines.
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
+import logging
 import os
 import signal
 import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
-from podtune.pod.launch import exit_code_of
+from podtune.pod.launch import _failed, _Killed, exit_code_of, rendezvous_s
 
 # Rank 0 does what it is told, the others wait: for the launcher to end them.
 PROGRAM = """
@@ -46,7 +51,7 @@ def command(program: Path, what: str, *options: str, processes: int = 1) -> list
 
 def run(words: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
-    return subprocess.run(words, capture_output=True, text=True, timeout=60, env=env)
+    return subprocess.run(words, capture_output=True, text=True, timeout=240, env=env)
 
 
 @pytest.mark.parametrize(("what", "code"), [("78", 78), ("kill", 137)])
@@ -64,7 +69,7 @@ def test_sigterm_reaches_the_ranks_and_the_code_says_preempted(program):
     with subprocess.Popen(command(program, "wait"), stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "ready 0\n"
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 143
+        assert process.wait(120) == 143
 
 
 RESTARTED = """
@@ -120,6 +125,123 @@ def test_failures_that_may_be_retried_are_counted_over_pods_and_end_for_good(pro
     environment = {"OUTPUT_DIR": str(tmp_path), "PODTUNE_POD_NAME": "run-worker-0"}
     codes = [run(command(program, "170", "--max-retries", "1"), **environment).returncode for _ in range(3)]
     assert codes == [170, 75, 170], "the count starts again after the end for good"
+
+
+LOST = """
+import os, signal, time
+from podtune.pod.launch import terminable
+with terminable():
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(1)
+    except SystemExit:
+        pass  # as the start-up of numpy does, in C
+    print("lost", flush=True)
+    {then}
+"""
+
+
+@pytest.mark.parametrize("then", ["time.sleep(60)", "pass"])
+def test_a_sigterm_whose_exception_is_swallowed_ends_the_launcher_all_the_same(then):
+    done = run([sys.executable, "-c", LOST.format(then=then)])
+    assert (done.stdout, done.returncode) == ("lost\n", 143)
+
+
+ASKED = """
+import os, signal, sys, time
+from podtune.run.distributed import follow_launcher, note_end
+follow_launcher()
+what = sys.argv[1]
+if what == "saves":
+    signal.signal(signal.SIGTERM, lambda *_: (print("saved", flush=True), os._exit(143)))
+elif what == "ended well":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    note_end(0)
+else:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+print("ready", os.getpid(), flush=True)
+if what == "volume":
+    os.kill(int(os.environ["PODTUNE_LAUNCHER"]), signal.SIGUSR1)
+time.sleep(6 if what == "ended well" else 600)
+"""
+
+
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory):
+    path = tmp_path_factory.mktemp("launch") / "asked.py"
+    path.write_text(ASKED)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("what", "signals", "code"),
+    [
+        ("saves", [signal.SIGINT], 130),
+        ("saves", [signal.SIGHUP], 129),
+        ("stays", [signal.SIGINT, signal.SIGINT], 130),
+        ("ended well", [signal.SIGTERM], 0),
+        ("volume", [], 170),
+    ],
+)
+def test_how_a_job_ends_that_is_asked_to(asked, what, signals, code):
+    words = command(asked, what)
+    words[words.index("--shutdown-timeout") + 1] = "60"
+    pipe = subprocess.PIPE
+    with subprocess.Popen(words, stdout=pipe, stderr=pipe, text=True) as process:
+        rank = int(process.stdout.readline().split()[1])
+        for number in signals:
+            process.send_signal(number)
+            while (line := process.stderr.readline()) and "death signal" not in line:
+                pass  # signals that come at once are one
+        assert process.wait(200) == code
+        assert ("saved" in process.stdout.read()) == (what == "saves")
+    with contextlib.suppress(psutil.NoSuchProcess):
+        assert (
+            psutil.Process(rank).status() == psutil.STATUS_ZOMBIE
+        )  # ended; nobody may be there to ask for it
+
+
+def test_ranks_die_with_their_launcher(asked):
+    with subprocess.Popen(command(asked, "stays"), stdout=subprocess.PIPE, text=True) as process:
+        rank = psutil.Process(int(process.stdout.readline().split()[1]))
+        process.kill()
+    rank.wait(20)
+
+
+def test_a_rank_that_torchrun_had_to_kill_is_called_hung(capsys):
+    log = logging.getLogger("test.torchrun")
+    log.addHandler(killed := _Killed())
+    log.propagate = False
+    source = Path(str(importlib.util.find_spec("torch").submodule_search_locations[0]))
+    text = (source / "distributed/elastic/multiprocessing/api.py").read_text()
+    message = "Unable to shutdown process %s via %s, forcefully exiting via %s"
+    assert message in text, "torchrun says it in other words"
+    log.warning(message, 7, signal.SIGTERM, signal.SIGKILL)
+    hung = SimpleNamespace(exitcode=-9, pid=7, timestamp=1)
+    peer = SimpleNamespace(exitcode=170, pid=8, timestamp=2)
+    assert _failed({0: hung, 1: peer}, killed.pids) == 170
+    assert capsys.readouterr().err.splitlines()[1].endswith("rank 0 hung: it did not end when asked to")
+    assert _failed({0: hung}, killed.pids) == 170
+    oom = SimpleNamespace(exitcode=-9, pid=9, timestamp=1)
+    assert _failed({0: oom, 1: peer}, killed.pids) == 137
+
+
+def test_pods_that_do_not_meet_within_the_programs_timeout_are_a_lost_peer(program):
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        pets = {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "127.0.0.1"}
+        words = [*command(program, "ok"), "--timeout_s", "3"]
+        done = run(words, **pets, PET_MASTER_PORT=str(bound.getsockname()[1]))
+    assert done.returncode == 170, done.stderr
+
+
+def test_the_programs_timeout_is_found_in_its_words_or_its_yaml(tmp_path):
+    (tmp_path / "c.yaml").write_text("timeout_s: 12\n")
+    config = str(tmp_path / "c.yaml")
+    assert rendezvous_s(["-m", "podtune.training", "--config", config]) == 12
+    assert rendezvous_s(["-m", "podtune.training", "--config", config, "--timeout_s=7"]) == 7
+    assert rendezvous_s(["job.py", "--config", "/absent"]) == 600
 
 
 def test_a_failure_of_the_prepare_step_ends_the_next_container_with_its_code(program, tmp_path):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
 
-from podtune.run.errors import warn
+from podtune.run import checkpoint
+from podtune.run.errors import IO, PEER_LOST, PeerLost, UserError, exit_code, warn
 
 PACKAGE = Path(__file__).parents[2] / "training" / "podtune"
 
@@ -19,3 +21,38 @@ def test_a_warning_is_one_line_on_stderr(capsys: pytest.CaptureFixture[str]) -> 
 def test_every_warning_goes_through_warn() -> None:
     own = [path.name for path in PACKAGE.rglob("*.py") if "warning: {" in path.read_text(encoding="utf-8")]
     assert own == ["errors.py"]
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (OSError(errno.EROFS, "Read-only file system", "/out/a"), PEER_LOST),
+        (OSError(errno.EIO, "Input/output error", "/out/a"), PEER_LOST),
+        (OSError(errno.ESTALE, "Stale file handle", "/out/a"), PEER_LOST),
+        (OSError(errno.ETIMEDOUT, "Connection timed out", "/out/a"), PEER_LOST),
+        (OSError(errno.ENOSPC, "No space left on device", "/out/a"), IO),
+        (RuntimeError("Error while serializing: I/O error: Input/output error (os error 5)"), PEER_LOST),
+        (RuntimeError("DataLoader worker (pid 71) is killed by signal: Killed. "), PEER_LOST),
+        (RuntimeError("DataLoader worker (pid 71) is killed by signal: Bus error. "), 1),
+        (OSError(errno.ENOENT, "No such file or directory", "/out/a"), 1),
+        (UserError("Read-only file system"), 78),
+    ],
+)
+def test_faults_of_the_platform_are_retried_and_those_of_the_user_are_final(
+    error: BaseException, code: int
+) -> None:
+    assert exit_code(error) == code
+
+
+def test_a_volume_that_held_checkpoints_and_cannot_be_written_now_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read_only(*_: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", "/out/a")
+
+    monkeypatch.setattr(Path, "write_bytes", read_only)
+    with pytest.raises(UserError, match="Read-only"):
+        checkpoint.check_writable(tmp_path)
+    (tmp_path / "checkpoint-5").mkdir()
+    with pytest.raises(PeerLost, match="at the moment"):
+        checkpoint.check_writable(tmp_path)

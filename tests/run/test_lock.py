@@ -143,3 +143,23 @@ def test_a_write_that_fails_leaves_the_old_content_and_nothing_beside_it(tmp_pat
     (tmp_path / ".a.0123456789abcdef.part").touch()  # of a writer that was killed
     remove_parts(tmp_path)
     assert os.listdir(tmp_path) == ["a"]
+
+
+SILENT = """
+import os, sys, threading, time
+from pathlib import Path
+from podtune.run.heartbeat import VolumeWatch
+with VolumeWatch(Path(sys.argv[1]), 0.5, interval_s=0.05):
+    time.sleep(2)
+    print("answers", os.listdir(sys.argv[1])[0].endswith(".part"), flush=True)
+    os.fsync = lambda file: threading.Event().wait()
+    time.sleep(60)
+"""
+
+
+def test_a_volume_that_stops_answering_ends_the_process_to_be_started_again(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SILENT, str(tmp_path)], capture_output=True, text=True, timeout=50
+    )
+    assert (done.stdout, done.returncode) == ("answers True\n", 170)
+    assert "the volume has not answered" in done.stderr

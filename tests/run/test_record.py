@@ -127,3 +127,14 @@ def test_the_command_of_a_run_names_no_folder_of_this_machine(monkeypatch: pytes
     program = Path(podtune.__file__).with_name("training.py")
     monkeypatch.setattr(sys, "argv", [str(program), "--config", "sft.yaml"])
     assert provenance()["command"] == ["podtune.training", "--config", "sft.yaml"]
+
+
+def test_the_first_loss_is_the_whole_runs_also_after_starts_that_were_killed(tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path / "metrics.jsonl")
+    for step, loss in ((1, 6.94), (2, 6.5)):
+        log.write("train", step, {"loss": loss})
+    log.write("eval", 2, {"loss": 6.6})  # and killed: no run.json tells of them
+    resumed = Progress(
+        tmp_path, Meter(World()), is_main=True, nproc_per_node=1, from_step=2, tokens_before=0, rows=8
+    )
+    assert resumed.measurements().loss == Losses(first=6.94, last=6.5, eval_first=6.6, eval=6.6)

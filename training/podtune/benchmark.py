@@ -21,12 +21,13 @@ from podtune.bench.cell.record import CellRecord, Ended, prepare_output
 from podtune.bench.models import Size
 from podtune.bench.options import Options
 from podtune.run import errors
-from podtune.run.distributed import World, cleanup_distributed, read_world, setup_distributed
+from podtune.run.distributed import World, cleanup_distributed, follow_launcher, read_world, setup_distributed
 from podtune.run.errors import UserError
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one cell; the exit code."""
+    follow_launcher()
     world = World()
     try:
         world = read_world()

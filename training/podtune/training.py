@@ -9,7 +9,9 @@ imported before the configuration and the data are known to be good.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import sys
 import warnings
 from pathlib import Path
@@ -20,13 +22,15 @@ from podtune.run import checkpoint
 from podtune.run.distributed import (
     World,
     cleanup_distributed,
+    follow_launcher,
+    note_end,
     on_main,
     peer_failure,
     read_world,
     setup_distributed,
 )
 from podtune.run.errors import OK, PREEMPTED, report
-from podtune.run.heartbeat import claim
+from podtune.run.heartbeat import VolumeWatch, claim
 from podtune.run.lock import Lock
 from podtune.sft.config import settings as config
 
@@ -39,6 +43,9 @@ if TYPE_CHECKING:
     from podtune.sft.train.trainer import PodtuneTrainer, StopTogether
 
 
+VOLUME_SLACK_S = 20.0  # beyond timeout_s: within it a volume may be slow
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run the program and return its exit code; every failure is a sentence and a code (see
     podtune.run.errors).
@@ -47,6 +54,7 @@ def main(argv: list[str] | None = None) -> int:
     if {"-h", "--help", "--help_all", "--help-all"} & set(argv):
         print(config.help_text(everything="all" in "".join(argv)))
         return OK
+    follow_launcher()
     world = World()
     try:
         world = read_world()
@@ -55,7 +63,7 @@ def main(argv: list[str] | None = None) -> int:
         use_cpu = bool(settings.values.get("use_cpu"))
         before_imports(world, use_cpu=use_cpu)
         world = setup_distributed(settings.value("timeout_s"), use_cpu=use_cpu)
-        return fine_tune(settings, world)
+        return note_end(fine_tune(settings, world))
     except Exception as error:
         # Nothing is tidied here: peers may sit in a collective, and the launcher ends them.
         code = report((peer_failure(error) if "torch" in sys.modules else None) or error, rank=world.rank)
@@ -98,15 +106,21 @@ def before_imports(world: World, *, use_cpu: bool = False) -> None:
 def fine_tune(settings: config.Settings, world: World) -> int:
     """Everything after the process group is open; returns the exit code."""
     from podtune.sft.config.resolve import resolve
-    from podtune.sft.train.trainer import StopTogether
+    from podtune.sft.train.trainer import Stopped, StopTogether
 
     arguments = resolve(settings, world)
-    with StopTogether() as stop:
+    with StopTogether() as stop, contextlib.ExitStack() as watching:
         loaded = load(arguments, world, stop)
         if loaded is None:  # an earlier start finished it
             cleanup_distributed()
             return OK
         trainer, run = loaded.trainer, loaded.run
+        if world.local_rank == 0:
+            output_dir, limit_s = (
+                Path(arguments.training.output_dir),
+                arguments.run.timeout_s + VOLUME_SLACK_S,
+            )
+            watching.enter_context(VolumeWatch(output_dir, limit_s))
         try:
             check_space(trainer, world)
             trainer.train(resume_from_checkpoint=run.resume_path)
@@ -120,16 +134,17 @@ def fine_tune(settings: config.Settings, world: World) -> int:
             raise
         trainer.release()
         cleanup_distributed()
-    if world.is_main:
-        if finished:
-            run.answer(
-                loaded.origin,
-                loaded.tokenizer,
-                count=arguments.run.answer_rows,
-                max_new_tokens=arguments.run.answer_max_new_tokens,
-                trust_remote_code=arguments.training.trust_remote_code,
-            )
-        run.end("ok" if finished else "preempted", OK if finished else PREEMPTED, early)
+        if world.is_main:
+            if finished:
+                with contextlib.suppress(Stopped), stop.at_once():
+                    run.answer(
+                        loaded.origin,
+                        loaded.tokenizer,
+                        count=arguments.run.answer_rows,
+                        max_new_tokens=arguments.run.answer_max_new_tokens,
+                        trust_remote_code=arguments.training.trust_remote_code,
+                    )
+            run.end("ok" if finished else "preempted", OK if finished else PREEMPTED, early)
     return OK if finished else PREEMPTED
 
 
@@ -239,4 +254,5 @@ def load(arguments: Arguments, world: World, stop: StopTogether) -> Loaded | Non
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # before there is something to save: no traceback
     sys.exit(main())

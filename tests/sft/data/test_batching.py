@@ -7,11 +7,12 @@ from typing import Any
 
 import datasets
 import pytest
+import torch
 from accelerate.data_loader import prepare_data_loader, skip_first_batches
 from accelerate.state import PartialState
 from torch.utils.data import DataLoader
 
-from podtune.sft.data.batching import balance, row_lengths
+from podtune.sft.data.batching import LengthGrouped, balance, row_lengths
 
 ROWS, BATCH, RANKS = 107, 4, 3  # the last step of an epoch is not full
 LENGTHS = [random.Random(row).randint(1, 500) for row in range(ROWS)]
@@ -96,3 +97,17 @@ def test_lengths_are_counted_for_selected_rows_too() -> None:
     )
     assert row_lengths(data) == [3, 1, 2]
     assert row_lengths(data.select([2, 0])) == [2, 3]
+
+
+def test_the_order_by_length_of_an_epoch_is_the_same_after_a_resume() -> None:
+    """Whatever torch's generator has drawn meanwhile, and in a process that has not seen the epoch before."""
+
+    def order(epoch: int) -> list[int]:
+        torch.rand(random.randrange(1, 9))
+        return list(LengthGrouped(LENGTHS, BATCH, seed=7, epoch=lambda: epoch))
+
+    first, second = order(0), order(1)
+    assert sorted(first) == sorted(second) == list(range(ROWS))
+    assert first != second
+    for kill_after in (1, 30, ROWS - 1):
+        assert second[:kill_after] + order(1)[kill_after:] == second

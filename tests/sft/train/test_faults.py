@@ -122,6 +122,24 @@ def test_an_interrupted_run_ends_bit_for_bit_like_one_that_was_not(
     assert [attempt["from_step"] for attempt in attempts] in ([0, 4], [0, 8])
 
 
+def test_rows_in_the_order_of_their_length_stay_in_it_over_a_resume_in_the_second_epoch(
+    launcher: Launcher, options: list[object], tmp_path: Path
+) -> None:
+    rows, run = tmp_path / "rows.jsonl", tmp_path / "run"
+    lines = [{"question": f"What is {n}?", "answer": f"{n} " * (1 + n % 9)} for n in range(20)]
+    rows.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    words = [*options, "--dataset_name", rows, "--train_sampling_strategy", "group_by_length"]
+    words += ["--num_train_epochs", 2, "--save_steps", 2, "--output_dir", run]
+    launcher.run(*words)
+    whole = metrics(run)
+    assert max(whole) == 10  # five steps an epoch
+    for name in ("checkpoint-10", "final"):
+        shutil.rmtree(run / name)
+    (run / "run.json").unlink()
+    assert "checkpoint-8" in launcher.run(*words)
+    assert metrics(run) == whole
+
+
 def test_a_run_killed_while_it_saves_goes_on_from_a_complete_checkpoint(
     undisturbed: Path, launcher: Launcher, options: list[object], tmp_path: Path
 ) -> None:

@@ -16,7 +16,7 @@ def launch(
         int, typer.Option(help=("seconds for the processes to save and end after SIGTERM"))
     ] = 240,
     max_retries: Annotated[
-        int | None, typer.Option(help=("failures worth a retry before the exit code says final"))
+        int | None, typer.Option(help=("failures without a newer checkpoint before the exit code says final"))
     ] = None,
     prepare: Annotated[
         Path | None,
@@ -46,18 +46,25 @@ def launch(
     import sys
 
     from podtune.commands.preflight import step_zero
-    from podtune.pod.launch import bounded, failed_before, prepare_first, terminable
+    from podtune.pod.launch import failed_before, prepare_first, terminable
     from podtune.pod.launch import launch as run
+    from podtune.pod.retries import retries
 
-    with terminable():
-        code = failed_before(verdict) if verdict else 0
-        if not code and prepare:
-            code = prepare_first(prepare, arguments)
-        if not code and preflight:
-            code = step_zero(preflight, wait_s=wait)
-        if not code:
-            code = run(arguments, shutdown_timeout_s=shutdown_timeout)
-    sys.exit(bounded(code, max_retries))
+    counted = retries(max_retries)
+    if counted and (code := counted.begin()):
+        sys.exit(code)
+    try:
+        with terminable():
+            code = failed_before(verdict) if verdict else 0
+            if not code and prepare:
+                code = prepare_first(prepare, arguments)
+            if not code and preflight:
+                code = step_zero(preflight, wait_s=wait)
+            if not code:
+                code = run(arguments, shutdown_timeout_s=shutdown_timeout)
+    except SystemExit as stopped:
+        code = stopped.code if isinstance(stopped.code, int) else 1
+    sys.exit(counted.end(code) if counted else code)
 
 
 def prepare(

@@ -7,9 +7,11 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import re
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +43,7 @@ def provenance() -> dict[str, Any]:
         "job": os.environ.get("PODTUNE_JOB_NAME"),
         "pod": os.environ.get("PODTUNE_POD_NAME") or socket.gethostname(),
         "hardware": hardware(),
-        "command": [_program(sys.argv[0]), *sys.argv[1:]],
+        "command": [_program(sys.argv[0]), *without_secrets(sys.argv[1:])],
     }
     return {key: value for key, value in found.items() if value}
 
@@ -53,6 +55,28 @@ def _program(path: str) -> str:
     if file.is_relative_to(package):
         return ".".join((package.name, *file.relative_to(package).with_suffix("").parts))
     return file.name
+
+
+_SECRET = re.compile(r"-.*(token|passw(or)?d|secret|api_?key|credential)", re.IGNORECASE)
+_NO_SECRET = re.compile(r".*(tokens|_token_id|(eos|pad|bos|unk)_token)$", re.IGNORECASE)
+_USER_OF_URL = re.compile(r"(\w+://)[^/@\s]+@")
+
+
+def without_secrets(words: Sequence[str]) -> list[str]:
+    """A command line with what looks like a token, password or key blanked: records and logs are read by
+    many.
+    """
+    blanked, is_value = [], False
+    for word in words:
+        name, separator, _ = word.partition("=")
+        secret = bool(_SECRET.match(name)) and not _NO_SECRET.match(name.replace("-", "_"))
+        if is_value and not word.startswith("--"):
+            word = "***"
+        elif secret and separator:
+            word = f"{name}=***"
+        is_value = secret and not separator
+        blanked.append(_USER_OF_URL.sub(r"\1***@", word))
+    return blanked
 
 
 def git_sha() -> str | None:

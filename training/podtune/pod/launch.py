@@ -10,17 +10,24 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
+from podtune.run.distributed import DEFAULT_TIMEOUT_S, ENDS, LAUNCHER, all_ended_well
 from podtune.run.errors import OK, PEER_LOST, PREEMPTED, TERMINATION_LOG, PeerLost, report, terminate_log
 
-EXHAUSTED = 75  # sysexits' EX_TEMPFAIL: worth a retry once, but too often by now
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+GRACE_S = 5.0  # between a signal and the end by force, while no rank has anything to save
+TELL_S = 30.0
 
 
 def launch(arguments: Sequence[str], *, shutdown_timeout_s: int = 240) -> int:
@@ -36,20 +43,38 @@ def launch(arguments: Sequence[str], *, shutdown_timeout_s: int = 240) -> int:
         return report(error)
 
 
+_received: list[int] = []  # signals that asked this process to end
+
+
 @contextlib.contextmanager
 def terminable() -> Iterator[None]:
-    """Let SIGTERM end the block with code 143. Process 1 of a container ignores signals that it does not
-    handle.
+    """Let SIGTERM, SIGINT and SIGHUP end the block with code 128 + n. Process 1 of a container ignores
+    signals that it does not handle.
+
+    The exception may be lost: numpy's and torch's start-up in C swallow what is raised in it. Then the
+    process ends by force.
     """
 
-    def end(_signal: int, _frame: object) -> NoReturn:
-        sys.exit(PREEMPTED)
+    def end(number: int, _frame: object) -> NoReturn:
+        _received.append(number)
+        by_force = threading.Timer(GRACE_S, os._exit, (128 + number,))
+        by_force.daemon = True
+        by_force.start()
+        sys.exit(128 + number)
 
-    before = signal.signal(signal.SIGTERM, end)
+    before = {each: signal.signal(each, end) for each in SIGNALS}
     try:
         yield
+        stop_if_asked()
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def stop_if_asked() -> None:
+    """End now if a signal asked for it and its exception was lost."""
+    if _received:
+        sys.exit(128 + _received[0])
 
 
 def leave_verdict(file: Path, code: int, message: str) -> None:
@@ -95,30 +120,147 @@ def _torchrun(arguments: list[str]) -> int:
     from torch.distributed.elastic.rendezvous import RendezvousError
     from torch.distributed.run import parse_args, run
 
+    stop_if_asked()
+    timeout_s = rendezvous_s(arguments)
     args = parse_args(arguments)  # type: ignore[no-untyped-call]
+    # torchrun passes what it handles on to the ranks as it came: SIGINT and SIGHUP reach them as SIGTERM
+    args.signals_to_handle = "SIGTERM,SIGQUIT"
+    if "timeout=" not in args.rdzv_conf:
+        args.rdzv_conf = ",".join(filter(None, [args.rdzv_conf, f"timeout={timeout_s:.0f}"]))
+    where = args.rdzv_endpoint or f"{args.master_addr}:{args.master_port}"
+    killed = _Killed()
+    logging.getLogger("torch.distributed.elastic.multiprocessing.api").addHandler(killed)
+    with tempfile.TemporaryDirectory(prefix="podtune-launch-") as ends, _as_sigterm() as first:
+        os.environ |= {LAUNCHER: str(os.getpid()), ENDS: ends}
+        signal.signal(signal.SIGUSR1, _volume_lost)
+        met = threading.Event()
+        watch = (where, timeout_s, args.rdzv_backend == "static", met)
+        threading.Thread(target=_watch_meeting, args=watch, daemon=True).start()
+        try:
+            run(args)  # type: ignore[no-untyped-call]
+        except ChildFailedError as error:
+            return _failed(error.failures, killed.pids)
+        except SignalException as error:
+            return OK if all_ended_well(Path(ends)) else 128 + int(first[0] if first else error.sigval)
+        except (RendezvousError, dist.DistError) as error:
+            raise PeerLost(
+                f"the pods did not meet at {where}: {str(error).splitlines()[0][:300]}\n"
+                "  likely: a pod that never started or has ended, a name that does not resolve, or a closed "
+                "port"
+            ) from error
+        finally:
+            met.set()
+    return OK
+
+
+def _failed(failures: Mapping[int, Any], killed: Sequence[int]) -> int:
+    """Say how the ranks ended; the code that stands for them. ``killed``: processes that torchrun had to
+    kill.
+    """
+    ends = []
+    for rank, failure in sorted(
+        failures.items(), key=lambda item: (item[1].pid in killed, item[1].timestamp)
+    ):
+        how = "hung: it did not end when asked to" if failure.pid in killed else _named(failure.exitcode)
+        ends.append(f"rank {rank} {'' if failure.pid in killed else 'ended with '}{how}")
+        print(f"podtune launch: {ends[-1]}", file=sys.stderr, flush=True)
+    by_time = sorted(failures.values(), key=lambda failure: failure.timestamp)
+    codes = [failure.exitcode for failure in by_time if failure.pid not in killed]
+    code = exit_code_of(codes or [PEER_LOST])
+    if not _said():  # a process that was killed could not say so itself
+        terminate_log(ends[0], code)
+    return code
+
+
+class _Killed(logging.Handler):
+    """Notes the processes that torchrun kills because they do not end, from what it logs of them."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.pids: list[int] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if str(record.msg).startswith("Unable to shutdown process") and isinstance(record.args, tuple):
+            self.pids.append(int(str(record.args[0])))
+
+
+@contextlib.contextmanager
+def _as_sigterm() -> Iterator[list[int]]:
+    """Hand SIGINT and SIGHUP on as SIGTERM, at which the ranks save; a second one ends everything at once.
+    Yields those that came.
+    """
+    came: list[int] = []
+
+    def hand_on(number: int, _frame: object) -> None:
+        came.append(number)
+        if len(came) > 1:
+            _end_at_once(128 + number)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    before = {each: signal.signal(each, hand_on) for each in (signal.SIGINT, signal.SIGHUP)}
     try:
-        run(args)  # type: ignore[no-untyped-call]
-    except ChildFailedError as error:
-        failures = sorted(error.failures.items(), key=lambda item: item[1].timestamp)
-        for rank, failure in failures:
+        yield came
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _end_at_once(code: int) -> NoReturn:
+    """Kill the ranks, and end without another word to the volume or the other pods."""
+    import psutil
+
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            child.kill()
+    os._exit(code)
+
+
+def _volume_lost(_signal: int, _frame: object) -> NoReturn:
+    """A rank says that the volume does not answer: it may not be able to end itself."""
+    message = "the output volume has stopped answering; ended, to be started again"
+    print(f"podtune launch: {message}", file=sys.stderr, flush=True)
+    terminate_log(message, PEER_LOST)
+    _end_at_once(PEER_LOST)
+
+
+def _watch_meeting(where: str, timeout_s: float, bounded: bool, met: threading.Event) -> None:
+    """Say every 30 s that the pods have not met, and end the process when it takes beyond all bounds:
+    torchrun waits for some steps of it for ever. ``bounded``: not for an elastic job, in which a pod
+    may stand by.
+    """
+    import psutil
+
+    process, began = psutil.Process(), time.monotonic()
+    told = began
+    while not met.wait(0.5) and not process.children():
+        now = time.monotonic()
+        if bounded and now - began > timeout_s + TELL_S:
+            message = f"the pods did not meet at {where} within {timeout_s:.0f} s"
+            print(f"podtune: error: {message}", file=sys.stderr, flush=True)
+            terminate_log(message, PEER_LOST)
+            os._exit(PEER_LOST)
+        if now - told > TELL_S:
+            told = now
+            bound = f", at most {timeout_s:.0f} s" if bounded else ""
             print(
-                (f"podtune launch: rank {rank} ended with {_named(failure.exitcode)}"),
+                f"podtune launch: waiting for the pods to meet at {where} ({now - began:.0f} s{bound})",
                 file=sys.stderr,
                 flush=True,
             )
-        code = exit_code_of([failure.exitcode for _, failure in failures])
-        if not _said():  # a process that was killed could not say so itself
-            terminate_log(f"rank {failures[0][0]} ended with {_named(failures[0][1].exitcode)}", code)
-        return code
-    except SignalException as error:
-        return 128 + int(error.sigval)
-    except (RendezvousError, dist.DistError) as error:
-        where = args.rdzv_endpoint or f"{args.master_addr}:{args.master_port}"
-        raise PeerLost(
-            f"the pods did not meet at {where}: {str(error).splitlines()[0][:300]}\n"
-            "  likely: a pod that never started or has ended, a name that does not resolve, or a closed port"
-        ) from error
-    return OK
+
+
+def rendezvous_s(arguments: Sequence[str]) -> float:
+    """The program's ``timeout_s``: of its command line, or of the YAML that it names; else the default."""
+    words = [part for word in arguments for part in word.split("=", 1)]
+    with contextlib.suppress(ValueError, IndexError):
+        return float(words[words.index("--timeout_s") + 1])
+    with contextlib.suppress(ValueError, IndexError, OSError, TypeError, KeyError):
+        import yaml
+
+        text = Path(words[words.index("--config") + 1]).read_text(encoding="utf-8")
+        with contextlib.suppress(yaml.YAMLError):
+            return float(yaml.safe_load(text)["timeout_s"])
+    return DEFAULT_TIMEOUT_S
 
 
 def _said() -> bool:
@@ -153,39 +295,3 @@ def _named(code: int) -> str:
         }
         return name + likely.get(name, "")
     return f"signal {-code}"
-
-
-def bounded(code: int, max_retries: int | None) -> int:
-    """``code``, or :data:`EXHAUSTED` (final) if it asks for a retry once more than ``max_retries`` times.
-
-    Counted in ``OUTPUT_DIR`` under the pod's name, because a pod that the operator creates again starts at
-    zero restarts; without ``OUTPUT_DIR`` and ``PODTUNE_POD_NAME`` nothing is counted. Preemption is nobody's
-    fault and not counted.
-    """
-    output, pod = os.environ.get("OUTPUT_DIR"), os.environ.get("PODTUNE_POD_NAME")
-    if max_retries is None or not output or not pod:
-        return code
-    counter = Path(output) / ".retries" / pod
-    if code <= 128:  # an end for good: whoever starts again starts counting again
-        counter.unlink(missing_ok=True)
-        return code
-    if code == PREEMPTED:
-        return code
-    counter.parent.mkdir(parents=True, exist_ok=True)
-    failures = 1 + (int(counter.read_text() or 0) if counter.exists() else 0)
-    if failures > max_retries:
-        counter.unlink()
-        message = (
-            f"failed with code {code} after {max_retries} retries, which is all that "
-            "runPolicy.backoffLimit allows"
-        )
-        print(f"podtune launch: {message}", file=sys.stderr, flush=True)
-        terminate_log(message, EXHAUSTED)
-        return EXHAUSTED
-    counter.write_text(f"{failures}\n")
-    print(
-        (f"podtune launch: failure {failures} of {pod}; {max_retries} may be retried"),
-        file=sys.stderr,
-        flush=True,
-    )
-    return code

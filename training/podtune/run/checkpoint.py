@@ -8,6 +8,7 @@ manifest; a damaged one is set aside under another name, never deleted.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from podtune.run.errors import CANNOT_CREATE, CONFIG, DATA, UserError
+from podtune.run.errors import CANNOT_CREATE, CONFIG, DATA, PeerLost, UserError, platform_fault
 from podtune.run.files import digest, write_whole
 
 MANIFEST = "podtune-manifest.json"
@@ -240,6 +241,7 @@ def check_writable(output_dir: Path) -> None:
 
     Raises:
         UserError: says which folder and why.
+        PeerLost: the volume fails, and held checkpoints before: to be tried again.
     """
     existing = next(
         folder for folder in (output_dir.absolute(), *output_dir.absolute().parents) if folder.exists()
@@ -249,6 +251,9 @@ def check_writable(output_dir: Path) -> None:
         probe.write_bytes(b"podtune")
         probe.unlink()
     except OSError as error:
+        was_writable = error.errno != errno.EROFS or checkpoints(output_dir)
+        if was_writable and platform_fault(error):
+            raise PeerLost(f"{output_dir}: cannot be written at the moment: {error.strerror}") from None
         raise UserError(
             f"cannot be written: {error.strerror or error}",
             where=str(output_dir),

@@ -6,19 +6,35 @@ needs no torch and checks the environment before anything expensive starts.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import datetime
 import gc
 import os
+import signal
 import socket
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from podtune.run.errors import CONFIG, UNAVAILABLE, PeerLost, UserError, out_of_memory, out_of_space
+from podtune.run.errors import (
+    CONFIG,
+    OK,
+    PEER_LOST,
+    UNAVAILABLE,
+    PeerLost,
+    UserError,
+    out_of_memory,
+    out_of_space,
+)
 
 T = TypeVar("T")
 DEFAULT_TIMEOUT_S = 600.0
+LAUNCHER = "PODTUNE_LAUNCHER"  # podtune launch's process
+ENDS = "PODTUNE_ENDS"  # its folder in which ranks note a good end
+PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 GPUS_PER_POD = "PODTUNE_GPUS_PER_POD"  # what the chart promises a pod
 
 
@@ -173,6 +189,35 @@ def _integer(env: Mapping[str, str], name: str, default: int, *, first_of_range:
         return int(text)
     except ValueError:
         raise UserError(f"{name} is {value!r}, not a number", where="environment", code=CONFIG) from None
+
+
+def follow_launcher(env: Mapping[str, str] = os.environ) -> None:
+    """Let this rank die with the launcher that started it: without it nobody would end it, or know its
+    code.
+    """
+    if LAUNCHER not in env or not sys.platform.startswith("linux"):
+        return
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    try:
+        os.kill(int(env[LAUNCHER]), 0)
+    except (ProcessLookupError, ValueError):  # it died before
+        os._exit(PEER_LOST)
+
+
+def note_end(code: int, env: Mapping[str, str] = os.environ) -> int:
+    """Tell the launcher how this rank ends, which a signal that comes now would hide from it; returns
+    ``code``.
+    """
+    if ENDS in env and code == OK:
+        with contextlib.suppress(OSError):
+            (Path(env[ENDS]) / f"{env.get('LOCAL_RANK')}-of-{env.get('LOCAL_WORLD_SIZE')}").touch()
+    return code
+
+
+def all_ended_well(folder: Path) -> bool:
+    """Whether every rank of this pod has noted a good end."""
+    names = [path.name.partition("-of-") for path in folder.iterdir()]
+    return bool(names) and all(len(names) == int(size) for _, _, size in names)
 
 
 def setup_distributed(timeout_s: float = DEFAULT_TIMEOUT_S, *, use_cpu: bool = False) -> World:

@@ -79,6 +79,8 @@ def report(error: BaseException, *, rank: int | None = None) -> int:
     who = "" if rank is None else f"rank {rank}: "
     known = isinstance(error, UserError | PeerLost)
     text = str(error) if known else printable(f"{type(error).__name__}: {error}")
+    if platform_fault(error):
+        text += "\n  not the job's fault: started again, it resumes from its newest checkpoint"
     if out_of_memory(error):
         text += (
             "\n  fix: a smaller per_device_train_batch_size or max_length, activation_checkpointing, LoRA, "
@@ -114,6 +116,8 @@ def exit_code(error: BaseException) -> int:
         return OUT_OF_MEMORY
     if out_of_space(error):
         return IO
+    if platform_fault(error):
+        return PEER_LOST
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else 1
     return 1
@@ -146,6 +150,23 @@ def out_of_space(error: BaseException) -> bool:
         return False
     full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
     return full or os.strerror(errno.ENOSPC) in str(error) or os.strerror(errno.EDQUOT) in str(error)
+
+
+#: a volume that fails: the same job runs once it is back
+_VOLUME_LOST = (errno.EROFS, errno.EIO, errno.ESTALE)
+_WORKER_KILLED = re.compile(r"DataLoader worker \(pid \d+\) is killed by signal: (Killed|Terminated)")
+
+
+def platform_fault(error: BaseException) -> bool:
+    """True where a restart may help: a volume that went away or read-only, also in the words of a library
+    (safetensors, torch), and a data worker that was killed.
+    """
+    if isinstance(error, UserError | PeerLost):
+        return False
+    if isinstance(error, OSError) and error.errno in (*_VOLUME_LOST, errno.ETIMEDOUT) and error.filename:
+        return True
+    text = str(error)
+    return any(os.strerror(code) in text for code in _VOLUME_LOST) or bool(_WORKER_KILLED.search(text))
 
 
 def terminate_log(message: str, code: int) -> None:

@@ -79,7 +79,7 @@ def read_record(run_dir: Path) -> Json | None:
     """
     try:
         record: Any = json.loads((Path(run_dir) / RUN_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return record if isinstance(record, dict) and record.get("schema") == SCHEMA else None
 

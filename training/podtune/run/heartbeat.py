@@ -11,15 +11,19 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
+import signal
 import socket
+import sys
 import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
-from podtune.run.errors import CANNOT_CREATE, PeerLost, UserError
+from podtune.run.distributed import LAUNCHER
+from podtune.run.errors import CANNOT_CREATE, PEER_LOST, PeerLost, UserError, terminate_log
 from podtune.run.files import remove_parts, write_whole
 from podtune.run.lock import Lock, holder, job_of, started, take
 
@@ -99,6 +103,62 @@ class Heartbeat:
             write_whole(self._path, json.dumps(beat), flush=False)
 
 
+class VolumeWatch:
+    """Ends this process, and its launcher, when the volume of ``folder`` has not answered for ``limit_s``.
+
+    A write to it may never come back, and not be interrupted either: nothing else would notice in time.
+    """
+
+    def __init__(self, folder: Path, limit_s: float, *, interval_s: float = INTERVAL_S) -> None:
+        self._path = Path(folder) / f".alive.{secrets.token_hex(8)}.part"
+        self._limit_s, self._interval_s = limit_s, interval_s
+        self._answered = time.monotonic()
+        self._stop = threading.Event()
+        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._ask, self._watch)]
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """End watching; harmless when repeated."""
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(timeout=self._interval_s)
+
+    def __enter__(self) -> VolumeWatch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _ask(self) -> None:
+        while True:
+            with contextlib.suppress(OSError):  # an error is an answer, too
+                file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o664)
+                try:
+                    os.pwrite(file, str(time.time()).encode(), 0)
+                    os.fsync(file)
+                finally:
+                    os.close(file)
+            self._answered = time.monotonic()
+            if self._stop.wait(self._interval_s):
+                break
+        with contextlib.suppress(OSError):
+            self._path.unlink()
+
+    def _watch(self) -> None:
+        while not self._stop.wait(min(1.0, self._limit_s / 10)):
+            if (silent := time.monotonic() - self._answered) > self._limit_s:
+                self._lost(silent)
+
+    def _lost(self, silent_s: float) -> NoReturn:
+        message = f"{self._path.parent}: the volume has not answered for {silent_s:.0f} s"
+        print(f"podtune: error: {message}", file=sys.stderr, flush=True)
+        terminate_log(message, PEER_LOST)
+        with contextlib.suppress(KeyError, ValueError, ProcessLookupError):
+            os.kill(int(os.environ[LAUNCHER]), signal.SIGUSR1)  # this process may not be able to end
+        os._exit(PEER_LOST)
+
+
 def read_beat(run_dir: Path) -> Beat | None:
     """The last heartbeat, or None where there is none or it cannot be read."""
     try:
@@ -111,7 +171,7 @@ def read_beat(run_dir: Path) -> Beat | None:
             str(found["host"]),
             found.get("started"),
         )
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
 
 

@@ -222,7 +222,7 @@ def _read(path: Path) -> dict[str, Any] | None:
             return {"pid": os.getpid(), "host": socket.gethostname(), "at": time.monotonic()}
     try:
         sign = json.loads(path.read_text(encoding="utf-8", errors="replace"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return sign if isinstance(sign, dict) else None
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from torch import Generator
 from torch.utils.data import BatchSampler
+from transformers.trainer_pt_utils import LengthGroupedSampler
 
 
 class BalancedBatches(BatchSampler):
@@ -65,6 +67,24 @@ class BalancedBatches(BatchSampler):
             dealt[rank].append(row)
             tokens[rank] += self.lengths[row]
         return dealt
+
+
+class LengthGrouped(LengthGroupedSampler):  # type: ignore[misc]
+    """transformers' order for group_by_length, drawn anew for each epoch from ``seed`` and ``epoch()`` alone.
+
+    Its own draws from torch's global generator when an epoch begins, and a resumed process has another state
+    there than the one that began the epoch: some rows would come twice, others never.
+    """
+
+    def __init__(
+        self, lengths: Sequence[int], batch_size: int, *, seed: int, epoch: Callable[[], int]
+    ) -> None:
+        super().__init__(batch_size, lengths=list(lengths), generator=Generator())
+        self.seed, self.epoch = seed, epoch
+
+    def __iter__(self) -> Iterator[int]:
+        self.generator.manual_seed(self.seed + self.epoch())
+        return iter(super().__iter__())
 
 
 def balance(loader: Any, lengths: Sequence[int]) -> None:

@@ -55,7 +55,7 @@ def read(folder: Path, key: str) -> tuple[Path, Info] | None:
         if digest(entry / DATA_FILE) != info["xxh3_128"]:
             warn(f"{entry}: the tokenised rows have changed since they were written; they are made anew")
             return None
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
     return entry / DATA_FILE, info
 

@@ -15,7 +15,7 @@ import psutil
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from podtune.run.log_lines import eval_line, start_line, train_line
-from podtune.run.record import Losses, Measurements, MetricsLog, Spread
+from podtune.run.record import Losses, Measurements, MetricsLog, Spread, number
 from podtune.sft.train.meter import Meter, system_metrics
 
 
@@ -43,6 +43,9 @@ class Progress(TrainerCallback):  # type: ignore[misc]
         self._seen: tuple[TrainingArguments, int] | None = None
         self.on_step: Callable[[int], None] = lambda step: None
         self._log = MetricsLog(output_dir / "metrics.jsonl", from_step=from_step) if is_main else None
+        for entry in self._log.kept if self._log else []:  # of the starts before, killed ones included
+            if (loss := number(entry.get("loss"))) is not None:
+                self._note_loss(entry["split"], loss)
         self._tokens, self._first_tokens = tokens_before, tokens_before
         # real tokens and seconds of training between two logging steps
         self._windows: list[tuple[int, float]] = []
@@ -97,8 +100,7 @@ class Progress(TrainerCallback):  # type: ignore[misc]
             logs["step_time_s"] = seconds / self._window_steps
             logs["eta_s"] = (state.max_steps - state.global_step) * logs["step_time_s"]
         self._tokens, self._window_steps = tokens, 0
-        self.losses.setdefault("first", logs["loss"])
-        self.losses["last"] = logs["loss"]
+        self._note_loss("train", logs["loss"])
         logs.pop("num_tokens", None)  # TRL's count, of this attempt only
         self._log.write("train", state.global_step, {"epoch": state.epoch} | logs)
         system = system_metrics(self._meter.ranks, logs.get("step_time_s"))
@@ -114,10 +116,14 @@ class Progress(TrainerCallback):  # type: ignore[misc]
         metrics["perplexity"] = (
             math.exp(min(metrics["loss"], 700.0)) if math.isfinite(metrics["loss"]) else metrics["loss"]
         )
-        self.losses.setdefault("eval_first", metrics["loss"])
-        self.losses["eval"] = metrics["loss"]
+        self._note_loss("eval", metrics["loss"])
         self._log.write("eval", state.global_step, {"epoch": state.epoch, "tokens": self._tokens} | metrics)
         self._display.evaluation(eval_line(state.global_step, metrics))
+
+    def _note_loss(self, split: str, loss: float) -> None:
+        first, last = ("first", "last") if split == "train" else ("eval_first", "eval")
+        self.losses.setdefault(first, loss)
+        self.losses[last] = loss
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any

@@ -147,9 +147,6 @@ class FineTune:
         earlier = self._earlier()
         record["started_at"] = earlier.get("started_at", record["started_at"])
         record["attempts"] = [*earlier.get("attempts", []), {"started_at": now(), "from_step": self.step}]
-        if self.step and (first := Measurements.read(earlier).loss):
-            losses = {"first": first.first, "eval_first": first.eval_first}
-            self.progress.losses |= {key: loss for key, loss in losses.items() if loss is not None}
         self._write()
         self._heartbeat = Heartbeat(output_dir)
         self.progress.on_step = self._heartbeat.step

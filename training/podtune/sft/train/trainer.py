@@ -4,11 +4,13 @@ lean loss.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
 import resource
 import shutil
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +24,13 @@ from trl import SFTConfig, SFTTrainer
 from podtune.run import checkpoint
 from podtune.run.distributed import World, forced_gpu_path
 from podtune.run.errors import CONFIG, DATA, UNAVAILABLE, UserError
-from podtune.sft.data.batching import balance, row_lengths
+from podtune.sft.data.batching import LengthGrouped, balance, row_lengths
 from podtune.sft.train.early import EarlyStopping
 from podtune.sft.train.loss import lean_loss, logs_next, score_as_on_a_gpu, why_not_lean
 from podtune.sft.train.meter import Meter
 
 _RUNNING, _STOP, _NONFINITE = 0, 1, 2
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
@@ -101,6 +104,18 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
             None,
         )
         self._saving = False
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+        rows = self.train_dataset if train_dataset is None else train_dataset
+        if self.args.train_sampling_strategy != "group_by_length" or not isinstance(rows, Dataset):
+            return super()._get_train_sampler(train_dataset)
+        batch = self.args.train_batch_size * self.args.gradient_accumulation_steps
+        return LengthGrouped(
+            row_lengths(rows),
+            batch,
+            seed=self.args.seed if self.args.data_seed is None else self.args.data_seed,
+            epoch=lambda: int((self.state.epoch or 0.0) + 1e-6),
+        )
 
     def get_train_dataloader(self) -> Any:
         loader = super().get_train_dataloader()
@@ -420,26 +435,50 @@ def _nonfinite_error(step: int) -> UserError:
     )
 
 
+class Stopped(Exception):
+    """A signal asked this process to end; what it was doing can be left."""
+
+
 class StopTogether(TrainerCallback):  # type: ignore[misc]
-    """SIGTERM to any rank: all ranks finish the same step, save, and stop. A loss that is not finite: all
-    ranks stop, unsaved.
+    """SIGTERM, SIGINT or SIGHUP to any rank: all ranks finish the same step, save, and stop. A loss that
+    is not finite: all ranks stop, unsaved.
     """
 
     def __init__(self) -> None:
         self.requested = False  # of this rank
         self.agreed = False  # by all
         self.trainer: PodtuneTrainer | None = None
-        self._before: Any = None
+        self._at_once = False
+        self._before: dict[int, Any] = {}
 
     def __enter__(self) -> StopTogether:
-        self._before = signal.signal(signal.SIGTERM, self._request)
+        self._before = {each: signal.signal(each, self._request) for each in SIGNALS}
         return self
 
     def __exit__(self, *_: object) -> None:
-        signal.signal(signal.SIGTERM, self._before)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
-    def _request(self, *_: object) -> None:
+    def _request(self, number: int, _frame: object) -> None:
+        if self.requested and number != signal.SIGTERM:  # Ctrl-C once more: without saving
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
         self.requested = True
+        if self._at_once:
+            raise Stopped
+
+    @contextlib.contextmanager
+    def at_once(self) -> Iterator[None]:
+        """In the block, whose work can be left, a signal raises :class:`Stopped`, also one that came
+        before.
+        """
+        self._at_once = True
+        try:
+            if self.requested:
+                raise Stopped
+            yield
+        finally:
+            self._at_once = False
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any

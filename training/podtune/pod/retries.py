@@ -1,0 +1,130 @@
+"""How often a pod may be started again: failures without progress are counted on the volume. Needs no
+torch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from podtune.run.checkpoint import checkpoints
+from podtune.run.errors import PREEMPTED, terminate_log, warn
+from podtune.run.files import write_whole
+
+EXHAUSTED = 75  # sysexits' EX_TEMPFAIL: worth a retry once, but too often by now
+ANSWER_S = 10.0  # a volume that does not answer must not keep the pod
+#: asked to stop: nobody's failure
+ASKED = (PREEMPTED, 128 + signal.SIGINT, 128 + signal.SIGHUP)
+
+
+@dataclass(frozen=True)
+class Starts:
+    """Starts since the last progress: how many, and the step of the newest checkpoint when they began."""
+
+    count: int = 0
+    step: int = 0
+
+
+class Retries:
+    """The count of one pod, by its name: a pod that the operator creates again starts at zero restarts.
+
+    A start is counted when it begins, so that one whose whole container is killed counts too, and taken back
+    when it ends well or was asked to end. A newer checkpoint starts the count anew. Nothing in here can
+    change what a failure's code is, but for :data:`EXHAUSTED`, and nothing waits for the volume beyond
+    ANSWER_S.
+    """
+
+    def __init__(self, output: Path, pod: str, most: int) -> None:
+        self._output, self._pod, self._most = output, pod, most
+        self._file = output / ".retries" / pod
+        self._starts = Starts()
+
+    def begin(self) -> int:
+        """Count this start; returns the code to end with instead, 0 to go on."""
+        return self._bounded(self._begin, 0)
+
+    def end(self, code: int) -> int:
+        """``code``, or :data:`EXHAUSTED` (final) if it asks for a retry once more than allowed."""
+        return self._bounded(lambda: self._end(code), code)
+
+    def _begin(self) -> int:
+        before, step = self._read(), self._newest()
+        self._starts = Starts(1 + (0 if step > before.step else before.count), max(step, before.step))
+        if self._starts.count > self._most + 1:
+            return self._exhausted("was killed")
+        self._write()
+        return 0
+
+    def _end(self, code: int) -> int:
+        if code <= 128:  # an end for good: whoever starts again starts counting again
+            self._file.unlink(missing_ok=True)
+        elif code in ASKED:
+            self._starts = Starts(self._starts.count - 1, self._starts.step)
+            self._write()
+        elif self._newest() <= self._starts.step and self._starts.count > self._most:
+            return self._exhausted(f"failed with code {code}")
+        else:
+            print(
+                f"podtune launch: failure {self._starts.count} of {self._pod} without a newer checkpoint; "
+                f"{self._most} may be retried",
+                flush=True,
+            )
+        return code
+
+    def _exhausted(self, what: str) -> int:
+        self._file.unlink(missing_ok=True)
+        message = (
+            f"{what} after {self._most} retries without a newer checkpoint, which is all that "
+            "runPolicy.backoffLimit allows"
+        )
+        warn(message)
+        terminate_log(message, EXHAUSTED)
+        return EXHAUSTED
+
+    def _newest(self) -> int:
+        """The step of the newest checkpoint that can be seen, 0 without one."""
+        return max((int(path.name.rpartition("-")[2]) for path in checkpoints(self._output)), default=0)
+
+    def _read(self) -> Starts:
+        try:
+            content = json.loads(self._file.read_text(encoding="utf-8"))
+            return Starts(int(content["starts"]), int(content["step"]))
+        except FileNotFoundError:
+            return Starts()
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            warn(f"{self._file}: the count of starts cannot be read ({error}); it begins anew")
+            return Starts()
+
+    def _write(self) -> None:
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(self._file, json.dumps({"starts": self._starts.count, "step": self._starts.step}) + "\n")
+
+    def _bounded(self, work: Callable[[], int], otherwise: int) -> int:
+        answer: list[int] = []
+
+        def run() -> None:
+            try:
+                answer.append(work())
+            except Exception as error:  # whatever it is: it may not change how the job ends
+                warn(f"{self._file}: starts cannot be counted: {error}")
+                answer.append(otherwise)
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        thread.join(ANSWER_S)
+        if not answer:
+            warn(f"{self._file}: the volume does not answer; this start is not counted")
+        return answer[0] if answer else otherwise
+
+
+def retries(most: int | None) -> Retries | None:
+    """The count for this pod; None without a bound, or where OUTPUT_DIR and PODTUNE_POD_NAME do not say
+    whose.
+    """
+    output, pod = os.environ.get("OUTPUT_DIR"), os.environ.get("PODTUNE_POD_NAME")
+    return Retries(Path(output), pod, most) if most is not None and output and pod else None
