@@ -10,7 +10,7 @@ from podtune.cluster.job.pytorchjob import CONTAINER, REPLICA_TYPES, replica_nam
 from podtune.cluster.lint import core
 from podtune.cluster.lint.documents import RUNTIMES
 from podtune.cluster.lint.job import Job
-from podtune.cluster.lint.rules import ALL, WITH_PODS, Hit, rule
+from podtune.cluster.lint.rules import ALL, WITH_PODS, By, Hit, rule
 from podtune.cluster.lint.schema import VARIABLE, Violation, type_name
 from podtune.run.errors import near
 
@@ -300,7 +300,9 @@ def unknown_manager(job: Job) -> Iterator[Hit]:
 def _refused(job: Job, kind: str) -> Iterator[Hit]:
     for refusal in job.refusals:
         if refusal.kind == kind:
-            yield Hit(refusal.path, refusal.message, fix=refusal.fix)
+            # the API server takes any name of a claim; the pod then waits for one that cannot exist
+            by: By = "hang" if refusal.path[-1] == "claimName" else "operator"
+            yield Hit(refusal.path, refusal.message, fix=refusal.fix, by=by)
     if job.kind == "TrainJob":
         trainer = job.spec.get("trainer") or {}
         for refusal in core.environment(trainer, ("spec", "trainer"), job.target.kubernetes):
