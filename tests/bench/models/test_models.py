@@ -83,7 +83,7 @@ def test_parts_one_after_the_other_compute_the_whole() -> None:
     assert torch.equal(x, model(ids))
 
 
-@pytest.mark.parametrize("how", ["selective", "full", "sequential"])
+@pytest.mark.parametrize("how", ["selective", "every-second", "full", "sequential"])
 def test_checkpointing_changes_no_gradient(how: str) -> None:
     gradients = []
     for choice in ("none", how):

@@ -164,65 +164,79 @@ class Layout:
         )
 
     def activations(self) -> float | None:
-        """Bytes kept for the backward pass on the fullest rank, with the layer at work; None if unknown."""
+        """Bytes kept for the backward pass on the fullest rank, and what that pass needs beyond the head's;
+        None if unknown.
+        """
         if isinstance(self.shape, Opaque):
             return None
-        samples = self.batch_size / (self.replicas * self.accumulation)
-        layers = self._layers_bytes(self.shape.units / self.stages)
-        if self.strategy == "pipeline-gpipe":
-            return samples * layers  # every micro-batch of its stage
-        if self.strategy == "pipeline-1f1b":
-            in_flight = min(self.stages, self.micro_batches)  # on the first stage; one on the last
-            first, last = in_flight * layers, layers + self._head_bytes(1)
-            return samples / self.micro_batches * (first if first >= last else layers)
-        return samples * layers
+        kept, again = self._layers_bytes(self.shape.units / self.stages)
+        return self._samples * (self._in_flight() * kept + max(0.0, again - self._head_bytes()))
 
     def head(self) -> float | None:
         """Bytes of the logits and the loss at their worst moment; None if unknown."""
-        if isinstance(self.shape, Opaque):
-            return None
-        samples = self.batch_size / (self.replicas * self.accumulation)
-        if self.strategy in PIPELINES:
-            waiting = self.micro_batches if self.strategy == "pipeline-gpipe" else 1
-            layers, micro = self._layers_bytes(self.shape.units / self.stages), samples / self.micro_batches
-            in_flight = self.micro_batches if waiting > 1 else min(self.stages, self.micro_batches)
-            return max(0.0, micro * (self._head_bytes(waiting) - (in_flight - waiting) * layers))
-        if self.fused_head and isinstance(self.shape, Transformer):
-            tokens = samples * self.shape.sequence_length
-            tile = min(tokens, FUSED_TILE[0]) * min(self.shape.vocabulary, FUSED_TILE[1]) * self.width
-            # the head's own gradient in 32 bits, before it joins the others
-            weight = 4.0 * self.shape.vocabulary * self.shape.hidden if self.lora is None else 0.0
-            return tile + weight + tokens * self.shape.hidden * (2 * self.master_width + 4)
-        return samples * self._head_bytes(1)
+        return (
+            None if isinstance(self.shape, Opaque) else self._samples * self._head_bytes() + self._head_tile()
+        )
 
-    def _head_bytes(self, waiting: int) -> float:
-        """Of one sample: logits as the products put them out, in 32 bits, and their gradient; those of
-        ``waiting`` micro-batches at once.
+    @property
+    def _samples(self) -> float:
+        """Of one forward pass on one rank."""
+        pieces = self.micro_batches if self.strategy in PIPELINES else self.accumulation
+        return self.batch_size / (self.replicas * pieces)
+
+    def _in_flight(self) -> int:
+        """Micro-batches whose activations a stage holds: GPipe all, 1F1B at most P, on the first stage."""
+        if self.strategy == "pipeline-gpipe":
+            return self.micro_batches
+        return min(self.stages, self.micro_batches) if self.strategy == "pipeline-1f1b" else 1
+
+    def _head_bytes(self) -> float:
+        """Of one sample: logits as the products put them out, in 32 bits, and their gradient; GPipe's last
+        stage holds those of every micro-batch.
         """
-        return self.shape.head_elements * (waiting * (self.width + 4) + 8)
+        if self.fused_head and isinstance(self.shape, Transformer):
+            # the hidden states, their gradient in 32 bits, and once more as they are
+            return self.shape.boundary_elements * (2 * self.master_width + 4)
+        waiting = self.micro_batches if self.strategy == "pipeline-gpipe" else 1
+        head = self.shape.head_elements * (waiting * (self.width + 4) + 8)
+        if self.strategy != "pipeline-1f1b":
+            return head
+        # the last stage has the head, the first the micro-batches in flight
+        first, last = self._in_flight(), 1
+        return max(0.0, head - (first - last) * self._layers_bytes(self.shape.units / self.stages)[0])
 
-    def _layers_bytes(self, units: float) -> float:
-        """Bytes a sample over ``units`` blocks; a block (or segment) that is computed again is whole for that
-        moment, with its gradients.
+    def _head_tile(self) -> float:
+        """What the fused head holds whatever the rows: a tile of logits, and its own gradient in 32 bits
+        before that joins the others.
+        """
+        if not self.fused_head or not isinstance(self.shape, Transformer):
+            return 0.0
+        tokens = min(self._samples * self.shape.sequence_length, FUSED_TILE[0])
+        weight = 4.0 * self.shape.vocabulary * self.shape.hidden if self.lora is None else 0.0
+        return tokens * min(self.shape.vocabulary, FUSED_TILE[1]) * self.width + weight
+
+    def _layers_bytes(self, units: float) -> tuple[float, float]:
+        """Bytes a sample over ``units`` blocks: what the forward pass keeps, and what the backward pass has
+        beside it at its fullest moment, when a block is whole again and its gradients are made.
         """
         shape, kept = self.shape, self.kept
         assert not isinstance(shape, Opaque)
         tensor = self.world_size if self.strategy == "tensor" else 1
         whole, boundary = shape.layer_bytes(kept, tensor), kept.stored * shape.boundary_elements
-        working = whole + shape.backward_bytes(kept, tensor)
+        gradients = shape.backward_bytes(kept, tensor)
         match self.checkpointing:
-            case "sequential":
+            case "sequential":  # the last segment is not checkpointed
                 segments = max(1, math.isqrt(math.ceil(units)))
-                return segments * boundary + units / segments * whole
+                return (segments - 1) * boundary + units / segments * whole, gradients
             case "full":
-                return units * boundary + min(1.0, units) * working
-            case "every-second":
-                return units / 2 * (boundary + whole) + min(1.0, units) * working
+                return units * boundary, min(1.0, units) * whole + gradients - boundary
+            case "every-second":  # the block after a checkpointed one is gone when that is computed again
+                return units / 2 * (boundary + whole), gradients
             case "selective":
                 again = shape.layer_bytes(replace(kept, selective=False), tensor)
-                return units * whole + min(1.0, units) * again
+                return units * whole, again + gradients - whole
             case _:
-                return units * whole
+                return units * whole, gradients
 
     def buffers(self, trained: float) -> float:
         """Bytes of what is gathered or bucketed for a moment: two units (one at work, one prefetched) with
@@ -289,8 +303,8 @@ class Layout:
         """All-reduces that recomputation repeats: torch stops at the last value that is needed, short of a
         segment's last one.
         """
-        if self.checkpointing == "full":
-            return units
+        if self.checkpointing in ("full", "every-second"):
+            return units if self.checkpointing == "full" else math.ceil(units / 2)
         # over embedding, layers and head; the last segment is not checkpointed
         if self.checkpointing == "sequential":
             segments = math.isqrt(units + 2)

@@ -151,14 +151,11 @@ class Transformer:
         return self.sequence_length * (norms + (attention + mlp) / tensor_ranks)
 
     def backward_bytes(self, kept: Kept, tensor_ranks: int = 1) -> float:
-        """Gradients of one layer's widest tensors, alive at once while its backward pass runs."""
-        return (
-            self.sequence_length
-            * kept.compute
-            * (2.0 if self.gated else 1.0)
-            * self.intermediate
-            / tensor_ranks
-        )
+        """Gradients alive at once while a layer's backward pass runs: of its widest tensors, and of the
+        residual stream before and behind it.
+        """
+        widest = kept.compute * (2.0 if self.gated else 1.0) * self.intermediate / tensor_ranks
+        return self.sequence_length * (widest + 2 * kept.stored * self.hidden)
 
     @property
     def head_elements(self) -> int:

@@ -109,6 +109,20 @@ class MemoryPeaks:
 
 
 @dataclass(frozen=True)
+class CountedMemory:
+    """Bytes of tensors in one step of the fullest rank, in GiB, by what they are for; ``total`` is the most
+    that lived at once.
+    """
+
+    weights: float
+    gradients: float
+    optimizer: float
+    activations: float
+    buffers: float
+    total: float
+
+
+@dataclass(frozen=True)
 class Communication:
     """What one step sends, counted on the rank that sends most; by collective: all_reduce, ..."""
 
@@ -158,6 +172,7 @@ class Measurements:
     flops_per_token: float | None = None
     flops_per_step: float | None = None
     peak_memory_gib: MemoryPeaks | None = None
+    counted_memory_gib: CountedMemory | None = None
     communication: Communication | None = None
     h2d_gb_per_s: float | None = None
     loss: Losses | None = None

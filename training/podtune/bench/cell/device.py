@@ -40,3 +40,4 @@ def refuse_what_the_device_lacks(options: Options, world: World) -> None:
     # fp32 means fp32: TF32 would be another precision under the same name.
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cudnn.benchmark = True  # every step has the same shapes: try each convolution's algorithms

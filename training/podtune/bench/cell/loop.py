@@ -6,6 +6,8 @@ What it returns becomes ``measurements`` of the cell's record.
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import itertools
 import math
 import time
@@ -17,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from podtune.bench.cell.communication import CountCommunication
+from podtune.bench.cell.counted_memory import CountMemory
 from podtune.bench.cell.data import Rows, open_rows, share
 from podtune.bench.cell.measure import (
     PeakMemory,
@@ -37,7 +40,16 @@ from podtune.plan.hardware import peak_flops
 from podtune.plan.shapes import ConvNet
 from podtune.run import errors
 from podtune.run.distributed import World, on_main
-from podtune.run.record import Communication, Json, Losses, Measurements, MemoryPeaks, Parity, Spread
+from podtune.run.record import (
+    Communication,
+    CountedMemory,
+    Json,
+    Losses,
+    Measurements,
+    MemoryPeaks,
+    Parity,
+    Spread,
+)
 
 PARITY_STEPS = 5
 TOLERANCE = {"fp32": 1e-5, "bf16": 2e-2, "fp16": 2e-2, "fp8": 2e-2}
@@ -75,7 +87,7 @@ class Run:
             self.rows.batch(share(step, self.options.global_batch_size, part, parts)) for step in range(count)
         ]
         if self.world.device_type == "cuda":
-            made = [Batch(batch.inputs.pin_memory(), batch.targets.pin_memory()) for batch in made]
+            made = [Batch(_laid_out(inputs).pin_memory(), targets.pin_memory()) for inputs, targets in made]
         return made
 
 
@@ -87,15 +99,20 @@ def measure(run: Run) -> Measurements:
     started = time.perf_counter()
     memory = PeakMemory(world.device)
     memory.restart()
-    strategy = run.setup(options.strategy, world, options)
+    # of a GPU the allocator tells; what is compiled does not pass a dispatch mode
+    counter = CountMemory() if world.device_type == "cpu" and not options.compile else None
+    with counter or contextlib.nullcontext():
+        strategy = run.setup(options.strategy, world, options)
     run.parameters_gib = held_gib(strategy.model)
     batches = run.batches(
         strategy.rows, min(DISTINCT_BATCHES, PARITY_STEPS + options.warmup + options.steps * options.repeats)
     )
     stepper = _Stepper(run, strategy, batches)
-    stepper.step()
-    time_to_first_step_s = time.perf_counter() - started
-    for _ in range(PARITY_STEPS - 1 if reference else 0):
+    with counter or contextlib.nullcontext():
+        stepper.step()
+        time_to_first_step_s = time.perf_counter() - started
+        counted = counter.of_step(stepper.step, strategy.model) if counter else None
+    while reference and stepper.taken < PARITY_STEPS:
         stepper.step()
     parity = compare_losses(reference, stepper.losses(), options, world)
     if parity.status == "failed":
@@ -115,6 +132,7 @@ def measure(run: Run) -> Measurements:
         telemetry=telemetry.means(),
         # None where the system does not tell
         peak_memory_gib=None if None in peaks else MemoryPeaks(max(peaks), tuple(peaks), memory.kind),
+        counted_memory_gib=_fullest(counted, world),
         h2d_gb_per_s=host_to_device_gb_per_s(batches[0], world.device),
         loss=Losses(losses[0], losses[-1]),
         **(_speed(run, seconds) if world.is_main else {}),  # whose measurements become the record
@@ -131,8 +149,15 @@ def measure(run: Run) -> Measurements:
     return measurements
 
 
+def _laid_out(inputs: torch.Tensor) -> torch.Tensor:
+    """Images with their channels together, as a GPU's convolutions want them; what follows keeps that."""
+    return inputs.contiguous(memory_format=torch.channels_last) if inputs.dim() == 4 else inputs
+
+
 class _Stepper:
-    """Takes steps over the batches in turn and keeps the losses on the device until somebody asks."""
+    """Takes steps over the batches in turn and keeps the losses on the device until somebody asks. Copying a
+    batch to the GPU is part of a step, as in training.
+    """
 
     def __init__(self, run: Run, strategy: Strategy, batches: list[Batch]) -> None:
         self.run, self.strategy, self.batches = run, strategy, batches
@@ -193,6 +218,7 @@ def _reference_losses(run: Run) -> list[float] | None:
             return None
 
     losses = on_main(run.world, alone)
+    gc.collect()  # fp8's linear layers hold their own module, in a circle
     if run.world.device_type == "cuda":
         torch.cuda.empty_cache()
     return losses
@@ -240,6 +266,12 @@ def compare_losses(
         status = "undefined"
         reason = "batch norm makes every way of splitting the batch another function"
     return Parity(status, reason, worst, tolerance, len(pairs), tuple(losses[: len(pairs)]), tuple(reference))
+
+
+def _fullest(counted: CountedMemory | None, world: World) -> CountedMemory | None:
+    """What was counted on the rank that held most."""
+    by_rank = _gather(counted, world)
+    return None if counted is None else max(by_rank, key=lambda memory: memory.total)
 
 
 def _count_communication(run: Run, stepper: _Stepper) -> Communication | None:

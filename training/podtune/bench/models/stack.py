@@ -64,14 +64,14 @@ class Stack(nn.Module):
         return x
 
     def checkpoint_activations(self, how: Checkpointing) -> None:
-        """Trade memory for computing again. ``full``: every inner block; ``selective``: the same, but matrix
-        products and attention are kept; ``sequential``: torch's checkpoint_sequential over about sqrt(blocks)
-        segments (Chen et al. 2016).
+        """Trade memory for computing again. ``full``: every inner block, or ``every-second``; ``selective``:
+        every one, but matrix products and attention are kept; ``sequential``: torch's checkpoint_sequential
+        over about sqrt(blocks) segments (Chen et al. 2016).
         """
         if how == "sequential":
             self.segments = max(1, math.isqrt(len(self.blocks)))
         elif how != "none":
-            for block in self.inner:
+            for block in self.inner[:: 2 if how == "every-second" else 1]:
                 block.forward = _checkpointed(block.forward, keep=KEPT if how == "selective" else set())
 
     def example_row(self, sequence_length: int) -> Tensor:

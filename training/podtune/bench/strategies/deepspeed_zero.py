@@ -42,7 +42,10 @@ class Zero:
             model=self.model,
             optimizer=build_optimizer(self.model.parameters()),
             config=configuration(
-                options, world, max(sum(p.numel() for p in block.parameters()) for block in self.model.blocks)
+                options,
+                world,
+                max(sum(p.numel() for p in block.parameters()) for block in self.model.blocks),
+                self.arithmetic.dtype,
             ),
             dist_init_required=False,
         )[0]
@@ -59,9 +62,11 @@ class Zero:
         return mean_over(torch.stack(losses).sum(), self.ranks)
 
 
-def configuration(options: Options, world: World, largest_block: int) -> dict[str, Any]:
-    """DeepSpeed's configuration. Weights are fp32 and the products follow autocast, as under every other
-    strategy.
+def configuration(
+    options: Options, world: World, largest_block: int, dtype: torch.dtype | None
+) -> dict[str, Any]:
+    """DeepSpeed's configuration. Weights are fp32 and the products follow autocast to ``dtype``, as under
+    every other strategy.
     """
     overlap = options.overlap is not False and world.device_type == "cuda"
     zero: dict[str, Any] = {
@@ -79,7 +84,14 @@ def configuration(options: Options, world: World, largest_block: int) -> dict[st
         # overlaps.
         zero |= {"stage": 3, "stage3_param_persistence_threshold": 0, "stage3_max_reuse_distance": 0}
         zero["stage3_prefetch_bucket_size"] = largest_block if overlap else 0
+    autocast: dict[str, Any] = {}
+    if dtype is not None:
+        # Without this section DeepSpeed turns CUDA's autocast off inside the engine. No module is named safe,
+        # so that gradients are reduced in fp32.
+        name = str(dtype).removeprefix("torch.")
+        autocast = {"enabled": True, "dtype": name, "lower_precision_safe_modules": []}
     return {
+        **({"torch_autocast": autocast} if autocast else {}),
         "train_batch_size": options.global_batch_size,
         "train_micro_batch_size_per_gpu": options.global_batch_size
         // world.world_size

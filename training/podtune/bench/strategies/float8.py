@@ -51,11 +51,16 @@ def quantise(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def product(a: Tensor, b: Tensor, a_dtype: torch.dtype, b_dtype: torch.dtype) -> Tensor:
-    """``a @ b.T`` for (m, k) and (n, k): in bf16, from fp8 operands."""
+    """``a @ b.T`` for (m, k) and (n, k): in bf16, from fp8 operands. Forward sums fast, gradients exactly."""
     a8, a_scale = quantise(a, a_dtype)
     b8, b_scale = quantise(b, b_dtype)
     return torch._scaled_mm(
-        a8.contiguous(), b8.contiguous().t(), scale_a=a_scale, scale_b=b_scale, out_dtype=torch.bfloat16
+        a8.contiguous(),
+        b8.contiguous().t(),
+        scale_a=a_scale,
+        scale_b=b_scale,
+        out_dtype=torch.bfloat16,
+        use_fast_accum=a_dtype == b_dtype == FORWARD,
     )
 
 

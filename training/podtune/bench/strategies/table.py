@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from podtune.bench.strategies.contract import Setup
     from podtune.run.distributed import World
 
-ALL_CHECKPOINTING = ("none", "selective", "full", "sequential")
-
 
 @dataclass(frozen=True)
 class Entry:
@@ -31,7 +29,6 @@ class Entry:
     module: str
     divides: Literal["nothing", "batch", "layers", "equal layers", "heads"]
     precisions: tuple[str, ...] = ("fp32", "bf16")
-    checkpointing: tuple[str, ...] = ALL_CHECKPOINTING
     compile: bool = True
     accumulation: bool = True
     micro_batches: bool = False
@@ -56,9 +53,6 @@ class Entry:
         name = options.strategy
         if options.precision not in self.precisions:
             raise _refused(name, f"--precision {options.precision}", f"use {' or '.join(self.precisions)}")
-        if options.activation_checkpointing not in self.checkpointing:
-            wanted = f"--activation-checkpointing {options.activation_checkpointing}"
-            raise _refused(name, wanted, f"use {' or '.join(self.checkpointing)}")
         if options.compile and not self.compile:
             raise _refused(name, "--compile", "leave it out")
         if options.accumulation > 1 and not self.accumulation:

@@ -7,6 +7,7 @@ A sweep file is YAML::
     world_sizes: [1, 2, 4, 8]
     precisions: [bf16]
     global_batch_sizes: [32]         # left out: the model's own
+    compile: [false, true]           # left out: as options say
     options: {steps: 20, compile: true}          # any flag of podtune.benchmark, for every cell
     per_model: {resnet50: {compile: false}}      # or for one model
     timeout_per_cell_s: 600
@@ -50,6 +51,7 @@ class Sweep:
     world_sizes: tuple[int, ...] = (1,)
     precisions: tuple[str, ...] = ("fp32",)
     global_batch_sizes: tuple[int, ...] = (0,)
+    compile: tuple[bool, ...] = ()
     options: dict[str, Any] = field(default_factory=dict)
     per_model: dict[str, dict[str, Any]] = field(default_factory=dict)
     timeout_per_cell_s: float = 600.0
@@ -161,6 +163,11 @@ def _value(key: str, value: Any, path: Path) -> Any:
         ):
             raise wrong("a positive number or a list of them")
         return tuple(numbers)
+    if key == "compile":
+        choices = value if isinstance(value, list) else [value]
+        if not choices or not all(isinstance(choice, bool) for choice in choices):
+            raise wrong("true, false or a list of both")
+        return tuple(choices)
     if key == "timeout_per_cell_s":
         if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
             raise wrong("a positive number of seconds")
@@ -237,12 +244,18 @@ def expand(sweep: Sweep, *, nodes: int = 1, nproc_per_node: int | None = None) -
                 code=CONFIG,
             )
     axes = (sweep.models, sweep.world_sizes, sweep.strategies, sweep.precisions, sweep.global_batch_sizes)
-    for model, world_size, strategy, precision, batch in itertools.product(*axes):
+    for model, world_size, strategy, precision, batch, compiled in itertools.product(
+        *axes, sweep.compile or (None,)
+    ):
         flags = {**sweep.options, **sweep.per_model.get(model, {}), "precision": precision}
         if batch:
             flags["global_batch_size"] = batch
-        name = f"{model.replace('/', '_').replace(':', '_')}.{strategy}.w{world_size}.{precision}" + (
-            f".b{batch}" if batch else ""
+        if compiled is not None:
+            flags["compile"] = compiled
+        name = (
+            f"{model.replace('/', '_').replace(':', '_')}.{strategy}.w{world_size}.{precision}"
+            + (f".b{batch}" if batch else "")
+            + (".compiled" if compiled else "")
         )
         try:
             cells.append(_cell(name, model, strategy, world_size, flags, nodes, nproc_per_node))
