@@ -50,10 +50,30 @@ CHOICES = {
     "zero3 --precision bf16 --optimizer sgd --learning-rate 0.1": 2,
     "naive-mp --model resnet18-cifar --global-batch-size 2 --optimizer sgd": 2,
 }
-CELLS = {**RANKS, **CHOICES, "pipeline-gpipe --micro-batches 4": 2, "pipeline-1f1b --micro-batches 4": 2}
+# Whose memory is counted and held against the plan, with rows long enough to matter beside the weights.
+MEMORY = {
+    "single --sequence-length 128": 1,
+    "single --activation-checkpointing full --sequence-length 128": 1,
+    "single --activation-checkpointing every-second --sequence-length 128": 1,
+    "ddp --sequence-length 128": 2,
+    "ddp --activation-checkpointing full --sequence-length 128": 2,
+    "fsdp --sequence-length 128": 2,
+    "fsdp --activation-checkpointing full --sequence-length 128": 2,
+    "zero2 --sequence-length 128": 2,
+    "zero2 --activation-checkpointing full --sequence-length 128": 2,
+    "zero3 --sequence-length 128": 2,
+    "zero3 --activation-checkpointing full --sequence-length 128": 2,
+}
+CELLS = {
+    **MEMORY,
+    **RANKS,
+    **CHOICES,
+    "pipeline-gpipe --micro-batches 4": 2,
+    "pipeline-1f1b --micro-batches 4": 2,
+}
 
 
-def torchrun(ranks: int, *words: str, timeout_s: float = 240) -> subprocess.CompletedProcess[str]:
+def torchrun(ranks: int, *words: str, timeout_s: float = 900) -> subprocess.CompletedProcess[str]:
     """One torchrun on a free port, from the repository's root."""
     command = [
         sys.executable,
@@ -182,3 +202,55 @@ def test_the_program_leaves_a_record_with_a_profile_and_prints_it(tmp_path: Path
         assert (tmp_path / "cell" / found["profile"][file]).stat().st_size > 1000
     assert "tinygpt-test ddp on 2: parity ok, " in done.stdout.splitlines()[0]
     assert collect(done.stdout.splitlines()).records == [record]
+
+
+AS_ON_A_GPU = """
+import sys, torch
+ask = torch.is_autocast_enabled
+torch.is_autocast_enabled = lambda device="cpu": ask("cpu")  # DeepSpeed asks without a device: of CUDA
+from podtune.bench.cell.command_line import read_options
+from podtune.bench.cell.loop import Run
+from podtune.bench.cell.watchdog import Watchdog
+from podtune.run.distributed import read_world, setup_distributed
+words = ["--model", "tinygpt-test", "--precision", "bf16", "--cpu", "--global-batch-size", "2"]
+world = setup_distributed(60, use_cpu=True)
+for strategy in ("zero2", "zero3"):
+    options, size, _ = read_options([*words, "--strategy", strategy], read_world())
+    run = Run(options, size, world, Watchdog(60, sys.exit))
+    zero = run.setup(strategy, world, options)
+    zero.model.blocks[1].up.register_forward_hook(lambda layer, x, y: print(strategy, y.dtype))
+    zero.train_step(run.batches(zero.rows, 1)[0])
+sys.stdout.flush()
+import os
+os._exit(0)
+"""
+
+
+def test_zero_computes_in_the_precision_that_it_names() -> None:
+    env = {**os.environ, "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+    env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", AS_ON_A_GPU], env=env, capture_output=True, text=True, timeout=600
+    )
+    said = [line for line in done.stdout.splitlines() if line.startswith("zero")]
+    assert said == ["zero2 torch.bfloat16", "zero3 torch.bfloat16"], done.stderr[-3000:]
+
+
+@pytest.mark.parametrize("cell", MEMORY)
+def test_the_counted_memory_is_the_plan(cell: str, measured: Callable[[str], Json]) -> None:
+    found = measured(cell)
+    assert "measurements" in found, found
+    record = {"model": "tinygpt-test", "strategy": cell.split()[0], "world_size": CELLS[cell], **found}
+    (plan,) = plans([{**record, "global_batch_size": found["config"]["global_batch_size"]}])
+    assert plan is not None
+    assert plan.activations_gib is not None
+    assert plan.head_gib is not None
+    counted = found["measurements"]["counted_memory_gib"]
+    planned = {
+        "weights": plan.weights_gib,
+        "gradients": plan.gradients_gib,
+        "optimizer": plan.optimizer_gib,
+        "activations": plan.activations_gib + plan.head_gib + plan.buffers_gib,
+    }
+    for name, gib in planned.items():
+        assert gib == pytest.approx(counted[name], rel=0.1), name

@@ -15,7 +15,7 @@ def charts(group: Group) -> list[Chart]:
     every: list[Chart] = [
         _throughput(cells),
         _step_time(cells),
-        _memory(cells, with_plan=not group.on_cpu),
+        _memory(cells, with_plan=not any(cell.memory_is_the_process for cell in cells)),
         _communication(cells),
         *_efficiency(group),
         _bubble(group),
@@ -59,8 +59,8 @@ def _step_time(cells: Sequence[Cell]) -> Bars:
 
 
 def _memory(cells: Sequence[Cell], *, with_plan: bool) -> Bars:
-    """On a CPU the peak is the whole process with its libraries, which no plan of the model can meet."""
-    kinds = sorted({str(peaks.kind) for cell in cells if (peaks := cell.measurements.peak_memory_gib)})
+    """A CPU's resident peak is the whole process with its libraries, which no plan of the model can meet."""
+    kinds = sorted({cell.memory_kind for cell in cells if cell.memory_kind})
     note = f"Measured: {', '.join(kinds)}, of the fullest process." if kinds else ""
     if not with_plan:
         bars = [_bar(cell, [cell.memory_gib]) for cell in cells]

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from podtune.report.bench.records import Source
-from podtune.run.record import Json, Measurements, Spread
+from podtune.run.record import RESIDENT_PEAK, Json, Measurements, Spread
 
 # How simple a strategy is to run and to understand: among equals the first is advised.
 SIMPLEST_FIRST = (
@@ -139,9 +139,24 @@ class Cell:
 
     @property
     def memory_gib(self) -> float | None:
-        """Peak of the fullest process."""
-        peaks = self.measurements.peak_memory_gib if self.fast else None
-        return peaks.max if peaks else None
+        """Of the fullest process: on a CPU its tensors at their most, on a GPU the allocator's peak."""
+        if not self.fast:
+            return None
+        counted, peaks = self.measurements.counted_memory_gib, self.measurements.peak_memory_gib
+        return counted.total if counted else peaks.max if peaks else None
+
+    @property
+    def memory_kind(self) -> str | None:
+        """Which memory that is."""
+        if self.memory_gib is None:
+            return None
+        counted, peaks = self.measurements.counted_memory_gib, self.measurements.peak_memory_gib
+        return "tensors, counted" if counted else peaks.kind if peaks else None
+
+    @property
+    def memory_is_the_process(self) -> bool:
+        """Whether it is a CPU's resident peak, most of which are libraries."""
+        return (self.memory_kind or "").startswith(RESIDENT_PEAK)
 
     @property
     def sent_bytes(self) -> float | None:

@@ -143,7 +143,10 @@ def cautions(group: Group) -> list[str]:
     if group.on_cpu:
         lines.append(
             "Measured on a CPU with gloo: it shows that strategies are right and what they send; speeds say "
-            "nothing about GPUs. "
+            "nothing about GPUs."
+        )
+    if any(cell.memory_is_the_process for cell in group.measured):
+        lines.append(
             "Peak memory is the whole process with its imported libraries, so the plan, which counts the "
             "model's own, is lower."
         )
