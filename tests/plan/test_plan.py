@@ -282,7 +282,7 @@ def test_a_single_cell_sets_the_rate_for_the_plans_of_its_companions() -> None:
 def test_this_cpu_is_measured_in_about_two_seconds() -> None:
     start = time.perf_counter()
     cpu = hardware_row("cpu")
-    assert time.perf_counter() - start < 10
+    assert time.perf_counter() - start < 60  # a bound for hangs; a quiet machine takes two
     assert cpu.flops["fp32"] > 1e9
     assert cpu.shared
     assert link_row("loopback").bandwidth > 1e7

@@ -59,10 +59,6 @@ MEMORY = {
     "ddp --activation-checkpointing full --sequence-length 128": 2,
     "fsdp --sequence-length 128": 2,
     "fsdp --activation-checkpointing full --sequence-length 128": 2,
-    "zero2 --sequence-length 128": 2,
-    "zero2 --activation-checkpointing full --sequence-length 128": 2,
-    "zero3 --sequence-length 128": 2,
-    "zero3 --activation-checkpointing full --sequence-length 128": 2,
 }
 CELLS = {
     **MEMORY,

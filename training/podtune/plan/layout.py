@@ -148,6 +148,10 @@ class Layout:
         )
         if self.accumulation > 1 and self.strategy in ("fsdp", "fsdp-grad-op", "hsdp"):
             gradients = whole[1]  # FSDP keeps them whole until the last micro-batch is reduced
+        if self.strategy in ("zero2", "zero3") and self.master_width == 4:
+            # DeepSpeed updates a copy of its part of the weights, also where these are in 32 bits already
+            trained = self.shape.parameters if self.lora is None else self.shape.lora_parameters(self.lora)
+            optimizer += 4.0 * trained / self.shards
         return weights, gradients, optimizer
 
     @property
@@ -239,14 +243,31 @@ class Layout:
                 return units * whole, gradients
 
     def buffers(self, trained: float) -> float:
-        """Bytes of what is gathered or bucketed for a moment: two units (one at work, one prefetched) with
-        full sharding.
+        """Bytes of what is gathered, bucketed or cast for a moment: with full sharding two units (at work and
+        prefetched) and a unit's whole gradients, in the backward pass, when the head's bytes are gone.
         """
         if self.strategy in ("fsdp", "hsdp", "zero3"):
-            return 2.0 * self.width * self.shape.largest_unit
+            units = (2.0 * self.width + 4.0) * self.shape.largest_unit
+            if isinstance(self.shape, Opaque):
+                return units
+            again = self._layers_bytes(self.shape.units / self.stages)[1]
+            return max(0.0, units - max(0.0, self._head_bytes() - again) * self._samples)
         if self.strategy == "ddp" and not self.bucket_view:
-            return 4.0 * trained  # gradients in their buckets, beside themselves
-        return 0.0
+            return 4.0 * trained + self.casts()  # gradients in their buckets, beside themselves
+        return self.casts()
+
+    def casts(self) -> float:
+        """Bytes of the 16-bit copies of 32-bit weights that autocast keeps over a forward pass; none where
+        FSDP gathers 16-bit weights, nor of frozen ones, which it casts anew in every use.
+        """
+        whole = self.strategy not in ("fsdp", "fsdp-grad-op", "hsdp", "zero3")
+        if self.width == self.master_width or not whole or self.lora is not None:
+            return 0.0
+        shape = self.shape
+        head = (
+            shape.vocabulary * shape.hidden if isinstance(shape, Transformer) and not self.fused_head else 0
+        )
+        return self.width * self.held(shape.divisible + head if head else shape.divisible or shape.parameters)
 
     def collectives(self, trained: float, gradient_bytes: float | None) -> list[Collective]:
         """The messages of one step, all accumulation steps included; no_sync leaves one gradient

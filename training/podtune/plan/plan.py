@@ -65,7 +65,8 @@ class Plan:
     """The estimate for one rank and one step. GiB are 2^30 bytes. ``None``: cannot be said without hardware,
     or without the model's shape; then ``total_gib`` is of what is known.
 
-    ``head_gib`` are logits and loss, ``checkpoint_gib`` is what a checkpoint takes on the volume, all ranks'.
+    ``buffers_gib`` is what is gathered, bucketed or cast for a moment, ``head_gib`` are logits and loss,
+    ``checkpoint_gib`` is what a checkpoint takes on the volume, all ranks'.
     """
 
     strategy: str
@@ -200,6 +201,8 @@ def estimate(
     activations, head, buffers = layout.activations(), layout.head(), layout.buffers(trained)
     collectives = layout.collectives(trained, gradient_bytes)
     total = weights + gradients + states + (activations or 0.0) + (head or 0.0) + buffers
+    if accumulation == 1:  # autocast's copies are gone before the gradients are there
+        total -= min(layout.casts(), gradients)
     bubble = layout.bubble
     flops = (
         shape.flops_per_sample * batch_size * (2 / 3 if lora_r else 1) * RECOMPUTE[activation_checkpointing]

@@ -44,7 +44,8 @@ class CountMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def of_step(self, step: Callable[[], None], model: nn.Module) -> CountedMemory:
-        """Take a step, at least the second, and say what its tensors took on this rank.
+        """Take a step, at least the third (DDP builds its buckets again in the second), and say what its
+        tensors took on this rank.
 
         Weights, gradients and optimizer (with master weights of its own) are those found when the optimizer
         steps. Activations are whatever else the step makes before that, at its fullest moment; buffers were
@@ -74,7 +75,7 @@ class CountMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
             total.add(more)
             if index < updates[0]:
                 at_update[number] = at_update.get(number, 0) + more
-                if number not in named:
+                if number not in named and number not in before:
                     activations.add(more)
 
         def bytes_of(numbers: Iterable[int]) -> float:

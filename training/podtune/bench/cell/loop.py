@@ -111,6 +111,7 @@ def measure(run: Run) -> Measurements:
     with counter or contextlib.nullcontext():
         stepper.step()
         time_to_first_step_s = time.perf_counter() - started
+        stepper.step()
         counted = counter.of_step(stepper.step, strategy.model) if counter else None
     while reference and stepper.taken < PARITY_STEPS:
         stepper.step()
