@@ -35,7 +35,7 @@ from podtune.run.lock import Lock
 from podtune.sft.config import settings as config
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
     from podtune.sft.config.resolve import Arguments
     from podtune.sft.origin import Origin
@@ -106,11 +106,16 @@ def before_imports(world: World, *, use_cpu: bool = False) -> None:
 def fine_tune(settings: config.Settings, world: World) -> int:
     """Everything after the process group is open; returns the exit code."""
     from podtune.sft.config.resolve import resolve
+    from podtune.sft.model.load import architecture
+    from podtune.sft.origin import load_config, locate_model
     from podtune.sft.train.trainer import Stopped, StopTogether
 
-    arguments = resolve(settings, world)
+    values = settings.values
+    origin = locate_model(values["model_name_or_path"], values.get("model_revision"))
+    model_config = load_config(origin, bool(values.get("trust_remote_code")))
+    arguments = resolve(settings, world, architecture(model_config))
     with StopTogether() as stop, contextlib.ExitStack() as watching:
-        loaded = load(arguments, world, stop)
+        loaded = load(arguments, origin, model_config, world, stop)
         if loaded is None:  # an earlier start finished it
             cleanup_distributed()
             return OK
@@ -126,19 +131,21 @@ def fine_tune(settings: config.Settings, world: World) -> int:
             trainer.train(resume_from_checkpoint=run.resume_path)
             finished = trainer.finished(stop.agreed)
             if finished:
-                trainer.save_final(Path(arguments.training.output_dir) / "final")
+                trainer.save_final(run.output_dir / "final", run.card(), origin.processor_files())
             run.measure(trainer)
             early = trainer.stopped_early()
         except Exception as error:
             run.failed(peer_failure(error) or error)
             raise
+        publisher = trainer.publisher
         trainer.release()
         cleanup_distributed()
         if world.is_main:
             if finished:
+                publisher.finished(run.output_dir / "final")
                 with contextlib.suppress(Stopped), stop.at_once():
                     run.answer(
-                        loaded.origin,
+                        origin,
                         loaded.tokenizer,
                         count=arguments.run.answer_rows,
                         max_new_tokens=arguments.run.answer_max_new_tokens,
@@ -165,36 +172,33 @@ class Loaded(NamedTuple):
 
     trainer: PodtuneTrainer
     run: FineTune
-    origin: Origin
     tokenizer: PreTrainedTokenizerBase
 
 
-def load(arguments: Arguments, world: World, stop: StopTogether) -> Loaded | None:
+def load(
+    arguments: Arguments, origin: Origin, model_config: PreTrainedConfig, world: World, stop: StopTogether
+) -> Loaded | None:
     """Tokenizer, data, checkpoint and model, in the order in which a mistake costs least; None if nothing is
     left to do.
     """
-    from trl import get_peft_config
-
     from podtune.sft.config.memory import foresee
     from podtune.sft.data.batching import row_lengths
     from podtune.sft.data.rows import token_rows
     from podtune.sft.data.tokenizer import load_tokenizer
     from podtune.sft.model.load import load_model
-    from podtune.sft.origin import locate_model, vocabulary_size
     from podtune.sft.train.early import early_stopping
     from podtune.sft.train.run import FineTune, find_checkpoint, is_finished
     from podtune.sft.train.trainer import PodtuneTrainer
 
     training = arguments.training
     output_dir = Path(training.output_dir)
-    origin = locate_model(arguments.model.model_name_or_path, arguments.model.model_revision)
     tokenizer = load_tokenizer(origin, **arguments.tokenizer_options())
     # one process tokenises, the others wait for its cache
     rows = token_rows(
         arguments.sources,
         tokenizer,
         arguments.row_options(),
-        vocabulary=vocabulary_size(origin, training.trust_remote_code),
+        vocabulary=int(model_config.get_text_config().vocab_size),
     )
     facts = arguments.resume_facts(rows.facts["fingerprint"])
     claims: list[Lock] = []
@@ -240,7 +244,7 @@ def load(arguments: Arguments, world: World, stop: StopTogether) -> Loaded | Non
         train_dataset=rows.train,
         eval_dataset=rows.eval,
         processing_class=tokenizer,
-        peft_config=get_peft_config(arguments.model),
+        peft_config=arguments.peft_config(model_config.model_type),
         callbacks=[run.progress, stop, *early_stopping(arguments.run)],
         world=world,
         meter=run.meter,
@@ -250,7 +254,7 @@ def load(arguments: Arguments, world: World, stop: StopTogether) -> Loaded | Non
     )
     stop.trainer = trainer
     run.announce(trainer)
-    return Loaded(trainer, run, origin, tokenizer)
+    return Loaded(trainer, run, tokenizer)
 
 
 if __name__ == "__main__":

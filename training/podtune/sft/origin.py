@@ -38,6 +38,11 @@ class Origin:
         """What ``from_pretrained`` takes beside the name."""
         return {"revision": self.revision or "main", "local_files_only": self.local_files_only}
 
+    def processor_files(self) -> list[Path]:
+        """What a multimodal model's processor is read from; a text model has none."""
+        names = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
+        return [self.file(name) for name in names if name in self.files]
+
     def file(self, name: str) -> Path:
         """The local path of one small file of it, fetched if need be."""
         if Path(self.name).is_dir():

@@ -33,9 +33,11 @@ OPTIMIZER_PACKAGES = {
 }
 
 
-def hardware_choices(settings: Settings, world: World, strategy: str) -> tuple[dict[str, Any], list[str]]:
+def hardware_choices(
+    settings: Settings, world: World, strategy: str, architecture: str = ""
+) -> tuple[dict[str, Any], list[str]]:
     """Precision, activation checkpointing, attention, padding and data loading for this device, and a note of
-    each for the start line.
+    each for the start line. ``architecture`` is the model's class; empty if it is not known.
     """
     values = settings.values
     chosen = _precision(settings, world)
@@ -47,7 +49,9 @@ def hardware_choices(settings: Settings, world: World, strategy: str) -> tuple[d
         (values | chosen).get(key) for key in ("activation_checkpointing", "gradient_checkpointing")
     )
     notes.append(f"activation checkpointing {'on' if checkpointing else 'off'}")
-    attention, attention_notes = _attention(settings, world, half=bool(chosen["bf16"] or chosen["fp16"]))
+    attention, attention_notes = _attention(
+        settings, world, half=bool(chosen["bf16"] or chosen["fp16"]), architecture=architecture
+    )
     chosen |= attention
     notes += attention_notes
     notes.append("compiled" if values.get("torch_compile") else "not compiled")
@@ -84,17 +88,29 @@ def _precision(settings: Settings, world: World) -> dict[str, Any]:
     return {"bf16": fast, "fp16": not fast}
 
 
-def _attention(settings: Settings, world: World, *, half: bool) -> tuple[dict[str, Any], list[str]]:
+def _attention(
+    settings: Settings, world: World, *, half: bool, architecture: str
+) -> tuple[dict[str, Any], list[str]]:
     from podtune.sft.model.attention import PER_ROW, choose_attention
+    from podtune.sft.model.end_to_end import why_padded
 
     values = settings.values
+    if architecture and (why := why_padded(architecture)):
+        # what the user chose stands
+        padded: dict[str, Any] = {"loss": "trl"}
+        if not settings.given("padding_free"):
+            padded["padding_free"] = False
+        attention = values.get("attn_implementation") or "its own"
+        return padded, [f"{attention} attention, padded rows, TRL's loss ({architecture}: {why})"]
     attention, reason = choose_attention(world.device_type, half_precision=half)
     if settings.given("attn_implementation"):
         attention, reason = values["attn_implementation"], "as asked"
     chosen: dict[str, Any] = {"attn_implementation": attention}
     if not settings.given("padding_free") and not values.get("packing"):
         # rows end to end need an attention that keeps them apart without a mask
-        chosen["padding_free"] = attention in (PER_ROW, "flash_attention_2", "flash_attention_3")
+        # NEFTune's noise goes by the length of a row, which would be that of all rows together
+        apart = attention in (PER_ROW, "flash_attention_2", "flash_attention_3")
+        chosen["padding_free"] = apart and not values.get("neftune_noise_alpha")
     if values.get("packing"):
         padding = "packed rows"
     else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trl import (
     DatasetMixtureConfig,
@@ -13,6 +13,7 @@ from trl import (
     ScriptArguments,
     SFTConfig,
     TrlParser,
+    get_peft_config,
     get_quantization_config,
 )
 
@@ -28,6 +29,9 @@ from podtune.sft.data.rows import RowOptions
 from podtune.sft.data.source import Sources
 from podtune.sft.data.tokenizer import TokenizeOptions
 from podtune.sft.model.load import check_quantization
+
+if TYPE_CHECKING:
+    from peft import PeftConfig
 
 DATACLASSES = (ScriptArguments, SFTConfig, ModelConfig, DatasetMixtureConfig, RunArguments)
 
@@ -122,6 +126,19 @@ class Arguments:
             provenance=provenance() if world.is_main else {},
         )
 
+    def peft_config(self, model_type: str) -> PeftConfig | None:
+        """The adapter that is trained: on PEFT's own choice of layers where it has one for ``model_type``, as
+        with TRL, else on all linear layers.
+        """
+        from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as CHOSEN
+
+        config = get_peft_config(self.model)
+        if config is None or config.target_modules or config.target_parameters:
+            return config
+        if model_type not in CHOSEN:
+            config.target_modules = "all-linear"
+        return config
+
     def resume_facts(self, fingerprint: str) -> dict[str, Any]:
         """What must not change between a checkpoint and the run that resumes it: world, batch, schedule, data
         (by its ``fingerprint``), model.
@@ -160,8 +177,9 @@ class Arguments:
         }
 
 
-def resolve(settings: Settings, world: World) -> Arguments:
-    """Decide batch, strategy and hardware choices for ``world`` and let TRL's parser make its dataclasses.
+def resolve(settings: Settings, world: World, architecture: str = "") -> Arguments:
+    """Decide batch, strategy and hardware choices for ``world`` and a model of the class ``architecture``
+    (empty: not known), and let TRL's parser make its dataclasses.
 
     Raises:
         UserError: a batch that does not divide, a strategy that the world cannot hold, what this hardware
@@ -179,7 +197,7 @@ def resolve(settings: Settings, world: World) -> Arguments:
     strategy = resolve_strategy(values.pop("strategy", "auto"), world)
     values |= strategy_settings(strategy, world)
     refuse_unfit(settings, world)
-    chosen, notes = hardware_choices(settings, world, strategy)
+    chosen, notes = hardware_choices(settings, world, strategy, architecture)
     values |= chosen
     # Ours to decide: the bounds, the screen, and never hiding a NaN behind a zero.
     values.setdefault("run_name", str(values["output_dir"]).rstrip("/").rsplit("/", 1)[-1])
@@ -197,8 +215,6 @@ def resolve(settings: Settings, world: World) -> Arguments:
     if values.get("early_stopping_patience"):
         values.setdefault("metric_for_best_model", "loss")
         values["restore_callback_states_from_checkpoint"] = True  # the evaluations counted before a restart
-    if values.get("use_peft"):
-        values.setdefault("lora_target_modules", ["all-linear"])  # PEFT has no default for every architecture
     if world.device_type == "cpu":
         values |= {"use_cpu": True, "dataloader_pin_memory": False}
     parser = TrlParser(DATACLASSES)

@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import warnings
 from typing import TYPE_CHECKING, Any
 
 from podtune.run.errors import DATA, UNAVAILABLE, UserError
-from podtune.sft.origin import Origin, base_of, explained
+from podtune.sft.origin import Origin, base_of, explained, load_config
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+
+def architecture(config: PreTrainedConfig) -> str:
+    """The name of the class that holds a model's weights: of a multimodal model all of it, as TRL loads it.
+
+    The text part alone would lose tensors on saving, and an adapter of it would fit nothing published.
+    """
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    )
+
+    named: str = (config.architectures or [""])[0]
+    if named in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.values():
+        return named
+    return str(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type, named))
 
 
 def load_model(
@@ -32,7 +49,9 @@ def load_model(
             architecture, a broken folder, remote code that was not allowed, quantization without a GPU.
     """
     _refuse_pickle(origin)
-    from transformers import AutoModelForCausalLM
+    if attn_implementation is None:
+        _refuse_kernel(origin)
+    import transformers
     from transformers.utils.logging import disable_progress_bar
 
     if not sys.stderr.isatty():
@@ -60,7 +79,10 @@ def load_model(
         check_quantization(True)
         options["quantization_config"] = quantization_config
     with explained(origin.name, "model"):
-        model, found = AutoModelForCausalLM.from_pretrained(
+        whole = architecture(load_config(origin, trust_remote_code))
+        multimodal = whole.endswith("ForConditionalGeneration")
+        kind = getattr(transformers, whole) if multimodal else transformers.AutoModelForCausalLM
+        model, found = kind.from_pretrained(
             origin.name,
             **(options | origin.arguments | (model_init_kwargs or {})),
             use_safetensors=True,
@@ -92,6 +114,21 @@ def _refuse_pickle(origin: Origin) -> None:
     raise UserError(
         ("holds no weights (*.safetensors)"), where=origin.name, fix="give a complete model folder", code=DATA
     )
+
+
+def _refuse_kernel(origin: Origin) -> None:
+    """A config.json may name an attention that is fetched from the hub, which is code."""
+    if "config.json" not in origin.files:
+        return
+    content = origin.file("config.json").read_text(encoding="utf-8")
+    named = re.search(r'"_?attn_implementation"\s*:\s*"([^"]*/[^"]*)"', content)
+    if named:
+        raise UserError(
+            f"its config.json asks for the attention {named[1]}, which is code from the hub",
+            where=origin.name,
+            fix=f"set attn_implementation: sdpa, or {named[1]} if you trust it",
+            code=DATA,
+        )
 
 
 def check_quantization(wanted: bool) -> None:

@@ -29,7 +29,9 @@ from podtune.run.record import (
     write_json,
 )
 from podtune.sft.train.meter import Meter
+from podtune.sft.train.pickles import refuse_foreign_code
 from podtune.sft.train.progress import Progress, repeated_rows
+from podtune.sft.train.publish import model_card
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -80,6 +82,7 @@ def find_checkpoint(
     if resume is None and word == "true":
         warn(f"resume_from_checkpoint: there is none in {output_dir}, so the run begins at step 0")
     if resume is not None:
+        refuse_foreign_code(resume.path)
         for change in checkpoint.check_resume(resume, facts, allowed=allow_change):
             warn(f"resuming although {change}")
     return resume
@@ -205,6 +208,10 @@ class FineTune:
             warn(warning)
         if self.resume_path:
             print(f"resuming from {self.resume_path}", flush=True)
+
+    def card(self) -> str:
+        """The README of the trained model."""
+        return model_card({**self.record, "measurements": self.progress.measurements().to_json()})
 
     def measure(self, trainer: PodtuneTrainer) -> None:
         """Fill in the measurements; a collective call, because memory is asked of every rank."""

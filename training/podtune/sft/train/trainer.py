@@ -10,7 +10,7 @@ import gc
 import resource
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from podtune.sft.data.batching import LengthGrouped, balance, row_lengths
 from podtune.sft.train.early import EarlyStopping
 from podtune.sft.train.loss import lean_loss, logs_next, score_as_on_a_gpu, why_not_lean
 from podtune.sft.train.meter import Meter
+from podtune.sft.train.publish import Publisher
 
 _RUNNING, _STOP, _NONFINITE = 0, 1, 2
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -90,6 +91,7 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
         self._leave_casts_to_autocast()
         self.remove_callback(PrinterCallback)  # podtune.sft.train.progress says it in one tidy line
         self.world, self.meter, self.facts = world, meter, facts
+        self.publisher = Publisher(args, self.hub_model_id)
         self.why_not_lean = why_not_lean(self) if lean else "as asked"
         self.tokens = (
             tokens_before  # real tokens of all ranks since the very first start, as of the last logging step
@@ -305,9 +307,11 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
             self.state.best_model_checkpoint = str(output / name)
         if self.world.is_main:
             self.state.save_to_json(str(aside / "trainer_state.json"))
+            (aside / "training_args.bin").unlink(missing_ok=True)  # a pickle with every key, tokens included
             checkpoint.seal(aside, output / name, self.state.global_step, self.facts | {"tokens": tokens})
             best = self.state.best_model_checkpoint
             checkpoint.rotate(output, limit, Path(best) if best else None)
+            self.publisher.saved(output / name)
         self.accelerator.wait_for_everyone()
 
     def finished(self, stopped: bool) -> bool:
@@ -335,9 +339,9 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
             early.reason if early and early.stopped and self.state.global_step < self.state.max_steps else ""
         )
 
-    def save_final(self, target: Path) -> None:
-        """Write the servable model (weights or adapter, tokenizer, template, card) aside and rename it to
-        ``target``.
+    def save_final(self, target: Path, card: str, beside: Sequence[Path] = ()) -> None:
+        """Write the servable model (weights or adapter, tokenizer, template, ``card``, copies of the files
+        ``beside``) aside and rename it to ``target``.
 
         A collective call: sharded weights are gathered.
         """
@@ -345,17 +349,23 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
         if self.world.is_main:
             shutil.rmtree(aside, ignore_errors=True)
         self.accelerator.wait_for_everyone()
-        self.save_model(str(aside))
+        self.save_model(str(aside), _internal_call=True)
         if self.world.is_main:
-            (aside / "training_args.bin").unlink(
-                missing_ok=True
-            )  # a pickle, which nobody who serves the model should load
-            self.create_model_card(model_name=self.args.run_name)
-            shutil.copy(Path(self.args.output_dir) / "README.md", aside / "README.md")
+            # a pickle, which nobody who serves the model should load
+            (aside / "training_args.bin").unlink(missing_ok=True)
+            (aside / "README.md").write_text(card, encoding="utf-8")
+            for file in beside:
+                shutil.copy(file, aside / file.name)
             shutil.rmtree(target, ignore_errors=True)
             aside.rename(target)
             shutil.rmtree(aside.parent, ignore_errors=True)
         self.accelerator.wait_for_everyone()
+
+    def create_model_card(self, *_: Any, **__: Any) -> None:
+        """The card is ours, see :func:`podtune.sft.train.publish.model_card`."""
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        """transformers would upload the folder of the run with what is being saved in it; see Publisher."""
 
     # ---- measurements ----
     def trained_parameters(self) -> int:
@@ -399,13 +409,12 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
         # under ZeRO-3 the model that is counted would be split over ranks that do not build it
         unset_hf_deepspeed_config()
         # an adapter's own work is small beside the frozen model's forward pass and its activations' gradients
-        found = {
-            "flops_per_token": flops_per_token(
-                self.model.config,
-                mean_length,
-                trained_share=0.0 if isinstance(self.model, PeftModel) else 1.0,
-            )
-        }
+        trained_share = 0.0 if isinstance(self.model, PeftModel) else 1.0
+        try:
+            flops = flops_per_token(self.model.config, mean_length, trained_share=trained_share)
+        except Exception:  # an architecture without heads, or one that cannot say: a figure less, not a run
+            return {}
+        found = {"flops_per_token": flops}
         name = torch.cuda.get_device_name() if self.world.device_type == "cuda" else "cpu"
         peak = peak_flops(name, "bf16" if self.args.bf16 else "fp16" if self.args.fp16 else "fp32")
         if peak and tokens_per_s:

@@ -1,0 +1,131 @@
+"""What leaves a run, and what may come back into one: cards, uploads, pickles of checkpoints."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from transformers import MambaConfig
+
+from podtune.run.errors import DATA, UserError
+from podtune.run.record import new_record
+from podtune.sft.train.pickles import refuse_foreign_code
+from podtune.sft.train.publish import Publisher, model_card
+from podtune.sft.train.trainer import PodtuneTrainer
+
+
+class Recorder:
+    """A hub that writes down what it is given."""
+
+    def __init__(self) -> None:
+        self.uploads: list[dict[str, Any]] = []
+
+    def upload_folder(self, **more: Any) -> Any:
+        self.uploads.append(more)
+        return SimpleNamespace(done=lambda: True, exception=lambda: None)
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    recorder = Recorder()
+    monkeypatch.setattr("transformers.trainer.hf_api", lambda: recorder)
+    return recorder
+
+
+def publisher(strategy: str, push: bool = True) -> Publisher:
+    args = SimpleNamespace(push_to_hub=push, hub_strategy=strategy, hub_token=None, hub_revision=None)
+    return Publisher(args, "me/model")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "places"),
+    [
+        ("end", [("final", None)]),
+        ("every_save", [("checkpoint-2", None), ("final", None)]),
+        ("all_checkpoints", [("checkpoint-2", "checkpoint-2"), ("final", None)]),
+    ],
+)
+def test_only_sealed_folders_are_uploaded(
+    hub: Recorder, tmp_path: Path, strategy: str, places: list[tuple[str, str | None]]
+) -> None:
+    uploads = publisher(strategy)
+    uploads.saved(tmp_path / "checkpoint-2")
+    uploads.finished(tmp_path / "final")
+    assert [(Path(up["folder_path"]).name, up["path_in_repo"]) for up in hub.uploads] == places
+    if strategy == "every_save":
+        assert "*.pt" in hub.uploads[0]["ignore_patterns"]
+
+
+def test_nothing_is_uploaded_unasked(hub: Recorder, tmp_path: Path) -> None:
+    publisher("every_save", push=False).saved(tmp_path)
+    publisher("every_save", push=False).finished(tmp_path)
+    assert hub.uploads == []
+
+
+def test_the_card_names_base_data_losses_and_command() -> None:
+    record = new_record(
+        mode="sft",
+        name="run",
+        config={"learning_rate": 1e-3, "lr_scheduler_type": "linear", "max_length": 128, "use_peft": True},
+        strategy="ddp",
+        model="HuggingFaceTB/SmolLM3-3B",
+        world_size=2,
+        nnodes=1,
+        nproc_per_node=2,
+        global_batch_size=16,
+        seed=42,
+        data={"path": "chats", "rows": 1234, "tokens": 5678, "fingerprint": "f" * 64},
+        provenance={"command": ["podtune.training", "--output_dir", "my run"]},
+    )
+    record["measurements"] = {
+        "steps": 7,
+        "loss": {"first": 2.5, "last": 1.25, "eval_first": 3.0, "eval": 2.0},
+    }
+    card = model_card(record)
+    assert 'base_model: "HuggingFaceTB/SmolLM3-3B"' in card
+    assert "LoRA adapter for `HuggingFaceTB/SmolLM3-3B`" in card
+    for words in (
+        "1,234",
+        "| loss | 2.5000 at first, 1.2500 at the end |",
+        "| eval loss | 3.0000",
+        "'my run'",
+    ):
+        assert words in card
+    assert "None" not in card
+
+
+class Bomb:
+    """Unpickling it calls the shell."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, ("true",)
+
+
+def test_a_checkpoint_of_deepspeed_with_foreign_code_is_refused_unread(tmp_path: Path) -> None:
+    from deepspeed.runtime.fp16.loss_scaler import LossScaler
+    from deepspeed.runtime.zero.config import ZeroStageEnum
+
+    file = tmp_path / "global_step2" / "zero_pp_rank_0_mp_rank_00_optim_states.pt"
+    file.parent.mkdir()
+    torch.save({"scaler": LossScaler(1.0), "stage": ZeroStageEnum.gradients, "w": torch.ones(2)}, file)
+    refuse_foreign_code(tmp_path)
+    torch.save({"w": torch.ones(2), "more": Bomb()}, file)
+    with pytest.raises(UserError, match=r"would call .*system, which DeepSpeed does not write") as refusal:
+        refuse_foreign_code(tmp_path)
+    assert refusal.value.code == DATA
+    file.write_bytes(b"no pickle")
+    with pytest.raises(UserError, match="cannot be examined"):
+        refuse_foreign_code(tmp_path)
+
+
+def test_a_figure_that_cannot_be_computed_ends_no_run() -> None:
+    trainer: Any = SimpleNamespace(
+        model=SimpleNamespace(config=MambaConfig(hidden_size=8, num_hidden_layers=1, vocab_size=16)),
+        world=SimpleNamespace(device_type="cpu", world_size=1),
+        args=SimpleNamespace(bf16=False, fp16=False),
+    )
+    assert PodtuneTrainer.utilisation(trainer, 10.0, 16) == {}

@@ -1,0 +1,99 @@
+"""What leaves a run: the card of its model, and uploads to the hub of sealed folders alone."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+from podtune.run.errors import warn
+from podtune.run.record import Json, Measurements
+
+# of a checkpoint, what only training reads
+TRAINING_STATE = ("*.pt", "*.pth", "*.bin", "global_step*", "latest", "zero_to_fp32.py", "trainer_state.json")
+# hub_strategy: what of each save goes to the hub, and where
+EACH_SAVE = {"every_save": "", "checkpoint": "last-checkpoint", "all_checkpoints": "{name}"}
+
+
+def model_card(record: Json) -> str:
+    """The README of a trained model, from the record of its run."""
+    config, data, measured = record["config"], record["data"], Measurements.read(record)
+    base = str(record["model"])
+    head = ["library_name: transformers", "pipeline_tag: text-generation", "tags: [podtune, sft]"]
+    if not Path(base).exists():
+        head.append(f"base_model: {json.dumps(base)}")
+    lines = ["---", *head, "---", "", f"# {record['name']}", ""]
+    how = "a LoRA adapter for" if config.get("use_peft") else "all parameters of"
+    lines += [f"Supervised fine-tuning of {how} `{base}` with podtune.", "", "| | |", "|---|---|"]
+    path = data["path"] if isinstance(data["path"], list) else [data["path"]]
+    cells = {
+        "data": ", ".join(f"`{name}`" for name in path),
+        "rows": f"{data['rows']:,} ({data['tokens']:,} tokens, fingerprint {data['fingerprint'][:12]})",
+        "steps": f"{measured.steps:,}" if measured.steps is not None else None,
+        "tokens seen": f"{measured.tokens:,}" if measured.tokens is not None else None,
+        "batch": f"{record['global_batch_size']} rows on {record['world_size']} processes "
+        f"({record['strategy']})",
+        "learning rate": f"{config['learning_rate']:g}, {config['lr_scheduler_type']}",
+        "longest row": f"{config['max_length']} tokens",
+        "seed": str(record["seed"]),
+    }
+    if loss := measured.loss:
+        for name, first, last in (("loss", loss.first, loss.last), ("eval loss", loss.eval_first, loss.eval)):
+            if first is not None and last is not None:
+                cells[name] = f"{first:.4f} at first, {last:.4f} at the end"
+    lines += [f"| {name} | {cell} |" for name, cell in cells.items() if cell]
+    command = record["provenance"].get("command")
+    if command:
+        text = command if isinstance(command, str) else shlex.join(map(str, command))
+        lines += ["", "```", text, "```"]
+    return "\n".join(lines) + "\n"
+
+
+class Publisher:
+    """Uploads to the hub, as ``push_to_hub`` and ``hub_strategy`` ask for. Rank 0 of a trainer.
+
+    A failed upload is a warning: the model is on the volume.
+    """
+
+    def __init__(self, args: Any, repository: str | None) -> None:
+        self.args, self.repository = args, repository
+        self._running: Any = None
+
+    def saved(self, checkpoint: Path) -> None:
+        """Upload a sealed checkpoint in the background, unless an earlier one is still on its way."""
+        place = EACH_SAVE.get(str(getattr(self.args.hub_strategy, "value", self.args.hub_strategy)))
+        if not self.args.push_to_hub or place is None:
+            return
+        if self._running is not None and not self._running.done():
+            return
+        ignored = () if place else TRAINING_STATE
+        self._running = self._upload(checkpoint, place.format(name=checkpoint.name), ignored, background=True)
+
+    def finished(self, final: Path) -> None:
+        """Upload the servable model and wait for it."""
+        if not self.args.push_to_hub:
+            return
+        if self._running is not None:
+            error = self._running.exception()
+            if error:
+                warn(f"a checkpoint was not uploaded: {error}")
+        self._upload(final, "", (), background=False)
+
+    def _upload(self, folder: Path, place: str, ignored: tuple[str, ...], *, background: bool) -> Any:
+        from transformers.trainer import hf_api
+
+        try:
+            return hf_api().upload_folder(
+                repo_id=self.repository,
+                folder_path=str(folder),
+                path_in_repo=place or None,
+                commit_message=f"podtune: {folder.name}",
+                token=self.args.hub_token,
+                revision=self.args.hub_revision,
+                ignore_patterns=[*ignored, "podtune-manifest.json"],
+                run_as_future=background,
+            )
+        except Exception as error:  # whatever the network says, the model is saved
+            warn(f"{folder} was not uploaded to {self.repository}: {error}")
+            return None
