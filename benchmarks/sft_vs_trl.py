@@ -209,7 +209,9 @@ def podtune(model: Any, tokenizer: Any, rows: Any, common: dict[str, Any], world
     from podtune.sft.train.meter import Meter
     from podtune.sft.train.trainer import PodtuneTrainer
 
-    arguments = resolve(Settings(common, dict.fromkeys(common, "sft_vs_trl")), world)
+    arguments = resolve(
+        Settings({"dataset_name": "rows"} | common, dict.fromkeys(common, "sft_vs_trl")), world
+    )
     model.set_attn_implementation(arguments.model.attn_implementation)
     return PodtuneTrainer(
         model=model,
