@@ -36,7 +36,7 @@ class Program:
     ranks: list[Any]
     logs: list[Path]
 
-    def wait(self, timeout_s: float = 240.0) -> list[int]:
+    def wait(self, timeout_s: float = 600.0) -> list[int]:
         """Exit codes by rank (negative: a signal); whatever still runs after ``timeout_s`` is killed and
         fails the test.
         """
