@@ -66,7 +66,7 @@ def test_a_multimodal_model_is_loaded_whole() -> None:
         (Gemma3Config, "Gemma3ForConditionalGeneration"),
     ):
         assert architecture(kind(architectures=[name])) == name
-        assert why_padded(name)
+    assert why_padded("Qwen3_5ForConditionalGeneration")  # its layers keep state from row to row
 
 
 def test_a_model_s_config_cannot_choose_code_from_the_hub(tmp_path: Path) -> None:
