@@ -10,6 +10,7 @@ import contextlib
 import importlib
 import json
 import multiprocessing
+import multiprocessing.forkserver
 import os
 import signal
 import socket
@@ -95,6 +96,8 @@ class Launcher:
     def __init__(self, folder: Path) -> None:
         self._folder, self._count, self._started = folder, 0, list[Program]()
         self._context = multiprocessing.get_context("forkserver")
+        # A process has one server: one that a sweep's tests left running has other imports.
+        multiprocessing.forkserver._forkserver._stop()
         self._context.set_forkserver_preload(PRELOADED)
 
     def start(self, *argv: object, ranks: int = 1, env: Mapping[str, str] | None = None) -> Program:
