@@ -268,6 +268,31 @@ def test_what_the_libraries_refuse_is_a_sentence_and_never_tried_again(
     assert "Traceback" not in program.output()
 
 
+def test_a_start_that_died_before_its_first_checkpoint_stays_in_the_record(
+    launcher: Launcher, options: list[object], tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    program = launcher.start(*options, "--save_steps", LONG, "--max_steps", LONG, "--output_dir", run)
+    wait_for_step(program, 1)
+    program.kill()
+    first = record(run)["started_at"]
+    launcher.run(*options, "--max_steps", 1, "--output_dir", run)
+    assert record(run)["started_at"] == first
+    attempts = record(run)["attempts"]
+    assert isinstance(attempts, list)
+    assert [attempt["from_step"] for attempt in attempts] == [0, 0]
+
+
+def test_a_picture_that_cannot_be_drawn_neither_fails_a_finished_run_nor_keeps_its_folder(
+    launcher: Launcher, options: list[object], tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    (run / "loss.png").mkdir(parents=True)
+    assert "loss.png cannot be drawn" in launcher.run(*options, "--max_steps", 1, "--output_dir", run)
+    assert (record(run)["status"], record(run)["exit_code"]) == ("ok", 0)
+    assert "is finished" in launcher.run(*options, "--max_steps", 1, "--output_dir", run)
+
+
 def test_two_jobs_in_one_folder_do_not_meet(
     launcher: Launcher, options: list[object], tmp_path: Path
 ) -> None:
