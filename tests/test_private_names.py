@@ -18,6 +18,7 @@ PACKAGE = Path(__file__).parents[1] / "training" / "podtune"
 #: name: where it is found, and what uses it
 NAMES = {
     "_actions": ("argparse.ArgumentParser()", "sft/config/resolve.py"),
+    "_cdata": ("torch.UntypedStorage", "bench/cell/counted_memory.py"),
     "_compile_jinja_template": ("transformers.utils.chat_template_utils", "sft/data/encode.py"),
     "_dump_snapshot": ("torch.cuda.memory", "bench/cell/profiling.py"),
     "_encode_plus": ("transformers.PreTrainedTokenizerFast", "sft/data/tokenizer.py"),
@@ -27,7 +28,7 @@ NAMES = {
     "_get_train_sampler": ("transformers.Trainer", "sft/train/trainer.py"),
     "_indices": ("datasets.Dataset.from_dict({})", "sft/data/rows.py"),
     "_is_amx_tile_supported": ("torch.cpu", "sft/model/attention.py"),
-    "_is_avx512_bf16_supported": ("torch.cpu", "sft/config/resolve.py"),
+    "_is_avx512_bf16_supported": ("torch.cpu", "sft/config/hardware.py"),
     "_issue_warnings_after_load": ("transformers.Trainer", "sft/train/trainer.py"),
     "_ops": ("torch", "bench/models/stack.py"),
     "_record_memory_history": ("torch.cuda.memory", "bench/cell/profiling.py"),
