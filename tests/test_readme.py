@@ -41,7 +41,7 @@ def reason(command: str) -> str | None:
     return next((why for words, why in ELSEWHERE.items() if words in command), None)
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1500)
 def test_the_commands_that_can_run_here_run_in_their_order(tmp_path: Path) -> None:
     for name in ("deploy", "charts", "training"):
         (tmp_path / name).symlink_to(ROOT / name)
@@ -58,7 +58,7 @@ def test_the_commands_that_can_run_here_run_in_their_order(tmp_path: Path) -> No
             cwd=tmp_path,
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=600,
             env={**os.environ, "PATH": f"{sys.prefix}/bin:/usr/bin:/bin"},
         )
         assert done.returncode == 0, f"{command}\n{done.stdout[-1500:]}\n{done.stderr[-1500:]}"
