@@ -35,7 +35,8 @@ state = pathlib.Path("/shared") / os.environ["RANK"]
 step = int(state.read_text()) if state.exists() else 0
 while step < int(sys.argv[1]):
     step += 1
-    state.write_text(str(step))
+    state.with_suffix(".new").write_text(str(step))  # a kill in mid-write leaves the old one whole
+    state.with_suffix(".new").rename(state)
     print("step", step, flush=True)
     time.sleep(0.02)
 """
