@@ -235,8 +235,8 @@ def report(
         return [None if one is None else one.as_json() for one in plans(records)]
 
     def collector(lines: Iterable[str]) -> tuple[list[Json], list[str]]:
-        found = collect(lines)
-        return found.records, [str(one) for one in found.damaged]
+        collection = collect(lines)
+        return collection.records, [str(one) for one in collection.damaged]
 
     said = write_report(folder, planner, collector)
     if as_json:

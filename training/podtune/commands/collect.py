@@ -54,11 +54,11 @@ def collect(
     if job:
         from podtune.cluster.live.follow import logs_of
 
-        found = collect_lines(logs_of(job, namespace))
+        collection = collect_lines(logs_of(job, namespace))
         logs = [f"the pods of {job}"]
     elif logs == ["-"]:
         sys.stdin.reconfigure(errors="replace")  # type: ignore[union-attr]
-        found = collect_lines(sys.stdin)
+        collection = collect_lines(sys.stdin)
     else:
         for log in logs or []:
             if not Path(log).is_file():
@@ -66,14 +66,14 @@ def collect(
                     "no such file", where=log, fix=("give the log files of the run's pods"), code=NO_INPUT
                 )
         try:
-            found = collect_files([Path(log) for log in logs or []])
+            collection = collect_files([Path(log) for log in logs or []])
         except OSError as error:
             raise UserError(
                 (f"cannot be read: {error.strerror}"), where=str(error.filename), code=NO_INPUT
             ) from None
     if output:
         try:
-            for record, tag in zip(found.records, found.tags, strict=True):
+            for record, tag in zip(collection.records, collection.tags, strict=True):
                 name = re.sub(r"[^A-Za-z0-9._-]+", "-", str(record.get("name") or "run")).strip(".-") or "run"
                 _keep(Path(output) / f"{name[:100]}-{tag}", record)
                 if not as_json:
@@ -85,14 +85,16 @@ def collect(
                 where=str(error.filename or output),
                 code=CANNOT_CREATE,
             ) from None
-    missing = max(0, expect - len(found.records) - len(found.damaged))
+    missing = max(0, expect - len(collection.records) - len(collection.damaged))
     if as_json:
-        damaged = [{"tag": one.tag, "reason": one.reason} for one in found.damaged]
-        typer.echo(json.dumps({"records": found.records, "damaged": damaged, "missing": missing}, indent=2))
+        damaged = [{"tag": one.tag, "reason": one.reason} for one in collection.damaged]
+        typer.echo(
+            json.dumps({"records": collection.records, "damaged": damaged, "missing": missing}, indent=2)
+        )
     else:
-        typer.echo(f"{len(found.records)} exact, {len(found.damaged)} damaged, {missing} missing")
-    if found.damaged or missing:
-        what = [str(one) for one in found.damaged] + (
+        typer.echo(f"{len(collection.records)} exact, {len(collection.damaged)} damaged, {missing} missing")
+    if collection.damaged or missing:
+        what = [str(one) for one in collection.damaged] + (
             [(f"{missing} of {expect} expected records are missing")] if missing else []
         )
         raise UserError(

@@ -200,9 +200,9 @@ def answer_input(
 
     def answer_batch(prompts: Sequence[Any], number: int) -> list[dict[str, str]]:
         seeded = replace(sampling, seed=sampling.seed + number)
-        found = [answer(model, tokenizer, prompts, seeded) for model, tokenizer in models]
+        answers = [answer(model, tokenizer, prompts, seeded) for model, tokenizer in models]
         return [
-            dict(zip(("answer", "answer_against"), both, strict=False)) for both in zip(*found, strict=True)
+            dict(zip(("answer", "answer_against"), both, strict=False)) for both in zip(*answers, strict=True)
         ]
 
     settings = {"models": [[name, *weights_state(name)] for name in names], "sampling": vars(sampling)}

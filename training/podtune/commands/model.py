@@ -65,7 +65,7 @@ def info(
     """
     from podtune.sft.model.info import model_info
 
-    found = model_info(
+    facts = model_info(
         model,
         sequence_length=sequence_length,
         batch_size=batch_size,
@@ -73,12 +73,12 @@ def info(
         revision=revision,
         trust_remote_code=trust_remote_code,
     )
-    print(json.dumps(found, indent=2) if as_json else "\n".join(info_lines(found)))
+    print(json.dumps(facts, indent=2) if as_json else "\n".join(info_lines(facts)))
 
 
-def info_lines(found: dict[str, Any]) -> list[str]:
+def info_lines(facts: dict[str, Any]) -> list[str]:
     """The answer of ``model info`` for people."""
-    parameters, flops, tokenizer = found["parameters"], found["flops_per_token"], found["tokenizer"]
+    parameters, flops, tokenizer = facts["parameters"], facts["flops_per_token"], facts["tokenizer"]
     counted = (
         f"{flops['counted']:.4g} counted, " if flops["counted"] else "not countable (mixture of experts), "
     )
@@ -87,10 +87,10 @@ def info_lines(found: dict[str, Any]) -> list[str]:
         tokenizer["stop_token_trained"]
     ]
     lines = [
-        f"{found['model']}: {found['architecture']}",
-        f"  sizes       {found['layers']} layers, hidden {found['hidden_size']}, {found['heads']} heads "
-        f"({found['kv_heads']} key-value), "
-        f"vocabulary {found['vocabulary']}, context {found['context']}",
+        f"{facts['model']}: {facts['architecture']}",
+        f"  sizes       {facts['layers']} layers, hidden {facts['hidden_size']}, {facts['heads']} heads "
+        f"({facts['kv_heads']} key-value), "
+        f"vocabulary {facts['vocabulary']}, context {facts['context']}",
         f"  parameters  {parameters['total']:,} ({parameters['non_embedding']:,} outside the embedding)",
         f"  FLOPs       a token of a row of {flops['sequence_length']}, forward and backward: {counted}"
         f"{flops['formula']:.4g} by 6N + 12LHQT, {flops['six_n']:.4g} by 6N",
@@ -99,7 +99,7 @@ def info_lines(found: dict[str, Any]) -> list[str]:
         + ("" if tokenizer["fits_embedding"] else "; HAS IDS BEYOND THE EMBEDDING"),
         f"  template    {'yes' if tokenizer['chat_template'] else 'NONE'}, generation markers "
         f"{'yes' if tokenizer['generation_markers'] else 'no'}; stop token under assistant-only loss: {stop}",
-        f"  memory      GiB a rank, {found['precision']}, AdamW, {found['batch_size_per_rank']} rows a rank "
+        f"  memory      GiB a rank, {facts['precision']}, AdamW, {facts['batch_size_per_rank']} rows a rank "
         "of that length",
         "    strategy      ranks  weights  gradients  optimizer  activations  buffers    total",
     ]
@@ -111,7 +111,7 @@ def info_lines(found: dict[str, Any]) -> list[str]:
         ("buffers", 8),
         ("total", 8),
     )
-    for row in found["memory"]:
+    for row in facts["memory"]:
         figures = " ".join(f"{row[f'{kind}_gib']:{width}.3f}" for kind, width in kinds)
         lines.append(f"    {row['strategy']:<13} {row['world_size']:>5} {figures}")
     return lines
@@ -133,9 +133,9 @@ def merge(
     """
     from podtune.sft.model.merge import merge_adapter
 
-    found = merge_adapter(adapter, output, trust_remote_code=trust_remote_code)
+    agreement = merge_adapter(adapter, output, trust_remote_code=trust_remote_code)
     print(
-        f"{output}: merged; logits differ by {found.difference:.1e} of the largest "
-        f"(the adapter itself changes them by {found.change:.1e}), same most likely token at "
-        f"{found.same_choice:.1%} of positions"
+        f"{output}: merged; logits differ by {agreement.difference:.1e} of the largest "
+        f"(the adapter itself changes them by {agreement.change:.1e}), same most likely token at "
+        f"{agreement.same_choice:.1%} of positions"
     )

@@ -79,31 +79,33 @@ def run(config: Path | None, timeout_s: float, wait_s: float = 0.0) -> dict[str,
     from podtune.pod.meeting import Meeting, Missing, Underway, master_needed
 
     measured: dict[str, Any] = {}
-    found, listed = mine, [facts]
+    problems, listed = mine, [facts]
     try:
         with master_needed(facts["pod"]):
             meeting = Meeting(
                 pod, facts, wait_s=LATE_S if errors(mine) else wait_s or timeout_s, timeout_s=timeout_s
             )
             listed = meeting.facts()
-            found = judge(listed)
-            if not errors(found):
+            problems = judge(listed)
+            if not errors(problems):
                 shared = Path(os.environ.get("OUTPUT_DIR") or ".")
                 for reader, writer in meeting.unshared(shared):
                     text = f"it does not see what {listed[writer]['pod']} wrote to {shared}"
                     fix = "the claim is not one volume for all pods: ReadWriteMany, and one claim"
-                    found.append(Problem(listed[reader]["pod"], "shared", text, fix))
+                    problems.append(Problem(listed[reader]["pod"], "shared", text, fix))
                 measured["all_reduce"] = meeting.all_reduce()
-            return meeting.agree(verdict(found, listed, measured) if pod.node_rank == 0 else None)
+            return meeting.agree(verdict(problems, listed, measured) if pod.node_rank == 0 else None)
     except Underway:
         text = "the other pods are past their preflight: this pod was started again, and joins them"
         return verdict(
-            [*found, Problem(facts["pod"], "names", text, "nothing to do", "warning")], listed, measured
+            [*problems, Problem(facts["pod"], "names", text, "nothing to do", "warning")], listed, measured
         )
     except Missing as error:
         fix = "kubectl get pods; check names, port and NetworkPolicy, and nccl.env for the interface"
         return verdict(
-            [*found, *(Problem(who, check, text, fix) for who, check, text in error.faults)], listed, measured
+            [*problems, *(Problem(who, check, text, fix) for who, check, text in error.faults)],
+            listed,
+            measured,
         )
 
 

@@ -97,8 +97,8 @@ def _below(roots: list[Path]) -> tuple[list[Row], list[str], str]:
             raise UserError(
                 "no such folder", where=str(root), fix=("give a folder with runs below it"), code=NO_INPUT
             )
-    found = dict.fromkeys(run_dir for root in roots for run_dir in find_runs(root))
-    return *listing.list_runs(list(found)), ", ".join(map(str, roots))
+    run_dirs = dict.fromkeys(run_dir for root in roots for run_dir in find_runs(root))
+    return *listing.list_runs(list(run_dirs)), ", ".join(map(str, roots))
 
 
 def _of_jobs(namespace: str, context: str) -> tuple[list[Row], list[str], str]:
@@ -109,8 +109,8 @@ def _of_jobs(namespace: str, context: str) -> tuple[list[Row], list[str], str]:
     from podtune.report.runs.job import job_runs
 
     there = connect(namespace, context)
-    found = [run for story in stories(there) for run in job_runs(story)]
-    return listing.rows_of(found), [], f"the namespace {there.namespace}"
+    runs = [run for story in stories(there) for run in job_runs(story)]
+    return listing.rows_of(runs), [], f"the namespace {there.namespace}"
 
 
 def compare(
@@ -146,10 +146,10 @@ def compare(
             code=USAGE,
         )
     loaded = [load_run(folder) for folder in folders]
-    found = compare_runs(loaded)
+    comparison = compare_runs(loaded)
     if html is not None:
         try:
-            html.write_text(page.html_page(found, loaded), encoding="utf-8")
+            html.write_text(page.html_page(comparison, loaded), encoding="utf-8")
         except OSError as error:
             raise UserError(
                 (f"cannot be written: {error.strerror}"),
@@ -158,11 +158,11 @@ def compare(
                 code=CANNOT_CREATE,
             ) from None
     if as_json:
-        print(json.dumps(finite(found), indent=2, ensure_ascii=False))
+        print(json.dumps(finite(comparison), indent=2, ensure_ascii=False))
     elif as_markdown:
-        print(printable(view.markdown(found)))
+        print(printable(view.markdown(comparison)))
     else:
-        print(printable(view.text(found, width=_width())))
+        print(printable(view.text(comparison, width=_width())))
         if html is not None:
             print(f"\npage    {html}")
 

@@ -61,16 +61,16 @@ def answers(questions: Sequence[Question]) -> list[Check]:
     """Ask all at once; the answers in the order of the questions. What has not answered by its deadline is a
     warning.
     """
-    found: dict[str, list[Check]] = {}
+    checks: dict[str, list[Check]] = {}
 
     def ask(question: Question) -> None:
         try:
             answer = question.ask()
-            found[question.name] = [answer] if isinstance(answer, Check) else list(answer)
+            checks[question.name] = [answer] if isinstance(answer, Check) else list(answer)
         except UserError as error:
-            found[question.name] = [Check(question.name, "warn", error.what, error.fix)]
+            checks[question.name] = [Check(question.name, "warn", error.what, error.fix)]
         except Exception as error:  # whatever a driver or a library throws: the other answers still count
-            found[question.name] = [
+            checks[question.name] = [
                 Check(question.name, "warn", (f"could not be found out: {type(error).__name__}: {error}"))
             ]
 
@@ -81,7 +81,7 @@ def answers(questions: Sequence[Question]) -> list[Check]:
         thread.start()
     for question, thread in zip(questions, threads, strict=True):
         thread.join(max(0.0, started + question.deadline_s - time.monotonic()))
-    return [check for question in questions for check in found.get(question.name) or [_silent(question)]]
+    return [check for question in questions for check in checks.get(question.name) or [_silent(question)]]
 
 
 def _silent(question: Question) -> Check:
@@ -386,8 +386,8 @@ def compiler() -> Check:
     if facts.visible_gpus() and c_compiler() is None:
         fix = "install gcc, or set CC: Triton builds a piece of the loss with it"
         return Check("compiler", "fail", "no C compiler: no run on a GPU would survive its first step", fix)
-    if found := next((path for name in ("g++", "c++", "clang++") if (path := shutil.which(name))), None):
-        return Check("compiler", "ok", found)
+    if cxx := next((path for name in ("g++", "c++", "clang++") if (path := shutil.which(name))), None):
+        return Check("compiler", "ok", cxx)
     return Check(
         "compiler",
         "warn",
@@ -441,6 +441,6 @@ def torch_works(timeout_s: float = 120.0) -> Check:
     if done.returncode:
         why = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         return Check("torch works", "fail", why, "the lines on torch, driver and gpu say what does not fit")
-    found = json.loads(done.stdout.splitlines()[-1])
-    where = f"{found['gpus']} GPUs compute" if found["gpus"] else "on the CPU"
-    return Check("torch works", "ok", f"{found['version']}, {where} ({time.monotonic() - started:.1f} s)")
+    torch = json.loads(done.stdout.splitlines()[-1])
+    where = f"{torch['gpus']} GPUs compute" if torch["gpus"] else "on the CPU"
+    return Check("torch works", "ok", f"{torch['version']}, {where} ({time.monotonic() - started:.1f} s)")

@@ -36,7 +36,7 @@ def provenance() -> dict[str, Any]:
     """The record's ``provenance``: git sha, versions, image, hardware, job and pod names. Unknown things are
     absent.
     """
-    found = {
+    facts = {
         "git_sha": git_sha(),
         "versions": versions(),
         "image": os.environ.get("PODTUNE_IMAGE"),
@@ -45,7 +45,7 @@ def provenance() -> dict[str, Any]:
         "hardware": hardware(),
         "command": [_program(sys.argv[0]), *without_secrets(sys.argv[1:])],
     }
-    return {key: value for key, value in found.items() if value}
+    return {key: value for key, value in facts.items() if value}
 
 
 def _program(path: str) -> str:
@@ -105,27 +105,27 @@ def git_sha() -> str | None:
 
 def versions() -> dict[str, str]:
     """Installed versions of what decides a result, and Python's."""
-    found = {"python": platform.python_version()}
+    installed = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
-            found[name] = importlib.metadata.version(name)
+            installed[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return installed
 
 
 def hardware() -> dict[str, Any]:
     """CPU model, usable cores and, where torch is loaded and sees GPUs, their kind, count and memory in
     GiB.
     """
-    found: dict[str, Any] = {"cpu": cpu_model(), "cpu_count": usable_cpus()}
+    facts: dict[str, Any] = {"cpu": cpu_model(), "cpu_count": usable_cpus()}
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
         properties = torch.cuda.get_device_properties(0)
-        found |= {
+        facts |= {
             "gpu": properties.name,
             "gpu_count": torch.cuda.device_count(),
             "gpu_memory_gib": round(properties.total_memory / 2**30, 1),
             "cuda": torch.version.cuda,
         }
-    return found
+    return facts

@@ -94,9 +94,9 @@ def _hardware(record: Json, precision: str, rate: float | None) -> tuple[Hardwar
     """The device of the record, its peak replaced by ``rate`` where that is known; and the utilisation to
     reckon with.
     """
-    found = record.get("provenance", {}).get("hardware", {})
+    recorded = record.get("provenance", {}).get("hardware", {})
     try:
-        row = hardware_row(found["gpu"])
+        row = hardware_row(recorded["gpu"])
     except (UserError, KeyError):
         if rate is None:
             return None, UTILISATION

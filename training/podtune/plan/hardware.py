@@ -270,8 +270,8 @@ def hardware_row(name: str) -> Hardware:
     for row in ROWS.values():
         if row.name.lower() == name.lower():
             return row
-    if (found := _match(name)) is not None:
-        return ROWS[found]
+    if (gpu := _match(name)) is not None:
+        return ROWS[gpu]
     known = [*ROWS, "cpu"]
     raise UserError(
         (f"unknown hardware '{name}'{near(name.upper(), known)}"),
@@ -308,8 +308,8 @@ def peak_flops(device_name: str, precision: str) -> float | None:
     None for a device or precision without a row (a MIG slice too: its share of the peak is not the card's),
     so that no utilisation is ever reckoned against a guess. Never probes the CPU.
     """
-    found = _match(device_name)
-    return ROWS[found].peak(precision) if found else None
+    gpu = _match(device_name)
+    return ROWS[gpu].peak(precision) if gpu else None
 
 
 # Words that a device's name must have for the row; the first that fits counts.

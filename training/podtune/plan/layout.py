@@ -301,19 +301,19 @@ class Layout:
             case "fsdp" | "zero3" | "hsdp":
                 inner, outer = self.shards, n // self.shards
                 between = self.nodes > 1 and self.strategy != "hsdp"
-                found = []
+                operations = []
                 if inner > 1:
                     gathers = 2 * self.accumulation  # before the forward and again before the backward pass
                     if self.strategy == "zero3" and isinstance(self.shape, Transformer) and self.shape.tied:
                         # gathered at both its places
                         weights += self.shape.vocabulary * self.shape.hidden * self.master_width
-                    found = [
+                    operations = [
                         Collective("all_gather", units * gathers, weights * gathers, inner, between),
                         Collective("reduce_scatter", units, grads, inner, between),
                     ]
                 if outer > 1:
-                    found.append(Collective("all_reduce", units, grads / inner, outer, self.nodes > 1))
-                return found
+                    operations.append(Collective("all_reduce", units, grads / inner, outer, self.nodes > 1))
+                return operations
             case "tensor":  # Megatron-LM, section 3: two all-reduces forward and two backward in each layer
                 sums = 4 * units + self._sums_again(units)
                 return [Collective("all_reduce", sums * self.accumulation, sums * hidden, n, self.nodes > 1)]

@@ -242,13 +242,13 @@ class Meeting:
             self._store.set("read/0", "1")
             self._await([f"read/{rank}" for rank in range(self.pod.nnodes)], READ_S)
             return verdict or {}
-        found: Json = json.loads(self._store.get("verdict"))
+        agreed: Json = json.loads(self._store.get("verdict"))
         self._store.set(f"read/{self.pod.node_rank}", "1")
         until = time.monotonic() + READ_S
         with contextlib.suppress(dist.DistError):
             while self._store.check([OPEN]) and time.monotonic() < until:
                 time.sleep(POLL_S)
-        return found
+        return agreed
 
     def _token(self) -> str:
         return str(self._store.get(OPEN).decode())

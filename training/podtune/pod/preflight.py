@@ -152,7 +152,7 @@ def _gpus_that_work(facts: Json) -> Iterable[Problem]:
 
 
 def _together(pods: list[Json]) -> list[Problem]:
-    found = []
+    problems = []
     for key, text in SAME.items():
         values: dict[str, list[str]] = {}
         for facts in pods:
@@ -163,8 +163,8 @@ def _together(pods: list[Json]) -> list[Problem]:
             odd = next(names for names in values.values() if names is not right)
             detail = _difference(key, pods, odd[0], right[0])
             fix = "start all pods from one template: delete the job and create it again"
-            found.append(Problem(odd[0], key, f"{text} from {right[0]}'s{detail}", fix))
-    return found
+            problems.append(Problem(odd[0], key, f"{text} from {right[0]}'s{detail}", fix))
+    return problems
 
 
 def _difference(key: str, pods: list[Json], odd: str, right: str) -> str:
@@ -208,7 +208,7 @@ def _config(file: Path | None) -> Json:
 
 def _volume(folder: Path) -> Json:
     """Whether a file can be written, read back and removed there, and what is free."""
-    found: Json = {"path": str(folder)}
+    volume: Json = {"path": str(folder)}
     probe = folder / f".preflight-{os.getpid()}-{socket.gethostname()}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -216,10 +216,10 @@ def _volume(folder: Path) -> Json:
         if probe.read_bytes() != b"podtune":
             raise OSError("what was written was not read back")
         probe.unlink()
-        found["free_bytes"] = shutil.disk_usage(folder).free
+        volume["free_bytes"] = shutil.disk_usage(folder).free
     except OSError as error:
-        found["error"] = error.strerror or str(error)
-    return found
+        volume["error"] = error.strerror or str(error)
+    return volume
 
 
 def _data_fingerprint(name: object) -> str | None:
@@ -286,7 +286,11 @@ def _interface(master: str) -> str | None:
     except OSError:
         return None
     return next(
-        (name for name, found in psutil.net_if_addrs().items() if any(one.address == local for one in found)),
+        (
+            name
+            for name, addresses in psutil.net_if_addrs().items()
+            if any(one.address == local for one in addresses)
+        ),
         None,
     )
 

@@ -245,7 +245,7 @@ def prose(doc: str) -> list[str]:
     Headings of sections and what stands under Parameters and the like are left out, and so are examples and
     tables. The first paragraph of a section Returns is kept, with that word before it.
     """
-    found: list[str] = []
+    paragraphs: list[str] = []
     section = ""
     for block in re.split(r"\n\s*\n", doc.expandtabs()):
         lines = [line for line in block.split("\n") if not re.fullmatch(r"\s*[-=~^*]{3,}\s*", line)]
@@ -263,11 +263,11 @@ def prose(doc: str) -> list[str]:
         if section in ("Returns", "Return", "Yields"):
             item = re.sub(r"^[\w.\[\], |]{1,40}: ", "", text)
             text, section = f"{section.rstrip('s')}s {item[:1].lower()}{item[1:]}", "passed"
-        elif section or (found and all(line.startswith("  ") for line in lines)):  # indented: an example
+        elif section or (paragraphs and all(line.startswith("  ") for line in lines)):  # indented: an example
             continue
         if is_prose(text):
-            found.append(text)
-    return found
+            paragraphs.append(text)
+    return paragraphs
 
 
 def _indent(line: str) -> int:

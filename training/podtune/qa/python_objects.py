@@ -214,14 +214,14 @@ def _with_defaults(arguments: ast.arguments) -> Iterator[tuple[ast.arg, ast.expr
 
 def _raised(node: ast.FunctionDef | ast.AsyncFunctionDef) -> tuple[str, ...]:
     """Names that start in upper case in the function's own raise statements; a re-raise has none."""
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     for statement in _statements(node.body):
         if isinstance(statement, ast.Raise) and statement.exc is not None:
             target = statement.exc.func if isinstance(statement.exc, ast.Call) else statement.exc
             text = _source(target) if isinstance(target, ast.Name | ast.Attribute) else ""
             if text.split(".")[-1][:1].isupper() and len(text) < 50:
-                found[text] = None
-    return tuple(found)[:4]
+                names[text] = None
+    return tuple(names)[:4]
 
 
 def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:

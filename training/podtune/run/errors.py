@@ -187,5 +187,5 @@ def near(name: str, known: list[str] | tuple[str, ...] | set[str] | dict[str, ob
     """``"; did you mean 'x'?"`` for the closest known name, or an empty string."""
     import difflib
 
-    found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return f"; did you mean '{found[0]}'?" if found else ""
+    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f"; did you mean '{matches[0]}'?" if matches else ""

@@ -69,8 +69,8 @@ class MetricsTail:
 
 def _digest(file: int, offset: int) -> str:
     start = max(0, offset - _FINGERPRINT_BYTES)
-    found = os.pread(file, offset - start, start)
-    return hashlib.sha256(found).hexdigest()[:16] if len(found) == offset - start else "short"
+    content = os.pread(file, offset - start, start)
+    return hashlib.sha256(content).hexdigest()[:16] if len(content) == offset - start else "short"
 
 
 def read_record(run_dir: Path) -> Json | None:
@@ -101,13 +101,13 @@ def find_runs(root: Path) -> list[Path]:
     """
     if (root / RUN_FILE).exists():
         return [root]
-    found: list[Path] = []
+    run_dirs: list[Path] = []
     level = [root]
     for _ in range(MAX_DEPTH):
         below = [Path(entry.path) for folder in level for entry in _folders(folder)]
-        found += [folder for folder in below if (folder / RUN_FILE).exists()]
+        run_dirs += [folder for folder in below if (folder / RUN_FILE).exists()]
         level = [folder for folder in below if not (folder / RUN_FILE).exists()]
-    return sorted(found)
+    return sorted(run_dirs)
 
 
 def _folders(folder: Path) -> list[os.DirEntry[str]]:

@@ -162,14 +162,14 @@ class VolumeWatch:
 def read_beat(run_dir: Path) -> Beat | None:
     """The last heartbeat, or None where there is none or it cannot be read."""
     try:
-        found: dict[str, Any] = json.loads((Path(run_dir) / HEARTBEAT_FILE).read_text(encoding="utf-8"))
+        beat: dict[str, Any] = json.loads((Path(run_dir) / HEARTBEAT_FILE).read_text(encoding="utf-8"))
         return Beat(
-            float(found["time"]),
-            int(found["step"]),
-            float(found["step_at"]),
-            int(found["pid"]),
-            str(found["host"]),
-            found.get("started"),
+            float(beat["time"]),
+            int(beat["step"]),
+            float(beat["step_at"]),
+            int(beat["pid"]),
+            str(beat["host"]),
+            beat.get("started"),
         )
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None

@@ -201,13 +201,13 @@ def _train_entries(match: re.Match[str]) -> list[Json]:
 
 
 def _parse_system(part: str) -> Json:
-    found: Json = {}
+    system: Json = {}
     for word in part.strip().split("  "):
         kind, _, rest = word.partition(" ")
         if kind in ("gpu", "memory"):
             pods = [_POD.fullmatch(one) for one in rest.split(", ")]
             memory = "gpu_memory_gib" if kind == "gpu" else "rss_gib"
-            found["per_pod"] = [
+            system["per_pod"] = [
                 {
                     name: float(value)
                     for name, value in (("gpu_utilisation_percent", pod[1]), (memory, pod[2]))
@@ -216,10 +216,10 @@ def _parse_system(part: str) -> Json:
                 for pod in pods
                 if pod
             ]
-            sizes = [pod[memory] for pod in found["per_pod"] if memory in pod]
-            found |= {memory: max(sizes)} if sizes else {}
+            sizes = [pod[memory] for pod in system["per_pod"] if memory in pod]
+            system |= {memory: max(sizes)} if sizes else {}
         elif match := _SLOW.fullmatch(word):
-            found |= {"slowest_rank": int(match[1]), "slowest_ratio": float(match[2])}
+            system |= {"slowest_rank": int(match[1]), "slowest_ratio": float(match[2])}
         elif match := _WAIT.fullmatch(word):
-            found["data_wait_share"] = int(match[1]) / 100
-    return found
+            system["data_wait_share"] = int(match[1]) / 100
+    return system

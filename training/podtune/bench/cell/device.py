@@ -17,9 +17,9 @@ def refuse_what_the_device_lacks(options: Options, world: World) -> None:
     """
     cuda = world.device_type == "cuda"
     if options.precision == "fp8" and not (cuda and torch.cuda.get_device_capability() >= (8, 9)):
-        found = torch.cuda.get_device_name() if cuda else "the CPU"
+        device = torch.cuda.get_device_name() if cuda else "the CPU"
         raise UserError(
-            f"{found} does not multiply in fp8",
+            f"{device} does not multiply in fp8",
             where="--precision",
             fix=("use bf16; fp8 needs an L40S, H100 or newer"),
             code=UNAVAILABLE,

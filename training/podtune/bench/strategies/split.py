@@ -27,12 +27,12 @@ def even_parts(costs: Sequence[float], parts: int) -> list[tuple[int, int]]:
         if left == 1:
             cost = sum(costs[start:])
             return cost, cost * cost, (len(costs),)
-        found: list[tuple[float, float, tuple[int, ...]]] = []
+        parts: list[tuple[float, float, tuple[int, ...]]] = []
         for end in range(start + 1, len(costs) - left + 2):
             here = sum(costs[start:end])
             dearest, squares, ends = best(end, left - 1)
-            found.append((max(here, dearest), here * here + squares, (end, *ends)))
-        return min(found)
+            parts.append((max(here, dearest), here * here + squares, (end, *ends)))
+        return min(parts)
 
     ends = best(0, parts)[2]
     return list(zip((0, *ends[:-1]), ends, strict=True))

@@ -61,20 +61,20 @@ def layers(model: Stack, options: Options) -> dict[str, str]:
     patterns = {
         re.compile(re.escape(name).replace(r"\*", r"\d+")): how for name, how in model.tensor_plan.items()
     }
-    found = {
+    styles = {
         name: how
         for name, _ in model.named_modules()
         for pattern, how in patterns.items()
         if pattern.fullmatch(name)
     }
-    if not found:
+    if not styles:
         raise UserError(
             (f"{options.model} does not say which layers divide by column and row"),
             where="--strategy",
             fix="use fsdp",
             code=CONFIG,
         )
-    return found
+    return styles
 
 
 setup = TensorParallel

@@ -128,14 +128,14 @@ class Cell:
     @property
     def formula_bytes(self) -> float | None:
         """The plan's bytes of the same rank."""
-        found: float | None = self.planned("bytes_per_step") if self.world_size > 1 else None
-        return found
+        size: float | None = self.planned("bytes_per_step") if self.world_size > 1 else None
+        return size
 
     @property
     def bubble(self) -> float | None:
         """The formula's idle share of a step; None for strategies that do not cut the layers."""
-        found: float | None = self.planned("bubble_share")
-        return found or None
+        share: float | None = self.planned("bubble_share")
+        return share or None
 
     @property
     def memory_gib(self) -> float | None:

@@ -28,7 +28,7 @@ class Source:
 
 
 @dataclass
-class Found:
+class FolderRecords:
     """What a folder holds. ``damaged`` are sentences."""
 
     sources: list[Source] = field(default_factory=list)
@@ -36,7 +36,7 @@ class Found:
     impossible: dict[str, str] = field(default_factory=dict)
 
 
-def read_folder(folder: Path, collect: Collect) -> Found:
+def read_folder(folder: Path, collect: Collect) -> FolderRecords:
     """All benchmark records below ``folder``; ``collect`` finds records in the lines of a log.
 
     Raises:
@@ -49,22 +49,22 @@ def read_folder(folder: Path, collect: Collect) -> Found:
             fix=(f"podtune bench run --preset smoke --output {folder}"),
             code=NO_INPUT,
         )
-    found = Found(impossible=_impossible(folder))
+    folder_records = FolderRecords(impossible=_impossible(folder))
     files = sorted(folder.rglob(RUN_FILE))
     for path in files:
-        _take(found, _read(path), path.relative_to(folder).as_posix())
+        _take(folder_records, _read(path), path.relative_to(folder).as_posix())
     with_record = {path.parent for path in files}
     for log in sorted([*folder.rglob("*.log"), *folder.rglob("*.txt")]):
         if log.parent not in with_record:
-            _read_log(found, log, log.relative_to(folder).as_posix(), collect)
-    if not found.sources and not found.damaged:
+            _read_log(folder_records, log, log.relative_to(folder).as_posix(), collect)
+    if not folder_records.sources and not folder_records.damaged:
         raise UserError(
             "holds no benchmark records",
             where=str(folder),
             fix=(f"podtune bench run --preset smoke --output {folder}"),
             code=NO_INPUT,
         )
-    return found
+    return folder_records
 
 
 def _impossible(folder: Path) -> dict[str, str]:
@@ -82,17 +82,17 @@ def _read(path: Path) -> Any:
         return f"cannot be read ({' '.join(str(error).split())[:120]})"
 
 
-def _read_log(found: Found, log: Path, name: str, collect: Collect) -> None:
+def _read_log(folder_records: FolderRecords, log: Path, name: str, collect: Collect) -> None:
     with log.open(encoding="utf-8", errors="replace") as file:
         lines = list(_with_marker(file))
     if not lines:
         return
     records, damaged = collect(lines)
-    known = [source.record for source in found.sources]
+    known = [source.record for source in folder_records.sources]
     for record in records:
         if record not in known:
-            _take(found, record, name)
-    found.damaged += [f"{name}: {reason}" for reason in damaged]
+            _take(folder_records, record, name)
+    folder_records.damaged += [f"{name}: {reason}" for reason in damaged]
 
 
 def _with_marker(lines: Iterable[str]) -> Iterator[str]:
@@ -104,17 +104,17 @@ def _with_marker(lines: Iterable[str]) -> Iterator[str]:
             yield line
 
 
-def _take(found: Found, record: Any, name: str) -> None:
+def _take(folder_records: FolderRecords, record: Any, name: str) -> None:
     """Add a benchmark record or say why not; records of other modes are not the benchmark's business."""
     if isinstance(record, str):
-        found.damaged.append(f"{name}: damaged, it {record}")
+        folder_records.damaged.append(f"{name}: damaged, it {record}")
     elif not isinstance(record, dict) or record.get("schema") != SCHEMA:
-        found.damaged.append(f"{name}: damaged, it is not a {SCHEMA} record")
+        folder_records.damaged.append(f"{name}: damaged, it is not a {SCHEMA} record")
     elif record.get("mode") == "benchmark":
         if fault := fault_of(record):
-            found.damaged.append(f"{name}: damaged, {fault}")
+            folder_records.damaged.append(f"{name}: damaged, {fault}")
         else:
-            found.sources.append(Source(record, name))
+            folder_records.sources.append(Source(record, name))
 
 
 def fault_of(record: Json) -> str | None:

@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from podtune.report.bench.charts import charts
 from podtune.report.bench.groups import Cell, Group, differences, group
-from podtune.report.bench.records import Collect, Found, read_folder
+from podtune.report.bench.records import Collect, FolderRecords, read_folder
 from podtune.report.bench.verdict import advice, cautions, failures
 from podtune.report.draw.page import Section, bullets, page, paragraph
 from podtune.report.draw.tables import Column, Table, Value
@@ -35,13 +35,13 @@ def report(folder: Path, planner: Planner, collect: Collect, *, pictures: bool =
     Raises:
         UserError: nothing to report on, or the folder cannot be written.
     """
-    found = read_folder(folder, collect)
-    groups = group(found.sources, planner([source.record for source in found.sources]))
+    records = read_folder(folder, collect)
+    groups = group(records.sources, planner([source.record for source in records.sources]))
     try:
         drawn = [_pictures(folder, number, one) if pictures else [] for number, one in enumerate(groups)]
         (folder / CSV).write_text(_csv(groups), encoding="utf-8")
-        (folder / MARKDOWN).write_text(_markdown(found, groups, drawn), encoding="utf-8")
-        (folder / PAGE).write_text(_page(folder, found, groups), encoding="utf-8")
+        (folder / MARKDOWN).write_text(_markdown(records, groups, drawn), encoding="utf-8")
+        (folder / PAGE).write_text(_page(folder, records, groups), encoding="utf-8")
     except OSError as error:
         raise UserError(
             (f"cannot be written: {error.strerror}"), where=str(error.filename or folder), code=CANNOT_CREATE
@@ -61,8 +61,8 @@ def report(folder: Path, planner: Planner, collect: Collect, *, pictures: bool =
         "failed": {
             cell.label + f" ({cell.path})": why for one in groups for cell, why in failures(one.cells)
         },
-        "impossible": found.impossible,
-        "damaged": found.damaged,
+        "impossible": records.impossible,
+        "damaged": records.damaged,
         "files": [str(folder / name) for name in (PAGE, MARKDOWN, CSV)],
     }
 
@@ -191,7 +191,7 @@ def _pictures(folder: Path, number: int, one: Group) -> list[tuple[str, str]]:
     return drawn
 
 
-def _summary(found: Found, groups: Sequence[Group]) -> str:
+def _summary(records: FolderRecords, groups: Sequence[Group]) -> str:
     cells = [cell for one in groups for cell in one.cells]
     measured = sum(cell.throughput is not None for cell in cells)
     failed = len(cells) - measured
@@ -201,16 +201,18 @@ def _summary(found: Found, groups: Sequence[Group]) -> str:
     )
     return (
         text
-        + f", {len(found.damaged)} records damaged" * bool(found.damaged)
-        + f", {len(found.impossible)} not possible" * bool(found.impossible)
+        + f", {len(records.damaged)} records damaged" * bool(records.damaged)
+        + f", {len(records.impossible)} not possible" * bool(records.impossible)
     )
 
 
-def _markdown(found: Found, groups: Sequence[Group], pictures: Sequence[Sequence[tuple[str, str]]]) -> str:
+def _markdown(
+    records: FolderRecords, groups: Sequence[Group], pictures: Sequence[Sequence[tuple[str, str]]]
+) -> str:
     def name(cell: Cell) -> str:
         return f"[{cell.label}]({_href(cell.path)})"
 
-    lines = ["# Benchmark report", "", f"{_summary(found, groups)}. Each cell links to its record.", ""]
+    lines = ["# Benchmark report", "", f"{_summary(records, groups)}. Each cell links to its record.", ""]
     lines += [f"- {text}" for text in differences(groups)]
     for one, drawn in zip(groups, pictures, strict=True):
         lines += ["", f"## {one.title}", "", *(f"{text}\n" for text in advice(one))]
@@ -220,28 +222,33 @@ def _markdown(found: Found, groups: Sequence[Group], pictures: Sequence[Sequence
         lines += [f"![{title}]({path})" for title, path in drawn]
         if failed := failures(one.cells):
             lines += ["", "Failed:", "", *(f"- {name(cell)}: {why}" for cell, why in failed)]
-    lines += _markdown_rest(found)
+    lines += _markdown_rest(records)
     return "\n".join(lines) + "\n"
 
 
-def _markdown_rest(found: Found) -> list[str]:
+def _markdown_rest(records: FolderRecords) -> list[str]:
     lines = []
-    if found.damaged:
-        lines += ["", "## Damaged records, not used", "", *(f"- {text}" for text in found.damaged)]
-    if found.impossible:
-        lines += ["", "## Not possible", "", *(f"- {name}: {why}" for name, why in found.impossible.items())]
+    if records.damaged:
+        lines += ["", "## Damaged records, not used", "", *(f"- {text}" for text in records.damaged)]
+    if records.impossible:
+        lines += [
+            "",
+            "## Not possible",
+            "",
+            *(f"- {name}: {why}" for name, why in records.impossible.items()),
+        ]
     return lines
 
 
-def _page(folder: Path, found: Found, groups: Sequence[Group]) -> str:
+def _page(folder: Path, records: FolderRecords, groups: Sequence[Group]) -> str:
     def name(cell: Cell) -> str:
         # becomes a link once the table has escaped its cells
         return f"\ue000record-{cell.key}\ue001{cell.label}\ue002"
 
     sections = []
     apart = differences(groups)
-    if apart or found.damaged:
-        parts = [bullets(apart, kind="warning"), bullets(found.damaged, kind="warning")]
+    if apart or records.damaged:
+        parts = [bullets(apart, kind="warning"), bullets(records.damaged, kind="warning")]
         sections.append(Section("apart", "What is not compared", parts))
     for number, one in enumerate(groups):
         texts = advice(one)
@@ -257,15 +264,15 @@ def _page(folder: Path, found: Found, groups: Sequence[Group]) -> str:
         if failed:
             parts += [paragraph("Failed cells:"), _linked(bullets(failed, kind="warning"))]
         sections.append(Section(f"comparison-{number + 1}", one.title, parts))
-    if found.impossible:
-        listed = [f"{cell}: {why}" for cell, why in found.impossible.items()]
+    if records.impossible:
+        listed = [f"{cell}: {why}" for cell, why in records.impossible.items()]
         sections.append(Section("impossible", "Not possible, by the strategy's nature", [bullets(listed)]))
     sections.append(Section("records", "Records", [_record(cell) for one in groups for cell in one.cells]))
     data = {"cells": [_row(cell) for one in groups for cell in one.cells]}
     return page(
         "Benchmark report",
         sections=sections,
-        subtitle=f"{_summary(found, groups)}.",
+        subtitle=f"{_summary(records, groups)}.",
         data=data,
         footer=f"podtune bench report {folder}",
     )

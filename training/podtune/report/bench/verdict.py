@@ -200,7 +200,7 @@ def cautions(group: Group) -> list[str]:
 
 def failures(cells: Sequence[Cell]) -> list[tuple[Cell, str]]:
     """Cells without a speed, with how they failed."""
-    found = []
+    reasons = []
     for cell in cells:
         if cell.throughput is None:
             reason = " ".join(str(cell.record.get("reason") or "").split())
@@ -209,8 +209,8 @@ def failures(cells: Sequence[Cell]) -> list[tuple[Cell, str]]:
                     f"parity: failed, losses differ by {shown(parity.max_relative_difference)} where "
                     f"{shown(parity.tolerance)} is allowed"
                 )
-            found.append((cell, f"{cell.record['status']}: {reason or 'no reason given'}"))
-    return found
+            reasons.append((cell, f"{cell.record['status']}: {reason or 'no reason given'}"))
+    return reasons
 
 
 def _simplicity(strategy: str) -> int:

@@ -169,15 +169,15 @@ def _tokenizers(runs: Sequence[Run]) -> list[str]:
     names.
     """
     for identify in (_recorded_tokenizer, _saved_tokenizer):
-        found = [identify(run) for run in runs]
-        if all(found):
-            return [str(one) for one in found]
+        tokenizers = [identify(run) for run in runs]
+        if all(tokenizers):
+            return [str(one) for one in tokenizers]
     return [Path(str(run.record.get("model") or "")).name for run in runs]
 
 
 def _recorded_tokenizer(run: Run) -> str | None:
-    found = (run.record.get("data") or {}).get("tokenizer")
-    return str(found) if found else None
+    tokenizer = (run.record.get("data") or {}).get("tokenizer")
+    return str(tokenizer) if tokenizer else None
 
 
 def _saved_tokenizer(run: Run) -> str | None:

@@ -30,9 +30,9 @@ IGNORED_CONFIG = {"output_dir", "run_name", "logging_dir", "aim_repo", "resume_f
 
 
 def settings(run: Run) -> Json:
-    found = {key: run.record[key] for key in IDENTITY if key in run.record}
+    values = {key: run.record[key] for key in IDENTITY if key in run.record}
     config = run.record.get("config")
-    return found | (
+    return values | (
         {key: value for key, value in config.items() if key not in IGNORED_CONFIG}
         if isinstance(config, dict)
         else {}
@@ -42,10 +42,10 @@ def settings(run: Run) -> Json:
 def flat(value: Any, prefix: str = "") -> Json:
     if not isinstance(value, dict):
         return {prefix: value} if prefix else {}
-    found: Json = {}
+    values: Json = {}
     for key, item in value.items():
-        found |= flat(item, f"{prefix}.{key}" if prefix else str(key))
-    return found
+        values |= flat(item, f"{prefix}.{key}" if prefix else str(key))
+    return values
 
 
 def interpolate(curve: Curve, place: float) -> tuple[float, bool] | None:

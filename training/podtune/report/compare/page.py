@@ -33,11 +33,11 @@ FOLDED = 6  # remarks that are shown; more wait behind a line
 ANSWER = 400  # characters of an answer
 
 
-def html_page(found: Json, runs: Sequence[Run]) -> str:
+def html_page(comparison: Json, runs: Sequence[Run]) -> str:
     """One self-contained page; the comparison itself is embedded as JSON (id podtune-data)."""
-    names = [run["name"] for run in found["runs"]]
-    shown_tables = tables(found)
-    verdict, *more = conclusions(found)
+    names = [run["name"] for run in comparison["runs"]]
+    shown_tables = tables(comparison)
+    verdict, *more = conclusions(comparison)
     sections = [
         Section(
             "verdict",
@@ -45,7 +45,7 @@ def html_page(found: Json, runs: Sequence[Run]) -> str:
             [
                 paragraph(verdict, kind="verdict"),
                 *map(paragraph, more),
-                _run_table(found),
+                _run_table(comparison),
                 *_settings(runs, names),
             ],
         ),
@@ -56,10 +56,10 @@ def html_page(found: Json, runs: Sequence[Run]) -> str:
             or [paragraph("Nothing that was recorded.")],
         ),
     ]
-    remarks = [part for key in ("not_comparable", "problems") if (part := _remarks(found[key]))]
+    remarks = [part for key in ("not_comparable", "problems") if (part := _remarks(comparison[key]))]
     if remarks:
         sections.append(Section("limits", "Not comparable, and why", remarks))
-    sections.append(Section("curves", "Curves", [CONTROLS, *_charts(found, runs, names)]))
+    sections.append(Section("curves", "Curves", [CONTROLS, *_charts(comparison, runs, names)]))
     if answers := _answers(runs, names):
         sections.append(Section("answers", "Answers", [answers]))
     sections += [
@@ -70,7 +70,7 @@ def html_page(found: Json, runs: Sequence[Run]) -> str:
         heading(names),
         subtitle=f"{len(names)} runs compared from their own files",
         sections=sections,
-        data=found,
+        data=comparison,
         footer=(
             "podtune compare; losses in nats per token, memory in GiB (2^30 bytes). The page needs no "
             "network."
@@ -88,13 +88,13 @@ CONTROLS = """<form class="controls" hidden>
 </form><div class="legend all-runs" role="group" aria-label="Show or hide a run"></div>"""
 
 
-def _run_table(found: Json) -> str:
+def _run_table(comparison: Json) -> str:
     """A row a run; the page's script sorts it, and hides and pins runs."""
     columns = {"eval loss": 5, "best eval loss": 5, "train loss": 5, "tokens_per_s": 4, "seconds": 4}
-    keys = [key for key in columns if any(end[key] is not None for end in found["final"])]
+    keys = [key for key in columns if any(end[key] is not None for end in comparison["final"])]
     facts = {"strategy": "strategy", "ranks": "world_size", "batch": "global_batch_size"}
     rows: list[list[Value]] = []
-    for run, end in zip(found["runs"], found["final"], strict=True):
+    for run, end in zip(comparison["runs"], comparison["final"], strict=True):
         rows.append(
             [
                 run["name"],
@@ -166,9 +166,9 @@ def _side_by_side(several: Sequence[Table]) -> list[str]:
     return ['<div class="tables">', *(f"<div>{table.html()}</div>" for table in several), "</div>"]
 
 
-def _charts(found: Json, runs: Sequence[Run], names: Sequence[str]) -> list[str]:
+def _charts(comparison: Json, runs: Sequence[Run], names: Sequence[str]) -> list[str]:
     ends = [
-        _end(run, found["verdict"].get("left_out", {}).get(name))
+        _end(run, comparison["verdict"].get("left_out", {}).get(name))
         for run, name in zip(runs, names, strict=True)
     ]
     places = [{split: _places(run, split) for split in ("train", "eval", "system")} for run in runs]

@@ -210,9 +210,9 @@ def _loss_and_noise(run: Run, split: str, axis: str | None, end: float) -> tuple
     if len(places) > 1 and places[0] == 0:  # the model before training: no part of the trend
         places, losses = places[1:], losses[1:]
     if axis is not None:
-        found = interpolate((places, losses), end)
+        losses_at_end = interpolate((places, losses), end)
         kept = [loss for place, loss in zip(places, losses, strict=True) if place <= end]
-        return (found[0] if found else None), _spread(kept[-LAST_EVALUATIONS:])
+        return (losses_at_end[0] if losses_at_end else None), _spread(kept[-LAST_EVALUATIONS:])
     return (losses[-1] if losses else None), _spread(losses[-LAST_EVALUATIONS:])
 
 

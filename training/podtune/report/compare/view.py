@@ -18,15 +18,15 @@ def heading(names: Sequence[str]) -> str:
     return " against ".join(names) if len(names) <= NAMED else f"{len(names)} runs"
 
 
-def tables(found: Json) -> dict[str, list[Table]]:
+def tables(comparison: Json) -> dict[str, list[Table]]:
     """The tables of a comparison by section: differences, then metrics at equal places, then the ends."""
-    names = [run["name"] for run in found["runs"]]
+    names = [run["name"] for run in comparison["runs"]]
     return {
         "differences": [
-            _difference_table(group, rows, names) for group, rows in found["differences"].items() if rows
+            _difference_table(group, rows, names) for group, rows in comparison["differences"].items() if rows
         ],
-        "equal": [_equal_table(axis, rows, names) for axis, rows in found["at_equal"].items() if rows],
-        "final": [_final_table(found["final"], names)],
+        "equal": [_equal_table(axis, rows, names) for axis, rows in comparison["at_equal"].items() if rows],
+        "final": [_final_table(comparison["final"], names)],
     }
 
 
@@ -94,38 +94,38 @@ def _final_table(final: Sequence[Json], names: Sequence[str]) -> Table:
     return _by_run("at the end", figures, names, "right")
 
 
-def text(found: Json, *, width: int | None = None) -> str:
+def text(comparison: Json, *, width: int | None = None) -> str:
     """For a terminal of ``width`` characters."""
-    parts = [f"{run['name']}: {_about(run)}" for run in found["runs"]]
-    shown_tables = tables(found)
+    parts = [f"{run['name']}: {_about(run)}" for run in comparison["runs"]]
+    shown_tables = tables(comparison)
     parts += ["", "WHAT DIFFERS"] + (
         [f"{table.text(width=width)}\n" for table in shown_tables["differences"]]
         or ["nothing that was recorded\n"]
     )
     for title, key in (("NOT COMPARABLE", "not_comparable"), ("IN THE FILES", "problems")):
-        if found[key]:
-            parts += [title, *(f"- {line}" for line in found[key]), ""]
+        if comparison[key]:
+            parts += [title, *(f"- {line}" for line in comparison[key]), ""]
     parts += ["METRICS"] + [
         f"{table.text(width=width)}\n" for table in (*shown_tables["equal"], *shown_tables["final"])
     ]
-    return "\n".join([*parts, "WHICH IS BETTER", *conclusions(found)])
+    return "\n".join([*parts, "WHICH IS BETTER", *conclusions(comparison)])
 
 
-def markdown(found: Json) -> str:
+def markdown(comparison: Json) -> str:
     """For a pull request or a note."""
-    shown_tables = tables(found)
+    shown_tables = tables(comparison)
     parts = [
-        f"# {heading([run['name'] for run in found['runs']])}",
-        *((f"- **{run['name']}**: {_about(run)}") for run in found["runs"]),
+        f"# {heading([run['name'] for run in comparison['runs']])}",
+        *((f"- **{run['name']}**: {_about(run)}") for run in comparison["runs"]),
         "",
-        *conclusions(found),
+        *conclusions(comparison),
     ]
     parts += ["", "## What differs", ""] + (
         [f"{table.markdown()}\n" for table in shown_tables["differences"]] or ["Nothing that was recorded."]
     )
     for title, key in (("Not comparable", "not_comparable"), ("In the files", "problems")):
-        if found[key]:
-            parts += ["", f"## {title}", "", *(f"- {line}" for line in found[key])]
+        if comparison[key]:
+            parts += ["", f"## {title}", "", *(f"- {line}" for line in comparison[key])]
     parts += ["", "## Metrics", ""] + [
         f"{table.markdown()}\n" for table in (*shown_tables["equal"], *shown_tables["final"])
     ]
@@ -151,5 +151,5 @@ def day(started_at: Any) -> str:
     return str(started_at)[:16].replace("T", " ") + " UTC"
 
 
-def conclusions(found: Json) -> list[str]:
-    return [found["verdict"]["text"], *([found["speed"]["text"]] if found["speed"] else [])]
+def conclusions(comparison: Json) -> list[str]:
+    return [comparison["verdict"]["text"], *([comparison["speed"]["text"]] if comparison["speed"] else [])]

@@ -118,11 +118,11 @@ class JobView(View):
             + (f" ({pod['restarts']} restart{'s' if pod['restarts'] > 1 else ''})" if pod["restarts"] else "")
             for pod in self.story["pods"]
         ]
-        found = [*super().facts(spark_width=spark_width), ("pods", ", ".join(pods) or "none")]
+        facts = [*super().facts(spark_width=spark_width), ("pods", ", ".join(pods) or "none")]
         return (
-            found
+            facts
             if self.run.entries or not self.story["last_line"]
-            else [*found, ("log", self.story["last_line"].strip())]
+            else [*facts, ("log", self.story["last_line"].strip())]
         )
 
     def warnings(self) -> list[str]:

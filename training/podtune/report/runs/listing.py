@@ -90,7 +90,7 @@ def _whole(value: float | None) -> int | None:
 
 
 def _first(*values: object) -> float | None:
-    return next((found for value in values if (found := number(value)) is not None), None)
+    return next((first for value in values if (first := number(value)) is not None), None)
 
 
 def sort_rows(rows: list[Row], key: str) -> list[Row]:
@@ -132,22 +132,22 @@ def table(rows: Sequence[Row]) -> Table:
     ]
     body = []
     for row in rows:
-        found = row.values
+        values = row.values
         body.append(
             [
-                found["name"],
-                found["mode"],
-                found["strategy"],
-                found["world"],
-                _status(found),
-                found["steps"],
-                found["tokens"],
-                found["tokens_per_s"],
-                found["loss"],
-                found["best_loss"],
-                duration(found["seconds"]),
-                found["device_hours"],
-                duration(found["age_s"]),
+                values["name"],
+                values["mode"],
+                values["strategy"],
+                values["world"],
+                _status(values),
+                values["steps"],
+                values["tokens"],
+                values["tokens_per_s"],
+                values["loss"],
+                values["best_loss"],
+                duration(values["seconds"]),
+                values["device_hours"],
+                duration(values["age_s"]),
             ]
         )
     return Table(columns, body)
@@ -159,12 +159,12 @@ def csv_text(rows: Sequence[Row]) -> str:
     return Table(columns, [[row.values.get(name) for name in FIELDS] for row in rows]).csv()
 
 
-def _status(found: dict[str, Any]) -> str:
-    if found["status"] != "running":
-        return str(found["status"])
-    share = f" {found['progress']:.0%}" if found.get("progress") is not None else ""
-    left = f", {duration(found['eta_s'])} left" if found.get("eta_s") is not None else ""
-    return f"{'stalled' if found.get('stalled') else 'running'}{share}{left}"
+def _status(values: dict[str, Any]) -> str:
+    if values["status"] != "running":
+        return str(values["status"])
+    share = f" {values['progress']:.0%}" if values.get("progress") is not None else ""
+    left = f", {duration(values['eta_s'])} left" if values.get("eta_s") is not None else ""
+    return f"{'stalled' if values.get('stalled') else 'running'}{share}{left}"
 
 
 COMPARISON = re.compile(r"\s*([^\s<>=!~]+)\s*(<=|>=|!=|==|=|<|>|~)\s*(.+?)\s*")
@@ -223,11 +223,11 @@ def value_of(row: Row, name: str) -> Any:
     parts = name.split(".")
     record = row.record
     for start in (record, record.get("config"), record.get("measurements"), record.get("data")):
-        found: Any = start
+        value: Any = start
         for part in parts:
-            found = found.get(part) if isinstance(found, dict) else None
-        if found is not None and not isinstance(found, dict):
-            return found
+            value = value.get(part) if isinstance(value, dict) else None
+        if value is not None and not isinstance(value, dict):
+            return value
     return None
 
 

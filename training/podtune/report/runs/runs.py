@@ -84,12 +84,12 @@ class Run:
 
     def best(self, split: str, metric: str) -> float | None:
         """The lowest finite value, or None."""
-        found = [
+        losses = [
             value
             for entry in self.entries.get(split, [])
             if (value := number(entry.get(metric))) is not None and math.isfinite(value)
         ]
-        return min(found, default=None)
+        return min(losses, default=None)
 
     def curve(self, split: str, metric: str, axis: str = "step") -> Curve:
         """The finite points of a metric over ``step``, ``tokens`` (real ones, all ranks) or ``time`` (seconds
@@ -260,16 +260,16 @@ def _check(run: Run) -> None:
             f"{where}: contradicts {METRICS_FILE}: {recorded} steps, but there is a line of step {steps[-1]}"
         )
     for split, said in (("train", loss.last), ("eval", loss.eval)):
-        found = run.last(split, "loss")
+        logged = run.last(split, "loss")
         if (
             said is not None
-            and found is not None
-            and not math.isclose(said, found, rel_tol=1e-6, abs_tol=1e-9)
+            and logged is not None
+            and not math.isclose(said, logged, rel_tol=1e-6, abs_tol=1e-9)
             and said == said
         ):
             run.problems.append(
                 f"{where}: contradicts {METRICS_FILE}: {split} loss {said:.6g}, but its last line says "
-                f"{found:.6g}"
+                f"{logged:.6g}"
             )
 
 

@@ -99,27 +99,27 @@ class View(ABC):
             f", {duration(going.eta_s)} left" if going.eta_s is not None and run.status == "running" else ""
         )
         if run.status == "running":
-            found = [("step", f"{going.step:,}{total}, running for {duration(run.seconds())}{left}")]
+            facts = [("step", f"{going.step:,}{total}, running for {duration(run.seconds())}{left}")]
         else:
             after = f" after {duration(run.seconds())}" if run.seconds() is not None else ""
             reason = f": {run.record['reason']}" if run.record.get("reason") else ""
-            found = [("step", f"{going.step:,}{total}, {run.status}{after}{reason}")]
+            facts = [("step", f"{going.step:,}{total}, {run.status}{after}{reason}")]
         losses = run.curve("train", "loss")[1]
         if losses:
-            found.append(
+            facts.append(
                 ("loss", f"{shown(losses[-1])}  {sparkline(losses, spark_width)}  from {shown(losses[0])}")
             )
         rate, step_time = run.last("train", "tokens_per_s"), run.last("train", "step_time_s")
         if rate is not None:
-            found.append(
+            facts.append(
                 ("speed", f"{shown(rate)} tokens/s" + (f", {shown(step_time)} s a step" if step_time else ""))
             )
         if run.entries.get("eval"):
-            found.append(("evaluation", self._evaluation(run.entries["eval"][-1])))
-        found += [(name, _use(machine)) for name, machine in self.machines() if machine]
+            facts.append(("evaluation", self._evaluation(run.entries["eval"][-1])))
+        facts += [(name, _use(machine)) for name, machine in self.machines() if machine]
         if answer := self._sample():
-            found.append(("last answer", answer))
-        return found
+            facts.append(("last answer", answer))
+        return facts
 
     def _evaluation(self, entry: dict[str, Any]) -> str:
         keys = [
@@ -149,47 +149,49 @@ class View(ABC):
         rank, slow data.
         """
         run, going = self.run, progress(self.run)
-        found = []
+        warnings = []
         if run.status == "died":
-            found.append(
+            warnings.append(
                 "the process is gone and left no result: see its log; the same command resumes from the last "
                 "checkpoint"
             )
         if run.status == "silent":
-            found.append(
+            warnings.append(
                 "no sign of life from its host for a minute: it died, its volume hangs, or the clocks differ"
             )
         if going.stalled and going.silent_s is not None:
-            found.append(f"no step for {duration(going.silent_s)}: a rank hangs, or the data does not come")
+            warnings.append(
+                f"no step for {duration(going.silent_s)}: a rank hangs, or the data does not come"
+            )
         last = run.last("train", "loss")
         if last is not None and not math.isfinite(last):
-            found.append(f"the loss is {last}")
+            warnings.append(f"the loss is {last}")
         losses = run.curve("train", "loss")[1]
         if len(losses) >= 20 and min(losses[-5:]) > 2 * min(losses):
-            found.append(
+            warnings.append(
                 f"the loss rose from {shown(min(losses))} to {shown(losses[-1])}: a lower learning rate may "
                 "help"
             )
-        return found + self._system_warnings(machine_figures(run))
+        return warnings + self._system_warnings(machine_figures(run))
 
     def _system_warnings(self, system: Json) -> list[str]:
-        found = []
+        warnings = []
         if is_slow(system):
             rank, per_rank = int(system["slowest_rank"]), system.get("per_rank") or {}
             parts = [
                 f"{per_rank[name][rank]:.2g} s {what}" for name, what in OWN_TIMES.items() if name in per_rank
             ]
             each = f" ({', '.join(parts)} a step)" if parts else ""
-            found.append(
+            warnings.append(
                 f"rank {rank} is slow: the others wait for it, it takes {system['slowest_ratio']:.1f} times "
                 f"as long as they do{each}"
             )
         if waits_for_data(system):
-            found.append(
+            warnings.append(
                 f"{system['data_wait_share']:.0%} of a step waits for data: more dataloader_num_workers may "
                 "help"
             )
-        return found
+        return warnings
 
 
 def machine_figures(run: Run) -> Json:

@@ -154,9 +154,9 @@ def _state_folder(run_dir: Path, repo: str) -> Path:
 
 def _read_state(path: Path) -> Json:
     with contextlib.suppress(OSError, ValueError):
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(found, dict) and found.get("schema") == STATE_SCHEMA:
-            return found
+        state = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(state, dict) and state.get("schema") == STATE_SCHEMA:
+            return state
     return {"schema": STATE_SCHEMA, "repos": {}}
 
 

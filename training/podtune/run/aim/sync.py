@@ -43,8 +43,8 @@ def sync(root: Path, repo: str, *, follow: bool, forever: bool, rebuild: bool, a
             signal.signal(name, lambda *_: stop.set())
     followers: dict[Path, Follower] = {}
     while True:
-        found = find_runs(root)
-        if not found and not follow:
+        run_dirs = find_runs(root)
+        if not run_dirs and not follow:
             raise UserError(
                 (f"no run here: no {RUN_FILE} in it or below it"),
                 where=str(root),
@@ -53,9 +53,9 @@ def sync(root: Path, repo: str, *, follow: bool, forever: bool, rebuild: bool, a
             )
         ended = [
             _update(run_dir, repo, followers, rebuild=rebuild, patient=follow, as_json=as_json)
-            for run_dir in found
+            for run_dir in run_dirs
         ]
-        if not follow or stop.is_set() or (found == [root] and all(ended) and not forever):
+        if not follow or stop.is_set() or (run_dirs == [root] and all(ended) and not forever):
             break
         stop.wait(FOLLOW_POLL_S)
     for follower in followers.values():

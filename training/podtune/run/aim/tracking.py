@@ -225,12 +225,12 @@ def experiment(record: Json) -> str:
 
 def tags(record: Json) -> list[str]:
     """Short labels to filter by in Aim: mode, strategy and world size."""
-    found = [
+    tags = [
         record.get("mode"),
         record.get("strategy"),
         f"world-{record['world_size']}" if "world_size" in record else None,
     ]
-    return [str(tag) for tag in found if tag]
+    return [str(tag) for tag in tags if tag]
 
 
 def open_repo(repo: str) -> Any:

@@ -105,11 +105,11 @@ def answer_file(
     header = settings | {"batch_size": batch_size, "prompts": hashlib.sha256(prompts.encode()).hexdigest()}
     journal = output.with_name(f".{output.name}.journal")
     done = _resume(journal, header, output)
-    found = len(done)
+    answered = len(done)
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         with journal.open("a", encoding="utf-8") as file:
-            if not found and not file.tell():
+            if not answered and not file.tell():
                 file.write(json.dumps(header) + "\n")
             for number, batch in enumerate(batches(items, batch_size)):
                 if all(item.row in done for item in batch):
@@ -127,7 +127,7 @@ def answer_file(
             (f"cannot be written: {error.strerror}"), where=str(output), code=CANNOT_CREATE
         ) from error
     journal.unlink()
-    return found
+    return answered
 
 
 def batches(items: list[Item], batch_size: int) -> Iterator[list[Item]]:

@@ -46,20 +46,20 @@ def compare_with_base(
         values ``by_kind``, the exact match of each; ``most_frequent_answer``: what answering each kind with
         its most frequent reference would score.
     """
-    found: dict[str, Any] = {"rows": len(eval_rows)}
+    results: dict[str, Any] = {"rows": len(eval_rows)}
     answers: dict[str, list[str]] = {}
     for which, origin in (("base", base), ("tuned", locate_model(tuned))):
         model = on_device(load_model(origin, trust_remote_code=trust_remote_code))
         answers[which] = answers_to(
             model, tokenizer, eval_rows, batch_size=batch_size, max_new_tokens=max_new_tokens
         )
-        found[which] = exact_match(answers[which], eval_rows) | loss_of(
+        results[which] = exact_match(answers[which], eval_rows) | loss_of(
             model, tokenizer, eval_rows, batch_size=batch_size
         )
         del model
         gc.collect()
-    found |= by_kind(answers, eval_rows)
-    found["samples"] = [
+    results |= by_kind(answers, eval_rows)
+    results["samples"] = [
         {
             "prompt": as_text(prompt),
             "reference": reference,
@@ -69,7 +69,7 @@ def compare_with_base(
         for index, (prompt, reference) in enumerate(map(prompt_and_answer, eval_rows[:SAMPLES]))
         if prompt
     ]
-    return found
+    return results
 
 
 def sample_answers(

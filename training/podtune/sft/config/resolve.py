@@ -245,9 +245,9 @@ def check_installed(training: SFTConfig) -> None:
     available = get_available_reporting_integrations()
     for tracker in training.report_to:
         if tracker not in available:
-            found = ", ".join(available) or "none"
+            named = ", ".join(available) or "none"
             raise UserError(
-                f"{tracker!r} is not installed, or no tracker that transformers knows (installed: {found})",
+                f"{tracker!r} is not installed, or no tracker that transformers knows (installed: {named})",
                 where="report_to",
                 fix="install its package, remove it, or track with --aim_repo FOLDER",
             )

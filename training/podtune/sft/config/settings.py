@@ -225,22 +225,22 @@ def _command_line(argv: Sequence[str]) -> tuple[dict[str, Value], str | None]:
     """``--key value``, ``--key=value``, ``--key`` (a flag), ``--no_key``, ``--key a b`` (a list); hyphens as
     underscores.
     """
-    found: dict[str, Value] = {}
+    words_by_key: dict[str, Value] = {}
     config_file: str | None = None
     key: str | None = None
     for token in argv:
         if token.startswith("--") and len(token) > 2:
             name, has_value, value = token[2:].partition("=")
             key = name.replace("-", "_")
-            found[key] = [value] if has_value else []
+            words_by_key[key] = [value] if has_value else []
         elif key is None:
             raise UserError(
                 (f"unexpected argument {token!r}"), where="command line", fix="write --key value", code=USAGE
             )
         else:
-            found[key].append(token)
+            words_by_key[key].append(token)
     values: dict[str, Value] = {}
-    for name, words in found.items():
+    for name, words in words_by_key.items():
         if name == "config":
             config_file = words[0] if len(words) == 1 else None
             if len(words) != 1:

@@ -70,20 +70,20 @@ def get_or_make(
     Raises:
         UserError: the folder cannot be written, or another process has held the lock for ``wait_s``.
     """
-    found = read(folder, key)
-    if found:
-        return *found, True
+    entry = read(folder, key)
+    if entry:
+        return *entry, True
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = folder / f"{key}.lock"
         with hold(
             lock, until=lambda: read(folder, key) is not None, wait_s=wait_s, what="preparing this data"
         ) as held:
-            found = read(folder, key)
-            if found or not held:
-                found = found or read(folder, key)
-                assert found is not None
-                return *found, True
+            entry = read(folder, key)
+            if entry or not held:
+                entry = entry or read(folder, key)
+                assert entry is not None
+                return *entry, True
             return *_write(folder, key, make), False
     except OSError as error:  # no right, no room, a file where a folder should be
         raise _unwritable(folder, error) from None

@@ -166,7 +166,7 @@ class Encoder:
         """Per row: the tools and the template's own arguments; None if no row has any."""
         if "tools" not in columns and "chat_template_kwargs" not in columns:
             return None
-        found = []
+        arguments = []
         for tools, more in itertools.islice(
             zip(
                 columns.get("tools") or itertools.repeat(None),
@@ -175,8 +175,10 @@ class Encoder:
             ),
             rows,
         ):
-            found.append({"tools": json.loads(tools) if isinstance(tools, str) else tools, **(more or {})})
-        return found
+            arguments.append(
+                {"tools": json.loads(tools) if isinstance(tools, str) else tools, **(more or {})}
+            )
+        return arguments
 
     def _render(
         self,
@@ -203,12 +205,12 @@ class Encoder:
             )
 
         if extra is None:
-            texts, found = render(chats)
+            texts, marked = render(chats)
         else:
             each = [render([chat], **arguments) for chat, arguments in zip(chats, extra, strict=True)]
             texts = [text for rendered, _ in each for text in rendered]
-            found = [one for _, indices in each for one in indices]
-        return texts, found if spans else None
+            marked = [one for _, indices in each for one in indices]
+        return texts, marked if spans else None
 
     def _texts_for_backend(self, texts: list[str]) -> list[str]:
         # A tokenizer.json may carry truncation and padding; transformers switches both off for each call.
@@ -305,9 +307,9 @@ class Encoder:
                 if name not in columns:
                     continue
                 for row, values in enumerate(columns[name]):
-                    found = np.array(values, dtype=np.bool_)
+                    mask = np.array(values, dtype=np.bool_)
                     before = masks[row]
-                    masks[row] = found if before is None else before & found
+                    masks[row] = mask if before is None else before & mask
         return ids, masks, 0
 
     # ---- cut, drop, flatten ----
@@ -430,7 +432,7 @@ def rendered(
             )
             for chat in chats
         ], []
-    texts, found = library.render_jinja_template(
+    texts, marked = library.render_jinja_template(
         conversations=chats,
         tools=tools,
         chat_template=template,
@@ -438,7 +440,7 @@ def rendered(
         add_generation_prompt=generation_prompt,
         **variables,
     )
-    return texts, found
+    return texts, marked
 
 
 def span_mask(encoding: Any, spans: list[tuple[int, int]]) -> NDArray[np.bool_]:

@@ -245,17 +245,17 @@ def _segments(
     start, end = int(offsets[row]), int(offsets[row + 1])
     trained = labels[start:end] != IGNORED
     borders = [0, *(np.flatnonzero(np.diff(trained)) + 1).tolist(), end - start]
-    found = []
+    segments = []
     room = _EXAMPLE_CHARACTERS
     for left, right in itertools.pairwise(borders):
         text = str(tokenizer.decode(ids[start + left : start + right].tolist(), skip_special_tokens=False))
-        found.append(
+        segments.append(
             Segment(text if len(text) <= room else text[: max(0, room)] + " ...", bool(trained[left]))
         )
         room -= len(text)
         if room <= 0:
             break
-    return found
+    return segments
 
 
 def text(report: Report, *, colour: bool) -> str:

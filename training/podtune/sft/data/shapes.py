@@ -70,7 +70,7 @@ def detect(first: Mapping[str, Any], where: str, text_field: str = "text") -> Ro
         return RowShape("text", (text_field,), "text")
     if {"question", "answer"} <= columns:
         return RowShape("question-answer", ("question", "answer"), "text")
-    found = ", ".join(map(str, first)) or "none"
+    named = ", ".join(map(str, first)) or "none"
     hint = "rename the columns to one of these"
     if {"chosen", "rejected"} & columns:
         hint = (
@@ -78,7 +78,7 @@ def detect(first: Mapping[str, Any], where: str, text_field: str = "text") -> Ro
             "to one of these"
         )
     raise UserError(
-        f"the columns make no shape that can be trained: found {found}",
+        f"the columns make no shape that can be trained: found {named}",
         where=where,
         fix=f"{hint}:\n      {UNDERSTOOD}",
         code=DATA,
@@ -172,8 +172,8 @@ def check_rows(
     for number, row in rows:
         for column in shape.columns:
             if column not in row:
-                found = ", ".join(map(str, row)) or "none"
-                raise bad_cell(where, f"{unit} {number}", column, f"is missing (the row has: {found})")
+                named = ", ".join(map(str, row)) or "none"
+                raise bad_cell(where, f"{unit} {number}", column, f"is missing (the row has: {named})")
             problem = cell_problem(row[column], shape.cell)
             if problem:
                 raise bad_cell(where, f"{unit} {number}", column, problem)

@@ -136,8 +136,8 @@ class Sources:
             if split.path is not None:
                 files.find(split.path).files(split.split)
             return split
-        found = find_eval_split(self.held_out)
-        return self.held_out if found is None and self.eval_name else found
+        eval_source = find_eval_split(self.held_out)
+        return self.held_out if eval_source is None and self.eval_name else eval_source
 
     def check(self) -> None:
         """Answer bad data before anything heavy is imported. Raises :class:`UserError`."""
@@ -233,10 +233,10 @@ def check_files(paths: Iterable[Path], known: files.Format, text_field: str = "t
     where = ""
     for path in paths:
         where = str(path)
-        found, has_rows = (_check_rows if known in ("json", "csv") else _check_batches)(
+        file_shape, has_rows = (_check_rows if known in ("json", "csv") else _check_batches)(
             path, known, text_field, shape, end
         )
-        shape, filled = found or shape, filled or has_rows
+        shape, filled = file_shape or shape, filled or has_rows
     if not filled or shape is None:
         raise UserError(
             "the data set holds no rows", where=where, fix="give a file with rows in it", code=DATA

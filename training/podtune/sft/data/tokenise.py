@@ -103,30 +103,30 @@ class Stats:
 
     def warnings(self, options: TokenizeOptions) -> list[str]:
         """What a person should know before training on this."""
-        found = []
+        warnings = []
         if self.rows_truncated:
             end = "end" if options.truncation_mode == "keep_start" else "start"
-            found.append(
+            warnings.append(
                 f"{self.rows_truncated} of {self.rows} rows are longer than max_length {options.max_length} "
                 f"(the longest: {self.longest} tokens): their {end} is cut off, {self.cut_tokens} tokens"
             )
         if self.rows_dropped:
-            found.append(
+            warnings.append(
                 f"{self.rows_dropped} of {self.rows} rows are left out: the cut to max_length "
                 "leaves nothing to train in them"
             )
         if self.rows_untrained:
-            found.append(
+            warnings.append(
                 f"{self.rows_untrained} of {self.rows} rows have nothing to train: they are empty, "
                 "or their loss mask is"
             )
         if self.rows_diverged:
-            found.append(
+            warnings.append(
                 f"in {self.rows_diverged} of {self.rows} rows the prompt alone is not how the whole row "
                 "starts (the template, or tokens "
                 "that merge over the border): the model will see another context when it answers"
             )
-        return found
+        return warnings
 
 
 @dataclass(frozen=True)

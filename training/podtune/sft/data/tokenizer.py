@@ -150,13 +150,13 @@ def check_tokenizer(
 def _tokenizer_warnings(
     tokenizer: PreTrainedTokenizerBase, options: TokenizeOptions, shape: RowShape
 ) -> list[str]:
-    found = []
+    warnings = []
     if tokenizer.eos_token_id is None:
-        found.append(
+        warnings.append(
             "the tokenizer has no EOS token: generation will not know where to stop (set --eos_token)"
         )
     if options.completion_only_loss and shape.name in ("messages", "text"):
-        found.append(
+        warnings.append(
             f"completion_only_loss has no effect: the rows are {shape.name} without a completion, and all of "
             "their tokens are trained"
             + (" (assistant_only_loss trains the assistant's turns alone)" if shape.conversational else "")
@@ -167,11 +167,11 @@ def _tokenizer_warnings(
         if not is_chat_template_stop_token_trained(
             tokenizer, chat_template=training_template(tokenizer, options)
         ):
-            found.append(
+            warnings.append(
                 "the chat template leaves the stop token outside of {% generation %}: the model "
                 "will not learn to stop"
             )
-    return found
+    return warnings
 
 
 def unknown_roles(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, shape: RowShape) -> list[str]:
@@ -181,7 +181,7 @@ def unknown_roles(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, shape: R
     if not shape.conversational:
         return []
     rows = dataset.select_columns(list(shape.columns))[:1000]
-    found = {
+    roles = {
         message.get("role") or message.get("from")
         for name in shape.columns
         for chat in rows[name]
@@ -190,7 +190,7 @@ def unknown_roles(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, shape: R
     template = str(tokenizer.chat_template)
     unknown = sorted(
         role
-        for role in found
+        for role in roles
         if role and role not in ROLES and f"'{role}'" not in template and f'"{role}"' not in template
     )
     if not unknown:
@@ -216,7 +216,7 @@ def training_template(tokenizer: PreTrainedTokenizerBase, options: TokenizeOptio
     if has_generation_markers(tokenizer.chat_template):
         return None
     try:
-        found: str | None = get_training_chat_template(tokenizer)
+        template: str | None = get_training_chat_template(tokenizer)
     except ValueError:
         raise UserError(
             "assistant_only_loss needs a chat template with {% generation %} markers, and this tokenizer's "
@@ -228,7 +228,7 @@ def training_template(tokenizer: PreTrainedTokenizerBase, options: TokenizeOptio
             ),
             code=CONFIG,
         ) from None
-    return found
+    return template
 
 
 def is_plain_fast(tokenizer: PreTrainedTokenizerBase) -> bool:

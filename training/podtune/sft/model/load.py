@@ -82,13 +82,13 @@ def load_model(
         whole = architecture(load_config(origin, trust_remote_code))
         multimodal = whole.endswith("ForConditionalGeneration")
         kind = getattr(transformers, whole) if multimodal else transformers.AutoModelForCausalLM
-        model, found = kind.from_pretrained(
+        model, report = kind.from_pretrained(
             origin.name,
             **(options | origin.arguments | (model_init_kwargs or {})),
             use_safetensors=True,
             output_loading_info=True,
         )
-    if missing := sorted(found["missing_keys"]):
+    if missing := sorted(report["missing_keys"]):
         raise UserError(
             f"the weights lack {len(missing)} tensors of the architecture, such as {missing[0]}; they would "
             "have been random",

@@ -73,11 +73,11 @@ def merge_adapter(
         tokenizer.save_pretrained(part)
         del model, merged
         gc.collect()
-        found = probe(load_model(locate_model(part), trust_remote_code=trust_remote_code))
+        probed = probe(load_model(locate_model(part), trust_remote_code=trust_remote_code))
         scale = expected.abs().max().item()
         agreement = Agreement(
-            difference=(found - expected).abs().max().item() / scale,
-            same_choice=(found.argmax(-1) == expected.argmax(-1)).float().mean().item(),
+            difference=(probed - expected).abs().max().item() / scale,
+            same_choice=(probed.argmax(-1) == expected.argmax(-1)).float().mean().item(),
             change=(base - expected).abs().max().item() / scale,
             tolerance=TOLERANCE.get(element, TOLERANCE[2]),
         )

@@ -128,11 +128,13 @@ def stop_token_trained(tokenizer: PreTrainedTokenizerBase) -> bool:
         {"role": "assistant", "content": "b"},
         {"role": "user", "content": "c"},
     ]
-    found = tokenizer.apply_chat_template(
+    rendered = tokenizer.apply_chat_template(
         turns, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
     )
     marked = [
-        token for token, trained in zip(found["input_ids"], found["assistant_masks"], strict=True) if trained
+        token
+        for token, trained in zip(rendered["input_ids"], rendered["assistant_masks"], strict=True)
+        if trained
     ]
     while marked and not tokenizer.decode([marked[-1]]).strip():
         marked.pop()

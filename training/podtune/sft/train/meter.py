@@ -113,22 +113,22 @@ class Meter:
 
     def _look(self) -> Json:
         """This rank's figures; what cannot be measured here is left out."""
-        found = {"rss_gib": self._process.memory_info().rss / GIB}
+        use = {"rss_gib": self._process.memory_info().rss / GIB}
         measured = self._all_steps > 1 and self._steps > 0
         if measured:
-            found["data_wait_s"] = self._waited_s / self._steps
+            use["data_wait_s"] = self._waited_s / self._steps
         if measured and self._events:
             self._events[-1].synchronize()
             pairs = zip(self._events[::2], self._events[1::2], strict=False)
-            found["forward_s"] = sum(before.elapsed_time(after) for before, after in pairs) / 1000
+            use["forward_s"] = sum(before.elapsed_time(after) for before, after in pairs) / 1000
         elif measured and self._forward_s:
-            found["forward_s"] = self._forward_s / self._steps
+            use["forward_s"] = self._forward_s / self._steps
         if self._world.device_type == "cuda":
-            found["gpu_memory_gib"] = torch.cuda.memory_reserved() / GIB
+            use["gpu_memory_gib"] = torch.cuda.memory_reserved() / GIB
         if self._gpu is not None:
             reading = nvml_reading(self._gpu)
-            found |= {key: value for key, value in reading.items() if key == "gpu_utilisation_percent"}
-        return found
+            use |= {key: value for key, value in reading.items() if key == "gpu_utilisation_percent"}
+        return use
 
 
 class _Timed:
@@ -174,12 +174,12 @@ def system_metrics(ranks: list[Json], step_time_s: float | None) -> Json:
         for name, column in columns.items()
         if any(map(_is, column))
     }
-    found: Json = {}
+    metrics: Json = {}
     for name, column in per_rank.items():
         values = [value for value in column if value is not None]
-        found[name] = statistics.fmean(values) if name.endswith("_percent") else max(values)
-    if step_time_s and "data_wait_s" in found:
-        found["data_wait_share"] = round(min(1.0, found["data_wait_s"] / step_time_s), 4)
+        metrics[name] = statistics.fmean(values) if name.endswith("_percent") else max(values)
+    if step_time_s and "data_wait_s" in metrics:
+        metrics["data_wait_share"] = round(min(1.0, metrics["data_wait_s"] / step_time_s), 4)
     own = [
         sum(pair)
         for pair in zip(*(per_rank.get(name, []) for name in ("data_wait_s", "forward_s")), strict=False)
@@ -189,8 +189,8 @@ def system_metrics(ranks: list[Json], step_time_s: float | None) -> Json:
         rank = max(range(len(own)), key=own.__getitem__)
         others = statistics.median(own[:rank] + own[rank + 1 :])
         if others > 0:
-            found |= {"slowest_rank": rank, "slowest_ratio": round(own[rank] / others, 3)}
-    return found | ({"per_rank": per_rank} if len(ranks) > 1 else {})
+            metrics |= {"slowest_rank": rank, "slowest_ratio": round(own[rank] / others, 3)}
+    return metrics | ({"per_rank": per_rank} if len(ranks) > 1 else {})
 
 
 def _is(value: object) -> bool:

@@ -180,12 +180,12 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
     ) -> Any:
         if not self.why_not_lean and self.model.training and not return_outputs:
             return lean_loss(self, model, inputs, num_items_in_batch)
-        found = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        result = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         if not self.model.training:
-            mean = (found[0] if return_outputs else found).detach().double().cpu()
+            mean = (result[0] if return_outputs else result).detach().double().cpu()
             scored = (inputs["labels"][:, 1:] != -100).sum().cpu()
             self._evaluated += torch.stack((mean * scored, scored))
-        return found
+        return result
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> Any:
         return super().get_batch_samples(self.meter.batches(epoch_iterator), num_batches, device)
@@ -414,12 +414,12 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
             flops = flops_per_token(self.model.config, mean_length, trained_share=trained_share)
         except Exception:  # an architecture without heads, or one that cannot say: a figure less, not a run
             return {}
-        found = {"flops_per_token": flops}
+        figures = {"flops_per_token": flops}
         name = torch.cuda.get_device_name() if self.world.device_type == "cuda" else "cpu"
         peak = peak_flops(name, "bf16" if self.args.bf16 else "fp16" if self.args.fp16 else "fp32")
         if peak and tokens_per_s:
-            found["mfu"] = found["flops_per_token"] * tokens_per_s / (peak * self.world.world_size)
-        return found
+            figures["mfu"] = figures["flops_per_token"] * tokens_per_s / (peak * self.world.world_size)
+        return figures
 
     def release(self) -> None:
         """Let go of model and optimizer, so that the process group can be closed (gloo's threads end badly
