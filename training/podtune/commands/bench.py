@@ -110,14 +110,16 @@ def plan(
         "fused_head": fused_head,
     }
     if strategy != "all":
-        one = planner.estimate(shape, strategy=strategy, **settings)
-        typer.echo(json.dumps(one.as_json(), indent=2) if as_json else _table([one]))
+        plan_of_strategy = planner.estimate(shape, strategy=strategy, **settings)
+        typer.echo(
+            json.dumps(plan_of_strategy.as_json(), indent=2) if as_json else _table([plan_of_strategy])
+        )
         return
     plans, refused = planner.estimate_all(shape, **settings)
     if not plans:
         raise UserError(next(iter(refused.values())), where="podtune bench plan", code=USAGE)
     if as_json:
-        typer.echo(json.dumps({"plans": [one.as_json() for one in plans], "impossible": refused}, indent=2))
+        typer.echo(json.dumps({"plans": [each.as_json() for each in plans], "impossible": refused}, indent=2))
         return
     typer.echo(_table(plans))
     for name, why in refused.items():
@@ -232,11 +234,11 @@ def report(
     from podtune.run.errors import printable
 
     def planner(records: Iterable[Json]) -> list[Json | None]:
-        return [None if one is None else one.as_json() for one in plans(records)]
+        return [None if each is None else each.as_json() for each in plans(records)]
 
     def collector(lines: Iterable[str]) -> tuple[list[Json], list[str]]:
         collection = collect(lines)
-        return collection.records, [str(one) for one in collection.damaged]
+        return collection.records, [str(record) for record in collection.damaged]
 
     said = write_report(folder, planner, collector)
     if as_json:

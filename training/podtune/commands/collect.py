@@ -87,14 +87,14 @@ def collect(
             ) from None
     missing = max(0, expect - len(collection.records) - len(collection.damaged))
     if as_json:
-        damaged = [{"tag": one.tag, "reason": one.reason} for one in collection.damaged]
+        damaged = [{"tag": record.tag, "reason": record.reason} for record in collection.damaged]
         typer.echo(
             json.dumps({"records": collection.records, "damaged": damaged, "missing": missing}, indent=2)
         )
     else:
         typer.echo(f"{len(collection.records)} exact, {len(collection.damaged)} damaged, {missing} missing")
     if collection.damaged or missing:
-        what = [str(one) for one in collection.damaged] + (
+        what = [str(record) for record in collection.damaged] + (
             [(f"{missing} of {expect} expected records are missing")] if missing else []
         )
         raise UserError(

@@ -87,7 +87,8 @@ def dry_run(
                 json.dumps(
                     {
                         pod.name: {
-                            one["name"]: engine.environment_of(pod, one) for one in pod.spec["containers"]
+                            container["name"]: engine.environment_of(pod, container)
+                            for container in pod.spec["containers"]
                         }
                         for pod in pods
                     },
@@ -97,8 +98,8 @@ def dry_run(
         else:
             print("\n".join(engine.lines_of_environment(pods)))
         return
-    faults = [engine.parse_fault("kill", one, pods) for one in kill or []] + [
-        engine.parse_fault("stall", one, pods) for one in stall or []
+    faults = [engine.parse_fault("kill", words, pods) for words in kill or []] + [
+        engine.parse_fault("stall", words, pods) for words in stall or []
     ]
     on_device, variables, notes = devices(pods)
     if manifest is None and (token := os.environ.get("HF_TOKEN")):
@@ -167,13 +168,11 @@ def _checked(text: str, *, quiet: bool) -> list[dict[str, Any]]:
             code=DATA,
         )
     if not quiet:
-        for one in verdict.findings:
-            if one.severity != "note":
+        for finding in verdict.findings:
+            if finding.severity != "note":
                 print(
-                    (
-                        f"podtune lint: {one.severity} {one.code}: {one.message} (podtune lint --explain "
-                        f"{one.code})"
-                    ),
+                    f"podtune lint: {finding.severity} {finding.code}: {finding.message} "
+                    f"(podtune lint --explain {finding.code})",
                     file=sys.stderr,
                 )
     return [document.content for document in read(text, "manifest")[0]]
@@ -214,8 +213,8 @@ def _as_json(result: Result) -> dict[str, Any]:
                 "restarts": run.restarts,
                 "recreated": run.recreated,
                 "exits": [
-                    {"container": one.container, "code": one.code, "last_line": one.last_line}
-                    for one in run.exits
+                    {"container": end.container, "code": end.code, "last_line": end.last_line}
+                    for end in run.exits
                 ],
             }
             for run in result.pods
@@ -229,7 +228,7 @@ def _as_text(result: Result, output: Path | None) -> str:
     lines = ["", f"{'pod':<{width}}  {'phase':<9}  restarts  exit codes"]
     for run in result.pods:
         restarts = f"{run.restarts}" + (f" (+{run.recreated} new pods)" if run.recreated else "")
-        codes = ", ".join(f"{one.container} {one.code}" for one in run.exits)
+        codes = ", ".join(f"{end.container} {end.code}" for end in run.exits)
         lines.append(f"{run.name:<{width}}  {run.phase:<9}  {restarts:<8}  {codes}")
     lines += [f"note: {note}" for note in result.notes]
     lines.append(f"{result.job}: {result.condition} after {result.seconds:.0f} s: {result.reason}")

@@ -63,7 +63,7 @@ def submit(
     job = documents[-1]["metadata"]["name"]
     if dry_run:
         print(
-            f"the cluster would take {', '.join(one['kind'] for one in documents)} of {job} in "
+            f"the cluster would take {', '.join(document['kind'] for document in documents)} of {job} in "
             f"{cluster.namespace}; nothing was created"
         )
         return
@@ -97,11 +97,11 @@ def status(
     cluster = connect(namespace, context)
     if not name:
         jobs = [
-            {"job": one["metadata"]["name"], "kind": one["kind"], "condition": state(one)[0]}
-            for one in cluster.jobs()
+            {"job": job["metadata"]["name"], "kind": job["kind"], "condition": state(job)[0]}
+            for job in cluster.jobs()
         ]
-        width = max((len(one["job"]) for one in jobs), default=0)
-        lines = [f"{one['job']:<{width}}  {one['condition']:<10}  {one['kind']}" for one in jobs]
+        width = max((len(job["job"]) for job in jobs), default=0)
+        lines = [f"{job['job']:<{width}}  {job['condition']:<10}  {job['kind']}" for job in jobs]
         print(
             json.dumps(jobs, indent=2)
             if as_json

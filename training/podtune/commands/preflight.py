@@ -54,7 +54,9 @@ def preflight(
     print(json.dumps(verdict) if as_json else text_of(verdict), flush=True)
     if not verdict["ok"]:
         gone = any(
-            one["check"] in (*MACHINE, *TOGETHER) for one in verdict["problems"] if one["severity"] == "error"
+            problem["check"] in (*MACHINE, *TOGETHER)
+            for problem in verdict["problems"]
+            if problem["severity"] == "error"
         )
         raise typer.Exit(UNAVAILABLE if gone else DATA)
 
@@ -138,7 +140,7 @@ def step_zero(config: Path | None, *, wait_s: float) -> int:
         print(f"{told}\n{text_of(verdict)}", flush=True)
     if verdict["ok"]:
         return OK
-    worst = next(one for one in verdict["problems"] if one["severity"] == "error")
+    worst = next(problem for problem in verdict["problems"] if problem["severity"] == "error")
     code = PEER_LOST if worst["check"] in TOGETHER else process.returncode
     terminate_log(f"preflight: {verdict['sentence']}", code)
     return code
@@ -162,9 +164,9 @@ def text_of(verdict: dict[str, Any]) -> str:
             f"{facts['gpus']} x {facts.get('gpu', 'GPU')}" if facts.get("gpus") else f"{facts['cpus']} CPUs"
         )
         free = ", ".join(
-            (f"{one['path']} {one['free_bytes'] / 2**30:.0f} GiB free")
-            for one in facts.get("volumes", [])
-            if "free_bytes" in one
+            (f"{volume['path']} {volume['free_bytes'] / 2**30:.0f} GiB free")
+            for volume in facts.get("volumes", [])
+            if "free_bytes" in volume
         )
         lines.append(
             f"{facts['pod']}: {gpus}, interface "
@@ -175,7 +177,7 @@ def text_of(verdict: dict[str, Any]) -> str:
             f"all-reduce of {measured['bytes'] >> 20} MiB by {measured['backend']}: "
             f"{measured['bus_gb_per_s']} GB/s"
         )
-    for one in verdict["problems"]:
-        lines.append(f"{one['severity']}: {one['pod']}: {one['text']}\n  fix: {one['fix']}")
+    for problem in verdict["problems"]:
+        lines.append(f"{problem['severity']}: {problem['pod']}: {problem['text']}\n  fix: {problem['fix']}")
     lines.append(f"preflight: {'ok' if verdict['ok'] else 'not fit'}: {verdict['sentence']}")
     return "\n".join(lines)

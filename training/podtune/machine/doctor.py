@@ -316,7 +316,7 @@ def write_speed(output_dir: Path) -> Check:
 def _existing(folder: Path) -> Path:
     """The folder, or the nearest one above it that exists."""
     folder = folder.absolute()
-    return next(one for one in (folder, *folder.parents) if one.is_dir())
+    return next(parent for parent in (folder, *folder.parents) if parent.is_dir())
 
 
 def hub() -> Check:

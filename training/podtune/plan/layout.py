@@ -350,7 +350,7 @@ class Layout:
                 )
             )
         middle = [Collective("send", 2 * parts, 2 * hidden, self.world_size, between)]
-        sent = [sum(one.bytes_per_rank for one in messages) for messages in (ends, middle)]
+        sent = [sum(message.bytes_per_rank for message in messages) for messages in (ends, middle)]
         return middle if self.world_size > 2 and sent[1] > sent[0] else ends
 
     def rank_flops(self, flops: float) -> float:

@@ -168,17 +168,17 @@ def _together(pods: list[Json]) -> list[Problem]:
 
 
 def _difference(key: str, pods: list[Json], odd: str, right: str) -> str:
-    one = next(facts.get(key) for facts in pods if facts["pod"] == odd)
+    value = next(facts.get(key) for facts in pods if facts["pod"] == odd)
     other = next(facts.get(key) for facts in pods if facts["pod"] == right)
-    if isinstance(one, dict) and isinstance(other, dict):
-        names = [name for name in sorted({*one, *other}) if one.get(name) != other.get(name)]
-        return ": " + ", ".join(f"{name} {one.get(name)} instead of {other.get(name)}" for name in names)
-    return f": {str(one)[:60]} instead of {str(other)[:60]}"
+    if isinstance(value, dict) and isinstance(other, dict):
+        names = [name for name in sorted({*value, *other}) if value.get(name) != other.get(name)]
+        return ": " + ", ".join(f"{name} {value.get(name)} instead of {other.get(name)}" for name in names)
+    return f": {str(value)[:60]} instead of {str(other)[:60]}"
 
 
 def errors(problems: Iterable[Problem]) -> list[Problem]:
     """Those with which training should not start."""
-    return [one for one in problems if one.severity == "error"]
+    return [problem for problem in problems if problem.severity == "error"]
 
 
 def verdict(problems: list[Problem], pods: list[Json], measured: Json) -> Json:
@@ -191,7 +191,7 @@ def verdict(problems: list[Problem], pods: list[Json], measured: Json) -> Json:
         "schema": "podtune.preflight/1",
         "ok": not errors(problems),
         "sentence": sentence,
-        "problems": [asdict(one) for one in problems],
+        "problems": [asdict(problem) for problem in problems],
         "measured": measured,
         "pods": sorted(pods, key=lambda facts: facts["node_rank"]),
     }
@@ -289,7 +289,7 @@ def _interface(master: str) -> str | None:
         (
             name
             for name, addresses in psutil.net_if_addrs().items()
-            if any(one.address == local for one in addresses)
+            if any(address.address == local for address in addresses)
         ),
         None,
     )
@@ -300,7 +300,9 @@ def _names_one(wanted: str, interfaces: list[str]) -> bool:
     exclude, exact = wanted.startswith("^"), wanted.lstrip("^").startswith("=")
     names = [name for name in wanted.lstrip("^=").split(",") if name]
     matched = [
-        one for one in interfaces if any(one == name if exact else one.startswith(name) for name in names)
+        interface
+        for interface in interfaces
+        if any(interface == name if exact else interface.startswith(name) for name in names)
     ]
     return len(matched) < len(interfaces) if exclude else bool(matched)
 

@@ -205,7 +205,7 @@ def _parse_system(part: str) -> Json:
     for word in part.strip().split("  "):
         kind, _, rest = word.partition(" ")
         if kind in ("gpu", "memory"):
-            pods = [_POD.fullmatch(one) for one in rest.split(", ")]
+            pods = [_POD.fullmatch(pod) for pod in rest.split(", ")]
             memory = "gpu_memory_gib" if kind == "gpu" else "rss_gib"
             system["per_pod"] = [
                 {

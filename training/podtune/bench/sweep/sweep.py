@@ -127,7 +127,7 @@ def read_sweep(path: Path) -> Sweep:
             fix="see podtune bench run --help",
             code=CONFIG,
         )
-    known = {one.name: one for one in fields(Sweep)}
+    known = {field.name: field for field in fields(Sweep)}
     for key in content:
         if key not in known:
             raise UserError(
@@ -136,8 +136,8 @@ def read_sweep(path: Path) -> Sweep:
                 fix=f"one of {', '.join(known)}",
                 code=CONFIG,
             )
-    for name, one in known.items():
-        if name not in content and one.default is MISSING and one.default_factory is MISSING:
+    for name, option in known.items():
+        if name not in content and option.default is MISSING and option.default_factory is MISSING:
             raise UserError(f"'{name}' is missing", where=str(path), fix=f"add {name}: [...]", code=CONFIG)
     values = {key: _value(key, value, path) for key, value in content.items()}
     return Sweep(**values)
@@ -188,7 +188,7 @@ def _value(key: str, value: Any, path: Path) -> Any:
 
 
 def _check_flags(flags: Any, where: str) -> None:
-    known = [one.name for one in fields(Options) if one.name not in _AXES]
+    known = [field.name for field in fields(Options) if field.name not in _AXES]
     if not isinstance(flags, dict):
         raise UserError(f"{flags!r} is not a mapping of flags to values", where=where, code=CONFIG)
     for flag, value in flags.items():

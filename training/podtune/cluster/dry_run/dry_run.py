@@ -58,7 +58,7 @@ class Result:
         """0 if the job succeeded; a user's error (64-78) of a pod as it is; else 1."""
         if self.condition == "Succeeded":
             return 0
-        codes = [one.code for run in self.pods for one in run.exits[-1:] if 64 <= one.code <= 78]
+        codes = [end.code for run in self.pods for end in run.exits[-1:] if 64 <= end.code <= 78]
         return codes[0] if codes else 1
 
 
@@ -76,7 +76,7 @@ def parse_fault(kind: Literal["kill", "stall"], text: str, pods: list[contract.P
     """``POD@STEP``; the pod by its name or without the job's (``worker-0``)."""
     name, _, step = text.partition("@")
     names = [pod.name for pod in pods]
-    named = [one for one in names if one == name or one.endswith(f"-{name}")]
+    named = [pod for pod in names if pod == name or pod.endswith(f"-{name}")]
     if len(named) != 1 or not step.isdigit():
         raise UserError(
             f"--{kind} {text!r} is not POD@STEP{near(name, names)}",
@@ -227,7 +227,7 @@ class Operator:
         if not self._faults:
             return
         step = self._steps.latest()
-        for fault in [one for one in self._faults if step >= one.step]:
+        for fault in [each for each in self._faults if step >= each.step]:
             target = next(run for run in self.runs if run.name == fault.pod)
             if target.strike(fault.kind):
                 self._faults.remove(fault)

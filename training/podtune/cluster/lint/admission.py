@@ -189,7 +189,9 @@ def bad_name(job: Job) -> Iterator[Hit]:
 def name_too_long(job: Job) -> Iterator[Hit]:
     """Pods and Services add -master-0 or -worker-N to the job's name and may not pass 63 characters: the
     webhook lets it through, and the operator cannot create the Services."""
-    names = (replica_name(job.name, one.role, max(0, one.replicas - 1)) for one in job.templates)
+    names = (
+        replica_name(job.name, template.role, max(0, template.replicas - 1)) for template in job.templates
+    )
     longest = max(names, key=len, default="")
     if len(longest) > 63 and len(job.name) <= 63:
         message = f"the name has {len(job.name)} characters, so {longest} has {len(longest)} of at most 63"
@@ -260,7 +262,7 @@ def no_pytorch_container(job: Job) -> Iterator[Hit]:
     exit code from that one."""
     for template in job.templates:
         if template.main is None:
-            names = ", ".join(one.name for one in template.containers) or "none"
+            names = ", ".join(container.name for container in template.containers) or "none"
             message = f"{{role}} has no container named {CONTAINER!r} (containers: {names})"
             yield Hit((*template.pod_path, "containers"), message, role=template.role)
 
@@ -328,7 +330,7 @@ def pod_name(job: Job) -> Iterator[Hit]:
     for key in ("labels", "annotations"):
         mapping, at = job.metadata.get(key) or {}, ("metadata", key)
         names = core.labels(mapping, at) if key == "labels" else _annotations(mapping, at)
-        yield from (Hit(one.path, one.message, fix=one.fix, by="api") for one in names)
+        yield from (Hit(hit.path, hit.message, fix=hit.fix, by="api") for hit in names)
     for template in job.templates if job.kind != "TrainJob" else ():
         path = template.metadata_path
         for refusal in (

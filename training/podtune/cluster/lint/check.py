@@ -111,8 +111,8 @@ def _lint(sources: Iterable[tuple[str, str]], ignored: set[str], target: Target)
         ours, silenced = _without_annotated(job, kept)
         findings += ours
         count += silenced
-    findings += [one for one in _around_jobs(documents) if one.code not in ignored]
-    findings = [one for one in findings if one.code not in ignored]
+    findings += [finding for finding in _around_jobs(documents) if finding.code not in ignored]
+    findings = [finding for finding in findings if finding.code not in ignored]
     findings.sort(key=lambda finding: (finding.source, finding.line, finding.code))
     names = [(document.kind, f"{document.kind} {document.name}") for document, *_ in jobs]
     return Verdict(
@@ -214,7 +214,7 @@ def _without_annotated(job: Job, findings: list[Finding]) -> tuple[list[Finding]
     """The findings that no annotation of the object, or of the pod template that they are in, silences."""
     places: list[tuple[str, set[str]]] = [("", _codes(job.metadata))]
     if job.kind != "TrainJob":
-        places += [(dotted(one.path), _codes(one.metadata)) for one in job.templates]
+        places += [(dotted(template.path), _codes(template.metadata)) for template in job.templates]
     places = [(path, codes) for path, codes in places if codes]
     if not places:
         return findings, 0

@@ -114,7 +114,7 @@ def shell_script(words: list[str]) -> str | None:
     """What ``sh -c`` was given, or None."""
     for index, word in enumerate(words[1:], start=1):
         if re.fullmatch(r"-[a-zA-Z]*c[a-zA-Z]*", word):
-            rest = [one for one in words[index + 1 :] if not re.fullmatch(r"[-+][a-zA-Z]+|pipefail", one)]
+            rest = [word for word in words[index + 1 :] if not re.fullmatch(r"[-+][a-zA-Z]+|pipefail", word)]
             return rest[0] if rest else None
         if not re.fullmatch(r"[-+].*|pipefail|errexit|nounset|xtrace", word):
             return None

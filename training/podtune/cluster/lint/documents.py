@@ -285,8 +285,8 @@ def _inside(value: Any, node: Any, source: str, holder: str) -> Iterator[Documen
             whole = "spec" in item or "metadata" in item  # not a reference, which has a name only
             if whole:
                 yield from (
-                    Document(one.content, source, one.node, one.holder or holder)
-                    for one in _objects(item, place, source)
+                    Document(inner.content, source, inner.node, inner.holder or holder)
+                    for inner in _objects(item, place, source)
                 )
                 continue
         yield from _inside(item, place, source, holder)
@@ -304,7 +304,7 @@ def _child(node: Any, key: str | int) -> tuple[Any, Any] | None:
                 return name.start_mark, value
             if name.tag == _TAG + "merge":
                 merged += value.value if isinstance(value, yaml.SequenceNode) else [value]
-        return next((child for one in merged[:9] if (child := _child(one, key))), None)
+        return next((child for alias in merged[:9] if (child := _child(alias, key))), None)
     if isinstance(node, yaml.SequenceNode) and isinstance(key, int) and key < len(node.value):
         return node.value[key].start_mark, node.value[key]
     return None

@@ -105,7 +105,7 @@ class PodTemplate:
     @cached_property
     def main(self) -> JobContainer | None:
         """The container that trains."""
-        return next((one for one in self.containers if one.name == self.main_name), None)
+        return next((container for container in self.containers if container.name == self.main_name), None)
 
     @cached_property
     def init_containers(self) -> list[JobContainer]:
@@ -171,7 +171,7 @@ class Job:
 
     def template(self, role: str) -> PodTemplate | None:
         """The template of a replica type."""
-        return next((one for one in self.templates if one.role == role), None)
+        return next((template for template in self.templates if template.role == role), None)
 
     @cached_property
     def refusals(self) -> list[Refusal]:
@@ -202,7 +202,7 @@ class Job:
     @property
     def gpus(self) -> int:
         """The most devices of one pod."""
-        return max((one.main.gpus for one in self.templates if one.main), default=0)
+        return max((template.main.gpus for template in self.templates if template.main), default=0)
 
     @property
     def runtime(self) -> Json | None:
@@ -296,8 +296,8 @@ def _replicas(spec: Json) -> Iterator[PodTemplate]:
 
 def _containers(pod: Json, path: Place) -> list[JobContainer]:
     return [
-        JobContainer(one, (*path, "containers", index))
-        for index, one in enumerate(pod.get("containers") or [])
+        JobContainer(container, (*path, "containers", index))
+        for index, container in enumerate(pod.get("containers") or [])
     ]
 
 
@@ -343,12 +343,15 @@ def _node(job: Job) -> PodTemplate:
     if runtime is not None:
         nodes = int(((runtime.get("spec") or {}).get("mlPolicy") or {}).get("numNodes") or 1)
         steps = replicated_jobs(runtime)
-        step = next((one for one in steps if ancestor(one) == "trainer"), None)
-        step = step or next((one for one in steps if one.get("name") == NODE), {})
+        step = next((replicated for replicated in steps if ancestor(replicated) == "trainer"), None)
+        step = step or next((replicated for replicated in steps if replicated.get("name") == NODE), {})
         template = ((step.get("template") or {}).get("spec") or {}).get("template") or {}
         pod = copy.deepcopy(template.get("spec") or pod)
         metadata = template.get("metadata") or {}
-    main = next((one for one in pod.get("containers") or [] if one.get("name") == NODE), {"name": NODE})
+    main = next(
+        (container for container in pod.get("containers") or [] if container.get("name") == NODE),
+        {"name": NODE},
+    )
     # what torch-distributed does by itself is not what this job does
     inherited = {} if runtime is trainjob.TORCH_DISTRIBUTED else main
     main = {**inherited, "name": NODE, "env": trainer.get("env") or []}
@@ -356,9 +359,9 @@ def _node(job: Job) -> PodTemplate:
     if "resourcesPerNode" in trainer:
         main["resources"] = trainer["resourcesPerNode"]
     beside = [
-        JobContainer(one, ("spec", "runtimeRef"))
-        for one in pod.get("containers") or []
-        if one.get("name") != NODE
+        JobContainer(container, ("spec", "runtimeRef"))
+        for container in pod.get("containers") or []
+        if container.get("name") != NODE
     ]
     return PodTemplate(
         role=NODE,

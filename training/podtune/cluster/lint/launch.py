@@ -248,8 +248,8 @@ def interface_on_one_replica(job: Job) -> Iterator[Hit]:
         return
     for name in INTERFACES:
         values = {
-            template.role: {str(entry.get("value")) for _, entry in one.env if entry["name"] == name}
-            for template, one in mains
+            template.role: {str(entry.get("value")) for _, entry in container.env if entry["name"] == name}
+            for template, container in mains
         }
         if len({frozenset(value) for value in values.values()}) > 1:
             _, container = next((t, c) for t, c in mains if values[t.role])
@@ -421,11 +421,14 @@ def commands_differ(job: Job) -> Iterator[Hit]:
     if len(mains) < 2:
         return
     (_, first), (template, last) = mains[0], mains[-1]
-    sides = [(one.launch.kind, one.launch.program or " ".join(_settled(one))) for one in (first, last)]
+    sides = [
+        (container.launch.kind, container.launch.program or " ".join(_settled(container)))
+        for container in (first, last)
+    ]
     if sides[0] != sides[1]:
         shown = [
-            " ".join(one.words[:4]).splitlines()[0][:60] if one.words else "the image's own"
-            for one in (first, last)
+            " ".join(container.words[:4]).splitlines()[0][:60] if container.words else "the image's own"
+            for container in (first, last)
         ]
         message = f"{mains[0][0].role} starts {shown[0]!r}, {template.role} {shown[1]!r}"
         yield Hit(last.command_path, message)

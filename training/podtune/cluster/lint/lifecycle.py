@@ -32,7 +32,11 @@ def retries_without_limit(job: Job) -> Iterator[Hit]:
 
     A negative one is none (a warning).
     """
-    restarting = [one for one in job.templates if one.restart_policy in ("OnFailure", "Always", "ExitCode")]
+    restarting = [
+        template
+        for template in job.templates
+        if template.restart_policy in ("OnFailure", "Always", "ExitCode")
+    ]
     policy = job.spec.get("runPolicy") or {}
     if restarting and policy.get("backoffLimit") is None:
         message = f"restartPolicy {restarting[0].restart_policy} and no backoffLimit"

@@ -17,7 +17,10 @@ def printable(text: str) -> str:
     """``text`` without characters that a terminal or a log would obey: escape sequences, line breaks."""
     if text.isprintable():
         return text
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in text)
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode("ascii")
+        for character in text
+    )
 
 
 def as_text(verdict: Verdict, *, notes: bool = False) -> str:
@@ -38,7 +41,7 @@ def as_text(verdict: Verdict, *, notes: bool = False) -> str:
         lines.append(printable(f"    fix: {finding.fix}{values}"))
     names = {rule.code: rule.name for rule in RULES}
     for (source, job), findings in shared.items():
-        codes = dict.fromkeys(f"{one.code} {names.get(one.code, '')}" for one in findings)
+        codes = dict.fromkeys(f"{finding.code} {names.get(finding.code, '')}" for finding in findings)
         lines.append(printable(f"{source}: notes on {job}: {', '.join(codes)} (--notes shows them)"))
     return "\n".join([*lines, summary(verdict)])
 

@@ -45,7 +45,7 @@ def no_shared_memory(job: Job) -> Iterator[Hit]:
         if job.kind == "TrainJob" and not container.spec.get("volumeMounts"):
             continue  # the runtime or an override may mount it
         mounts = container.spec.get("volumeMounts") or []
-        mount = next((one for one in mounts if str(one.get("mountPath")).rstrip("/") == "/dev/shm"), None)
+        mount = next((each for each in mounts if str(each.get("mountPath")).rstrip("/") == "/dev/shm"), None)
         volumes = {volume.get("name"): volume for volume in template.pod.get("volumes") or []}
         if mount is None:
             if container.gpus > 1 and not template.pod.get("hostIPC"):
@@ -291,7 +291,14 @@ def host_network_port(job: Job) -> Iterator[Hit]:
 
 
 def _port(template: PodTemplate) -> int:
-    ports = next((one.spec.get("ports") or [] for one in template.containers if one.name == CONTAINER), [])
+    ports = next(
+        (
+            container.spec.get("ports") or []
+            for container in template.containers
+            if container.name == CONTAINER
+        ),
+        [],
+    )
     number = next((port.get("containerPort") for port in ports if port.get("name") == PORT_NAME), PORT)
     return int(number or PORT)
 
@@ -335,8 +342,8 @@ def secret_in_plain_text(job: Job) -> Iterator[Hit]:
                 if SECRET_VALUE.search(str(word)):
                     path = (*container.path, key, index)
                     yield Hit(path, f"{key} holds a secret in plain text", role=template.role)
-    places = [(("metadata",), job.metadata)]
-    places += [(one.metadata_path, one.metadata) for one in job.templates if job.kind != "TrainJob"]  # type: ignore[misc]
+    templates = [] if job.kind == "TrainJob" else job.templates
+    places = [(("metadata",), job.metadata), *((each.metadata_path, each.metadata) for each in templates)]
     for path, metadata in places:
         for name, value in (metadata.get("annotations") or {}).items():
             if SECRET_VALUE.search(str(value)):
@@ -393,8 +400,8 @@ def old_labels(job: Job) -> Iterator[Hit]:
             if f"'{label}'" in text and label not in own:
                 path = (*template.pod_path, "affinity")
                 yield Hit(path, f"{{role}} selects pods by {label}", role=template.role)
-    labels = [one.metadata.get("labels") or {} for one in job.templates]
-    if job.around.selectors and not any("pytorch-job-name" in one for one in labels):
+    labels = [template.metadata.get("labels") or {} for template in job.templates]
+    if job.around.selectors and not any("pytorch-job-name" in keys for keys in labels):
         for other in job.around.selectors:
             if f"'{job.name}'" in str(other.content):
                 yield Hit((), f"{other.kind} {other.name} selects pods by pytorch-job-name")

@@ -118,7 +118,7 @@ def _check_bounds(value: Any, schema: Json, violations: list[Violation], path: P
     if high is not None and size > high:
         violations.append(Violation("bound", path, value, f"at most {high}{unit}"))
     if "enum" in schema and value not in schema["enum"]:
-        wanted = ", ".join(str(one) for one in schema["enum"])
+        wanted = ", ".join(str(value) for value in schema["enum"])
         violations.append(Violation("bound", path, value, f"one of {wanted}"))
 
 

@@ -46,7 +46,7 @@ def _of_directory(folder: Path) -> Iterator[tuple[str, str]]:
     for root, folders, files in os.walk(folder):
         chart = "Chart.yaml" in files
         folders[:] = sorted(
-            one for one in folders if not one.startswith(".") and not (chart and one == "templates")
+            name for name in folders if not name.startswith(".") and not (chart and name == "templates")
         )
         patches = _patches(Path(root), files)
         for file in sorted(files):
@@ -73,8 +73,8 @@ def _patches(root: Path, files: list[str]) -> set[str]:
         for document in documents:
             content: dict[str, Any] = document.content
             entries = [*_listed(content, "patches"), *_listed(content, "patchesJson6902")]
-            names |= {str(one.get("path")) for one in entries if isinstance(one, dict)}
-            names |= {str(one) for one in _listed(content, "patchesStrategicMerge")}
+            names |= {str(entry.get("path")) for entry in entries if isinstance(entry, dict)}
+            names |= {str(entry) for entry in _listed(content, "patchesStrategicMerge")}
     return {os.path.normpath(name) for name in names}
 
 

@@ -69,7 +69,7 @@ def trainjob_name_too_long(job: Job) -> Iterator[Hit]:
     """JobSet refuses names of which a pod's would pass 63 characters (48 with the step node) after Trainer's
     webhook took them: the TrainJob waits for ever without a status.
     """
-    steps = [str(one.get("name") or "") for one in replicated_jobs(job.runtime or TORCH_DISTRIBUTED)]
+    steps = [str(step.get("name") or "") for step in replicated_jobs(job.runtime or TORCH_DISTRIBUTED)]
     longest = max(steps, key=len, default=NODE)
     index = len(str(max(0, job.pods - 1))) if longest == NODE else 1
     most = min(MAX_NAME, 63 - 1 - len(longest) - JOBSET_SUFFIX - index)
@@ -105,7 +105,7 @@ def gpu_limit_without_request(job: Job) -> Iterator[Hit]:
     """
     trainer = job.spec.get("trainer") or {}
     resources = trainer.get("resourcesPerNode") or {}
-    gpus = next((one.main.gpus for one in job.templates if one.main), 0)
+    gpus = next((template.main.gpus for template in job.templates if template.main), 0)
     if str(trainer.get("numProcPerNode") or "auto") != "auto" or gpus < 2 or job.target.trainer > "2.0":
         return
     if not any(GPU_BY_TRAINER.search(name) for name in resources.get("requests") or {}):
@@ -164,7 +164,7 @@ def trainer_is_ignored(job: Job) -> Iterator[Hit]:
     if runtime is None or (job.kind == "TrainJob" and job.spec.get("trainer") is None):
         return
     place = ("spec", "runtimeRef") if job.kind == "TrainJob" else ("spec", "template")
-    steps = [one for one in replicated_jobs(runtime) if ancestor(one) == "trainer"]
+    steps = [step for step in replicated_jobs(runtime) if ancestor(step) == "trainer"]
     name = (runtime.get("metadata") or {}).get("name")
     if not steps:
         message = f"no replicated job of the runtime {name} has the label of the step trainer"
@@ -176,7 +176,11 @@ def trainer_is_ignored(job: Job) -> Iterator[Hit]:
 def _container_names(replicated: dict[str, Any]) -> set[str]:
     template = ((replicated.get("template") or {}).get("spec") or {}).get("template") or {}
     pod = template.get("spec") or {}
-    return {str(one.get("name")) for key in ("containers", "initContainers") for one in pod.get(key) or []}
+    return {
+        str(container.get("name"))
+        for key in ("containers", "initContainers")
+        for container in pod.get(key) or []
+    }
 
 
 @rule("PT509", "error", by="webhook", fix="name a job and a container of the runtime", kinds=ONLY)
@@ -186,7 +190,7 @@ def override_without_target(job: Job) -> Iterator[Hit]:
     runtime = job.runtime
     if runtime is None:
         return
-    names = {str(one.get("name")): _container_names(one) for one in replicated_jobs(runtime)}
+    names = {str(step.get("name")): _container_names(step) for step in replicated_jobs(runtime)}
     for step in ("dataset", "model"):
         if (job.spec.get("initializer") or {}).get(step) is not None:
             wanted = f"{step}-initializer"

@@ -65,7 +65,7 @@ class Cluster:
                     file, context=context or None, client_configuration=configuration
                 )
                 contexts, active = kubernetes.config.list_kube_config_contexts(file)
-                chosen = next((one for one in contexts if one["name"] == context), active)
+                chosen = next((entry for entry in contexts if entry["name"] == context), active)
                 default = (chosen.get("context") or {}).get("namespace") or "default"
         except (kubernetes.config.ConfigException, OSError) as error:
             raise UserError(
@@ -196,7 +196,9 @@ class Cluster:
         """Whether the API server knows the kind of job."""
         version, plural, _ = JOB_KINDS[kind]
         group = self.get(f"/apis/{version}")
-        return group is not None and any(one["name"] == plural for one in group.get("resources", []))
+        return group is not None and any(
+            resource["name"] == plural for resource in group.get("resources", [])
+        )
 
     def may(self, verb: str, document: Json, subresource: str = "") -> bool:
         """Whether this user may do ``verb`` with objects of the document's kind here, or with their
@@ -242,7 +244,7 @@ class Cluster:
         jobs: list[Json] = []
         for kind, (version, plural, _) in JOB_KINDS.items():
             listing = self.get(f"/apis/{version}/namespaces/{self.namespace}/{plural}")
-            jobs += [{**one, "kind": kind} for one in (listing or {}).get("items", [])]
+            jobs += [{**job, "kind": kind} for job in (listing or {}).get("items", [])]
         return jobs
 
     def pods(self, job: Json) -> list[Json]:
@@ -266,9 +268,13 @@ class Cluster:
         except Refused:
             return []
         events = [
-            one for one in listing.get("items", []) if (one.get("involvedObject") or {}).get("name") in names
+            event
+            for event in listing.get("items", [])
+            if (event.get("involvedObject") or {}).get("name") in names
         ]
-        return sorted(events, key=lambda one: str(one.get("lastTimestamp") or one.get("eventTime") or ""))
+        return sorted(
+            events, key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or "")
+        )
 
     @contextlib.contextmanager
     def _explained(self, what: str) -> Iterator[None]:

@@ -41,18 +41,22 @@ def state(job: Json) -> tuple[str, str]:
     before any.
     """
     conditions = [
-        one for one in (job.get("status") or {}).get("conditions") or [] if one.get("status") == "True"
+        condition
+        for condition in (job.get("status") or {}).get("conditions") or []
+        if condition.get("status") == "True"
     ]
     if not conditions:
         return "Pending", ""
-    finished = [one for one in conditions if one["type"] in ("Succeeded", "Failed", "Complete")]
+    finished = [
+        condition for condition in conditions if condition["type"] in ("Succeeded", "Failed", "Complete")
+    ]
     latest = (finished or conditions)[-1]
     return ("Succeeded" if latest["type"] == "Complete" else latest["type"]), latest.get("message") or ""
 
 
 def restarts(pod: Json) -> int:
     """Restarts of the pod's containers."""
-    return sum(int(one.get("restartCount") or 0) for one in _statuses(pod))
+    return sum(int(container.get("restartCount") or 0) for container in _statuses(pod))
 
 
 def phase(pod: Json) -> str:
@@ -60,15 +64,15 @@ def phase(pod: Json) -> str:
     if pod["metadata"].get("deletionTimestamp"):
         return "Terminating"
     status = pod.get("status") or {}
-    for one in _statuses(pod):
-        waiting = (one.get("state") or {}).get("waiting") or {}
+    for container in _statuses(pod):
+        waiting = (container.get("state") or {}).get("waiting") or {}
         if waiting.get("reason") not in (None, "PodInitializing", "ContainerCreating"):
             return str(waiting["reason"])
-        terminated = (one.get("state") or {}).get("terminated") or {}
+        terminated = (container.get("state") or {}).get("terminated") or {}
         if terminated.get("exitCode"):
             return str(terminated.get("reason") or "Error")
     if status.get("phase") == "Pending" and any(
-        one.get("reason") == "Unschedulable" for one in status.get("conditions") or []
+        condition.get("reason") == "Unschedulable" for condition in status.get("conditions") or []
     ):
         return "Unschedulable"
     return str(status.get("reason") or status.get("phase") or "Unknown")
@@ -80,7 +84,7 @@ def problems(pods: Iterable[Json], events: Iterable[Json]) -> list[PodProblem]:
     """
     events_read = list(events)
     problems_of_pods = [problem for pod in pods for problem in _of_pod(pod, events_read)]
-    return sorted(problems_of_pods, key=lambda one: one.text.endswith(EXIT_CODES[PEER_LOST]))
+    return sorted(problems_of_pods, key=lambda problem: problem.text.endswith(EXIT_CODES[PEER_LOST]))
 
 
 def _of_pod(pod: Json, events: list[Json]) -> Iterable[PodProblem]:
@@ -95,12 +99,12 @@ def _of_pod(pod: Json, events: list[Json]) -> Iterable[PodProblem]:
     for condition in status.get("conditions") or []:
         if condition.get("type") == "PodScheduled" and condition.get("reason") == "Unschedulable":
             yield _unschedulable(name, condition.get("message") or "")
-    for one in _statuses(pod):
-        yield from _of_container(name, one)
+    for container in _statuses(pod):
+        yield from _of_container(name, container)
     mounting = [
-        one
-        for one in events
-        if (one.get("involvedObject") or {}).get("name") == name and one.get("reason") in MOUNTING
+        event
+        for event in events
+        if (event.get("involvedObject") or {}).get("name") == name and event.get("reason") in MOUNTING
     ]
     if mounting and status.get("phase") == "Pending":
         message = " ".join(str(mounting[-1].get("message")).split())[:400]
@@ -119,7 +123,7 @@ MOUNTING = {
 def _unschedulable(name: str, message: str) -> PodProblem:
     missing = re.findall(r"Insufficient ([\w./-]+)", message)
     fix = "wait, or ask for less under `resources`"
-    if any("gpu" in one for one in missing):
+    if any("gpu" in reason for reason in missing):
         fix = (
             "no node has so many free GPUs: wait, ask for fewer, or check that the GPU operator runs on "
             "the nodes"

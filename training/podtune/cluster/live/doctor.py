@@ -210,17 +210,17 @@ def _ready_deployment(cluster: Cluster) -> bool | None:
         )
     except Refused:
         return None
-    statuses = [one.get("status") or {} for one in (listing or {}).get("items", [])]
+    statuses = [deployment.get("status") or {} for deployment in (listing or {}).get("items", [])]
     return any(status.get("readyReplicas") for status in statuses) if statuses else None
 
 
 def permissions(cluster: Cluster) -> Check:
     """Each verb that podtune's cluster commands need, asked of the API server."""
-    kinds = [one for one in RIGHTS if one[1] != "TrainJob" or cluster.serves("TrainJob")]
+    kinds = [right for right in RIGHTS if right[1] != "TrainJob" or cluster.serves("TrainJob")]
     asked = [(verb, version, kind, part) for version, kind, part, verbs in kinds for verb in verbs]
 
-    def may(one: tuple[str, str, str, str]) -> bool:
-        verb, version, kind, part = one
+    def may(right: tuple[str, str, str, str]) -> bool:
+        verb, version, kind, part = right
         return cluster.may(verb, {"apiVersion": version, "kind": kind}, part)
 
     with ThreadPoolExecutor(8) as pool:
@@ -239,7 +239,7 @@ def permissions(cluster: Cluster) -> Check:
 def storage(cluster: Cluster) -> Check:
     """Storage classes whose provisioner can give several nodes one volume to write."""
     listing = cluster.get("/apis/storage.k8s.io/v1/storageclasses") or {}
-    classes = {one["metadata"]["name"]: str(one.get("provisioner")) for one in listing.get("items", [])}
+    classes = {item["metadata"]["name"]: str(item.get("provisioner")) for item in listing.get("items", [])}
     shared = [name for name, provisioner in classes.items() if any(part in provisioner for part in SHARED)]
     if shared:
         return Check("shared volumes", "ok", f"ReadWriteMany by {', '.join(shared)}")
@@ -289,7 +289,10 @@ def _asked(pod: Json) -> int:
         return 0
 
     def limits(key: str) -> Iterable[int]:
-        return (_count((one.get("resources") or {}).get("limits")) for one in pod["spec"].get(key) or [])
+        return (
+            _count((container.get("resources") or {}).get("limits"))
+            for container in pod["spec"].get(key) or []
+        )
 
     return max(sum(limits("containers")), max(limits("initContainers"), default=0))
 
@@ -334,7 +337,7 @@ def queues(cluster: Cluster) -> Check:
         return Check("kueue", "ok", "not installed; jobs start as soon as their pods fit")
     version = group["preferredVersion"]["groupVersion"]
     listing = cluster.get(f"/apis/{version}/namespaces/{cluster.namespace}/localqueues") or {}
-    names = [one["metadata"]["name"] for one in listing.get("items", [])]
+    names = [queue["metadata"]["name"] for queue in listing.get("items", [])]
     if names:
         return Check("kueue", "ok", f"queues: {', '.join(names)} (kueue.queueName)")
     return Check(

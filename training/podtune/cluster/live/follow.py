@@ -36,7 +36,7 @@ class Unseen:
         # sinceTime has a resolution of a second: lines of that second come again
         if moment < self.since or line in self._at_since:
             return None
-        self._at_since = {line} | ({one for one in self._at_since if one[:19] == line[:19]})
+        self._at_since = {line} | ({seen for seen in self._at_since if seen[:19] == line[:19]})
         self.since = moment
         return moment, text
 
@@ -129,10 +129,13 @@ def _follow_pods(
         uid, name = pod["metadata"]["uid"], pod["metadata"]["name"]
         status = pod.get("status") or {}
         end = ends.setdefault(uid, threading.Event())
-        for one in [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]:
-            begun = any(key in (one.get("state") or {}) for key in ("running", "terminated"))
-            if begun and (uid, one["name"]) not in followers and one["name"] != "init-pytorch":
-                followers[uid, one["name"]] = LogFollower(cluster, name, one["name"], emit, end)
+        for container in [
+            *(status.get("initContainerStatuses") or []),
+            *(status.get("containerStatuses") or []),
+        ]:
+            begun = any(key in (container.get("state") or {}) for key in ("running", "terminated"))
+            if begun and (uid, container["name"]) not in followers and container["name"] != "init-pytorch":
+                followers[uid, container["name"]] = LogFollower(cluster, name, container["name"], emit, end)
         if status.get("phase") in ENDED:
             end.set()
 
@@ -158,7 +161,7 @@ def summary(cluster: Cluster, job: Json) -> Json:
     names = [job["metadata"]["name"], *(pod["metadata"]["name"] for pod in pods)]
     condition, message = state(job)
     events = cluster.events(names)
-    warnings = [one for one in events if one.get("type") == "Warning"]
+    warnings = [event for event in events if event.get("type") == "Warning"]
     return {
         "schema": "podtune.status/1",
         "job": job["metadata"]["name"],
@@ -174,17 +177,17 @@ def summary(cluster: Cluster, job: Json) -> Json:
                 "phase": phase(pod),
                 "node": (pod.get("spec") or {}).get("nodeName"),
                 "restarts": sum(
-                    int(one.get("restartCount") or 0)
-                    for one in (pod.get("status") or {}).get("containerStatuses") or []
+                    int(container.get("restartCount") or 0)
+                    for container in (pod.get("status") or {}).get("containerStatuses") or []
                 ),
             }
             for pod in pods
         ],
         "problems": [
-            {"pod": one.pod, "reason": one.reason, "text": one.text, "fix": one.fix}
-            for one in problems(pods, events)
+            {"pod": problem.pod, "reason": problem.reason, "text": problem.text, "fix": problem.fix}
+            for problem in problems(pods, events)
         ],
-        "warnings": [" ".join(str(one.get("message")).split())[:300] for one in warnings[-5:]],
+        "warnings": [" ".join(str(event.get("message")).split())[:300] for event in warnings[-5:]],
     }
 
 

@@ -60,7 +60,8 @@ class RunLog:
     def _back_to(self, step: int) -> None:
         """A resumed run repeats the steps after its checkpoint."""
         self.entries = {
-            split: [one for one in entries if one["step"] <= step] for split, entries in self.entries.items()
+            split: [entry for entry in entries if entry["step"] <= step]
+            for split, entries in self.entries.items()
         }
         self._record_lines.clear()
 
@@ -87,7 +88,7 @@ def declared(job: Json) -> Json:
     trainer: Json = {}
     if job["kind"] == "PyTorchJob":
         replicas = list((spec.get("pytorchReplicaSpecs") or {}).values())
-        nodes = sum(int(one.get("replicas", 1)) for one in replicas)
+        nodes = sum(int(replica.get("replicas", 1)) for replica in replicas)
         processes = spec.get("nprocPerNode")
         for container in (
             (((replicas[0].get("template") or {}).get("spec") or {}).get("containers") or [])

@@ -33,11 +33,11 @@ INSTALL = {
 def installable(documents: list[Json]) -> list[Json]:
     """The documents without Helm's test hooks, the job last."""
     kept = [
-        one
-        for one in documents
-        if "helm.sh/hook" not in ((one.get("metadata") or {}).get("annotations") or {})
+        document
+        for document in documents
+        if "helm.sh/hook" not in ((document.get("metadata") or {}).get("annotations") or {})
     ]
-    return sorted(kept, key=lambda one: one["kind"] in JOB_KINDS)
+    return sorted(kept, key=lambda document: document["kind"] in JOB_KINDS)
 
 
 def check(cluster: Cluster, documents: list[Json]) -> list[str]:
@@ -178,7 +178,7 @@ def create(cluster: Cluster, documents: list[Json]) -> list[str]:
             else "; what had been created is removed again"
         )
         raise UserError(error.what + rest, where=error.where, fix=error.fix, code=error.code) from error
-    return [f"{one['kind']}/{one['metadata']['name']}" for one in made]
+    return [f"{document['kind']}/{document['metadata']['name']}" for document in made]
 
 
 def _taken_back(cluster: Cluster, documents: list[Json]) -> list[str]:

@@ -176,11 +176,11 @@ class Group:
     @property
     def title(self) -> str:
         """Model, precision, batch, device and commit."""
-        one = self.identity
-        kind = "sequences" if one["sequence_length"] else "images"
+        identity = self.identity
+        kind = "sequences" if identity["sequence_length"] else "images"
         return (
-            f"{one['model']}, {one['precision']}, {one['global_batch_size']} {kind} a step, "
-            f"{one['device']}, commit {one['commit'][:12]}"
+            f"{identity['model']}, {identity['precision']}, {identity['global_batch_size']} {kind} a step, "
+            f"{identity['device']}, commit {identity['commit'][:12]}"
         )
 
     @property
@@ -220,37 +220,40 @@ def identity_of(record: Json) -> dict[str, Any]:
     }
 
 
-def group(sources: Sequence[Source], plans: Sequence[Json | None]) -> list[Group]:
+def grouped(sources: Sequence[Source], plans: Sequence[Json | None]) -> list[Group]:
     """The groups, largest first. Of a cell that is there twice the newest counts, and the group says so."""
     groups: dict[str, Group] = {}
     for source, plan in sorted(
         zip(sources, plans, strict=True), key=lambda pair: str(pair[0].record.get("started_at")), reverse=True
     ):
         identity = identity_of(source.record)
-        one = groups.setdefault(repr(identity), Group(identity))
+        cells_alike = groups.setdefault(repr(identity), Group(identity))
         cell = Cell(source.record, source.path, plan)
-        if any((cell.strategy, cell.world_size) == (other.strategy, other.world_size) for other in one.cells):
-            one.repeated.append(f"{cell.label} ({source.path})")
+        if any(
+            (cell.strategy, cell.world_size) == (other.strategy, other.world_size)
+            for other in cells_alike.cells
+        ):
+            cells_alike.repeated.append(f"{cell.label} ({source.path})")
         else:
-            one.cells.append(cell)
-    for number, one in enumerate(groups.values()):
-        one.cells.sort(key=lambda cell: (cell.world_size, _rank(cell.strategy), cell.strategy))
-        _efficiencies(one)
-        for cell in one.cells:
+            cells_alike.cells.append(cell)
+    for number, cells_alike in enumerate(groups.values()):
+        cells_alike.cells.sort(key=lambda cell: (cell.world_size, _rank(cell.strategy), cell.strategy))
+        _efficiencies(cells_alike)
+        for cell in cells_alike.cells:
             cell.key = f"{number}-{cell.strategy}-{cell.world_size}"
-    return sorted(groups.values(), key=lambda one: (-len(one.cells), one.title))
+    return sorted(groups.values(), key=lambda each: (-len(each.cells), each.title))
 
 
 def _rank(strategy: str) -> int:
     return SIMPLEST_FIRST.index(strategy) if strategy in SIMPLEST_FIRST else len(SIMPLEST_FIRST)
 
 
-def _efficiencies(one: Group) -> None:
+def _efficiencies(group: Group) -> None:
     """Scaling efficiency: throughput over n times that of one process, of the same strategy or, failing that,
     of ``single``.
     """
-    for cell in one.measured:
-        base = one.at(cell.strategy, 1) or one.at("single", 1)
+    for cell in group.measured:
+        base = group.at(cell.strategy, 1) or group.at("single", 1)
         if cell.world_size > 1 and base is not None and cell.throughput and base.throughput:
             cell.efficiency = cell.throughput / (cell.world_size * base.throughput)
             cell.efficiency_of = base.label
@@ -259,17 +262,17 @@ def _efficiencies(one: Group) -> None:
 def differences(groups: Sequence[Group]) -> list[str]:
     """For groups of one model: in what they differ, which is why they are not in one table."""
     lines = []
-    models = sorted({one.identity["model"] for one in groups})
+    models = sorted({group.identity["model"] for group in groups})
     for model in models:
-        several = [one for one in groups if one.identity["model"] == model]
+        several = [group for group in groups if group.identity["model"] == model]
         differing = [
             key
             for key in several[0].identity
-            if len({repr(one.identity[key]) for one in several}) > 1 and key != "gpu"
+            if len({repr(group.identity[key]) for group in several}) > 1 and key != "gpu"
         ]
         if differing:
             what = "; ".join(
-                (f"{key.replace('_', ' ')}: {', '.join(sorted({str(one.identity[key]) for one in several}))}")
+                f"{key.replace('_', ' ')}: {', '.join(sorted({str(each.identity[key]) for each in several}))}"
                 for key in differing
             )
             lines.append(

@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import quote
 
 from podtune.report.bench.charts import charts
-from podtune.report.bench.groups import Cell, Group, differences, group
+from podtune.report.bench.groups import Cell, Group, differences, grouped
 from podtune.report.bench.records import Collect, FolderRecords, read_folder
 from podtune.report.bench.verdict import advice, cautions, failures
 from podtune.report.draw.page import Section, bullets, page, paragraph
@@ -36,9 +36,9 @@ def report(folder: Path, planner: Planner, collect: Collect, *, pictures: bool =
         UserError: nothing to report on, or the folder cannot be written.
     """
     records = read_folder(folder, collect)
-    groups = group(records.sources, planner([source.record for source in records.sources]))
+    groups = grouped(records.sources, planner([source.record for source in records.sources]))
     try:
-        drawn = [_pictures(folder, number, one) if pictures else [] for number, one in enumerate(groups)]
+        drawn = [_pictures(folder, number, group) if pictures else [] for number, group in enumerate(groups)]
         (folder / CSV).write_text(_csv(groups), encoding="utf-8")
         (folder / MARKDOWN).write_text(_markdown(records, groups, drawn), encoding="utf-8")
         (folder / PAGE).write_text(_page(folder, records, groups), encoding="utf-8")
@@ -49,17 +49,17 @@ def report(folder: Path, planner: Planner, collect: Collect, *, pictures: bool =
     return {
         "comparisons": [
             {
-                "title": one.title,
-                "shared": one.identity,
-                "advice": advice(one),
-                "cautions": cautions(one),
-                "cells": [_row(cell) for cell in one.cells],
+                "title": group.title,
+                "shared": group.identity,
+                "advice": advice(group),
+                "cautions": cautions(group),
+                "cells": [_row(cell) for cell in group.cells],
             }
-            for one in groups
+            for group in groups
         ],
         "not_compared": differences(groups),
         "failed": {
-            cell.label + f" ({cell.path})": why for one in groups for cell, why in failures(one.cells)
+            cell.label + f" ({cell.path})": why for group in groups for cell, why in failures(group.cells)
         },
         "impossible": records.impossible,
         "damaged": records.damaged,
@@ -100,16 +100,16 @@ def _row(cell: Cell) -> dict[str, Any]:
 
 
 def _csv(groups: Sequence[Group]) -> str:
-    rows = [_row(cell) for one in groups for cell in one.cells]
+    rows = [_row(cell) for group in groups for cell in group.cells]
     return (
         Table([Column(name) for name in rows[0]], [list(row.values()) for row in rows]).csv() if rows else ""
     )
 
 
-def _speed_table(one: Group, name: Callable[[Cell], str]) -> Table:
+def _speed_table(group: Group, name: Callable[[Cell], str]) -> Table:
     columns = [
         Column("cell"),
-        Column(one.measured[0].unit, "right"),
+        Column(group.measured[0].unit, "right"),
         Column("step mean (ms)", "right"),
         Column("std", "right", 3),
         Column("p50", "right"),
@@ -120,7 +120,7 @@ def _speed_table(one: Group, name: Callable[[Cell], str]) -> Table:
         Column("losses equal"),
     ]
     rows: list[list[Value]] = []
-    for cell in one.measured:
+    for cell in group.measured:
         step = cell.step_time
         seconds = (step.mean, step.std, step.p50, step.p95) if step else (None,) * 4
         times = [_times(value, 1000) for value in seconds]
@@ -137,9 +137,9 @@ def _speed_table(one: Group, name: Callable[[Cell], str]) -> Table:
         )
     best = {
         (index, 1)
-        for index, cell in enumerate(one.measured)
+        for index, cell in enumerate(group.measured)
         if cell.throughput
-        == max(other.throughput or 0 for other in one.measured if other.world_size == cell.world_size)
+        == max(other.throughput or 0 for other in group.measured if other.world_size == cell.world_size)
     }
     return Table(
         columns,
@@ -150,7 +150,7 @@ def _speed_table(one: Group, name: Callable[[Cell], str]) -> Table:
     )
 
 
-def _cost_table(one: Group, name: Callable[[Cell], str]) -> Table:
+def _cost_table(group: Group, name: Callable[[Cell], str]) -> Table:
     columns = [
         *(
             Column("cell"),
@@ -165,7 +165,7 @@ def _cost_table(one: Group, name: Callable[[Cell], str]) -> Table:
         ),
     ]
     rows: list[list[Value]] = []
-    for cell in one.measured:
+    for cell in group.measured:
         sent, formula = cell.sent_bytes, cell.formula_bytes
         ratio = sent / formula if sent is not None and formula else None
         memory = [cell.memory_gib, cell.planned("total_gib")]
@@ -179,20 +179,20 @@ def _times(value: float | None, factor: float) -> float | None:
     return None if value is None else value * factor
 
 
-def _pictures(folder: Path, number: int, one: Group) -> list[tuple[str, str]]:
+def _pictures(folder: Path, number: int, group: Group) -> list[tuple[str, str]]:
     """Draw the group's plots; (title, path relative to the report)."""
     (folder / PLOTS).mkdir(exist_ok=True)
     drawn = []
-    model = re.sub(r"[^A-Za-z0-9.-]+", "-", str(one.identity["model"]))
-    for chart in charts(one):
+    model = re.sub(r"[^A-Za-z0-9.-]+", "-", str(group.identity["model"]))
+    for chart in charts(group):
         path = f"{PLOTS}/{number + 1}-{model}-{chart.name}.png"
-        chart.png(folder / path, one.title)
+        chart.png(folder / path, group.title)
         drawn.append((chart.title, path))
     return drawn
 
 
 def _summary(records: FolderRecords, groups: Sequence[Group]) -> str:
-    cells = [cell for one in groups for cell in one.cells]
+    cells = [cell for group in groups for cell in group.cells]
     measured = sum(cell.throughput is not None for cell in cells)
     failed = len(cells) - measured
     text = (
@@ -214,13 +214,13 @@ def _markdown(
 
     lines = ["# Benchmark report", "", f"{_summary(records, groups)}. Each cell links to its record.", ""]
     lines += [f"- {text}" for text in differences(groups)]
-    for one, drawn in zip(groups, pictures, strict=True):
-        lines += ["", f"## {one.title}", "", *(f"{text}\n" for text in advice(one))]
-        lines += [f"- {text}" for text in cautions(one)]
-        if one.measured:
-            lines += ["", _speed_table(one, name).markdown(), "", _cost_table(one, name).markdown(), ""]
+    for group, drawn in zip(groups, pictures, strict=True):
+        lines += ["", f"## {group.title}", "", *(f"{text}\n" for text in advice(group))]
+        lines += [f"- {text}" for text in cautions(group)]
+        if group.measured:
+            lines += ["", _speed_table(group, name).markdown(), "", _cost_table(group, name).markdown(), ""]
         lines += [f"![{title}]({path})" for title, path in drawn]
-        if failed := failures(one.cells):
+        if failed := failures(group.cells):
             lines += ["", "Failed:", "", *(f"- {name(cell)}: {why}" for cell, why in failed)]
     lines += _markdown_rest(records)
     return "\n".join(lines) + "\n"
@@ -250,25 +250,27 @@ def _page(folder: Path, records: FolderRecords, groups: Sequence[Group]) -> str:
     if apart or records.damaged:
         parts = [bullets(apart, kind="warning"), bullets(records.damaged, kind="warning")]
         sections.append(Section("apart", "What is not compared", parts))
-    for number, one in enumerate(groups):
-        texts = advice(one)
+    for number, group in enumerate(groups):
+        texts = advice(group)
         parts = [
             paragraph(texts[0], kind="verdict"),
             *(paragraph(text) for text in texts[1:]),
-            bullets(cautions(one), kind="warning"),
+            bullets(cautions(group), kind="warning"),
         ]
-        if one.measured:
-            parts += [_linked(_speed_table(one, name).html()), _linked(_cost_table(one, name).html())]
-            parts.append(f'<div class="charts">{"".join(chart.html() for chart in charts(one))}</div>')
-        failed = [f"{name(cell)}: {why}" for cell, why in failures(one.cells)]
+        if group.measured:
+            parts += [_linked(_speed_table(group, name).html()), _linked(_cost_table(group, name).html())]
+            parts.append(f'<div class="charts">{"".join(chart.html() for chart in charts(group))}</div>')
+        failed = [f"{name(cell)}: {why}" for cell, why in failures(group.cells)]
         if failed:
             parts += [paragraph("Failed cells:"), _linked(bullets(failed, kind="warning"))]
-        sections.append(Section(f"comparison-{number + 1}", one.title, parts))
+        sections.append(Section(f"comparison-{number + 1}", group.title, parts))
     if records.impossible:
         listed = [f"{cell}: {why}" for cell, why in records.impossible.items()]
         sections.append(Section("impossible", "Not possible, by the strategy's nature", [bullets(listed)]))
-    sections.append(Section("records", "Records", [_record(cell) for one in groups for cell in one.cells]))
-    data = {"cells": [_row(cell) for one in groups for cell in one.cells]}
+    sections.append(
+        Section("records", "Records", [_record(cell) for group in groups for cell in group.cells])
+    )
+    data = {"cells": [_row(cell) for group in groups for cell in group.cells]}
     return page(
         "Benchmark report",
         sections=sections,

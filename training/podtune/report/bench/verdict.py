@@ -80,7 +80,7 @@ def _advice_at(world_size: int, cells: Sequence[Cell]) -> list[str]:
 def _why(chosen: Cell, cells: Sequence[Cell]) -> list[str]:
     """Of the clearly slower ones, what formula and counter say they pay for."""
     reasons = []
-    for cell in sorted(cells, key=lambda one: one.throughput or 0):
+    for cell in sorted(cells, key=lambda each: each.throughput or 0):
         loss = 1 - (cell.throughput or 0) / (chosen.throughput or 1)
         if cell is chosen or cell.world_size == 1 or loss < CLEAR_LOSS or cell.as_fast_as(chosen):
             continue

@@ -171,7 +171,7 @@ def _tokenizers(runs: Sequence[Run]) -> list[str]:
     for identify in (_recorded_tokenizer, _saved_tokenizer):
         tokenizers = [identify(run) for run in runs]
         if all(tokenizers):
-            return [str(one) for one in tokenizers]
+            return [str(tokenizer) for tokenizer in tokenizers]
     return [Path(str(run.record.get("model") or "")).name for run in runs]
 
 

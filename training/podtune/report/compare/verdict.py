@@ -142,7 +142,7 @@ def _contenders(
         groups.setdefault(repr(sorted(config.items(), key=lambda item: item[0])), []).append(index)
     repeated = [group for group in groups.values() if len(group) > 1]
     if len(groups) == 1 or not repeated:
-        return [Contender(*one) for one in zip(names, values, noises, strict=True)]
+        return [Contender(*fields) for fields in zip(names, values, noises, strict=True)]
     spread = math.sqrt(
         statistics.fmean(statistics.variance([values[index] for index in group]) for group in repeated)
     )

@@ -99,7 +99,7 @@ def foresee(arguments: Arguments, origin: Origin, world: World, lengths: Sequenc
     if world.world_size > 1:  # ranks that recomputed differently would wait for each other's weights for ever
         torch.distributed.all_reduce(free, op=torch.distributed.ReduceOp.MIN)
     card, name = float(free) / GIB, torch.cuda.get_device_name()
-    level = next((one for one, plan in plans.items() if plan.total_gib <= USABLE * card), None)
+    level = next((each for each, plan in plans.items() if plan.total_gib <= USABLE * card), None)
     if level is None:
         level = list(plans)[-1]
         error = _too_large(shape, plans[level], card, name, settings | {"activation_checkpointing": level})

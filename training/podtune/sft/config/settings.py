@@ -405,9 +405,9 @@ def check(settings: Settings) -> None:
         raise wrong("early_stopping_threshold", "it has no effect without early_stopping_patience", "set it")
     if values.get("logging_steps") == 0 and values.get("logging_strategy", "steps") == "steps":
         raise wrong("logging_steps", "must be above 0", "logging_strategy: no leaves the lines out")
-    for one, other in (("bf16", "fp16"), ("load_in_4bit", "load_in_8bit")):
-        if values.get(one) and values.get(other):
-            raise wrong(one, f"{other} is set too, and only one can hold", f"remove {one} or {other}")
+    for key, other in (("bf16", "fp16"), ("load_in_4bit", "load_in_8bit")):
+        if values.get(key) and values.get(other):
+            raise wrong(key, f"{other} is set too, and only one can hold", f"remove {key} or {other}")
     if (
         values.get("global_batch_size")
         and values.get("gradient_accumulation_steps")

@@ -209,7 +209,7 @@ class Encoder:
         else:
             each = [render([chat], **arguments) for chat, arguments in zip(chats, extra, strict=True)]
             texts = [text for rendered, _ in each for text in rendered]
-            marked = [one for _, indices in each for one in indices]
+            marked = [spans_of_row for _, indices in each for spans_of_row in indices]
         return texts, marked if spans else None
 
     def _texts_for_backend(self, texts: list[str]) -> list[str]:

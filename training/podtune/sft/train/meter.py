@@ -102,10 +102,10 @@ class Meter:
             rows = [torch.empty_like(row) for _ in range(self._world.world_size)]
             dist.all_gather(rows, row)
         self.ranks = [
-            {k: v for k, v in zip(FIELDS, one.tolist(), strict=True) if not math.isnan(v)} for one in rows
+            {k: v for k, v in zip(FIELDS, row.tolist(), strict=True) if not math.isnan(v)} for row in rows
         ]
         self._forget()
-        return int(sum(one["tokens"] for one in self.ranks))
+        return int(sum(rank["tokens"] for rank in self.ranks))
 
     def _forget(self) -> None:
         self._steps, self._waited_s, self._forward_s = 0, 0.0, 0.0
@@ -168,7 +168,7 @@ def system_metrics(ranks: list[Json], step_time_s: float | None) -> Json:
     At the top the figure to watch: the largest over the ranks, for utilisation the mean, and how far the
     slowest rank is from the middle of the others. Below ``per_rank`` each rank's own, None where it has none.
     """
-    columns = {name: [one.get(name) for one in ranks] for name in FIELDS[1:]}
+    columns = {name: [rank.get(name) for rank in ranks] for name in FIELDS[1:]}
     per_rank = {
         name: [None if v is None else round(v, 6) for v in column]
         for name, column in columns.items()
