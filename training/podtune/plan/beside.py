@@ -40,16 +40,16 @@ def plans(records: Iterable[Json]) -> list[Plan | None]:
     plan then foretells what distributing costs, not how fast this machine multiplies. Otherwise it is the
     peak times 0.4, and for a CPU there is no time.
     """
-    known = list(records)
+    all_records = list(records)
     rates: dict[tuple[Any, ...], float] = {}
-    for record in known:
+    for record in all_records:
         if (
             record.get("strategy") == "single"
             and record.get("status") == "ok"
             and (rate := _rate(record)) is not None
         ):
             rates[comparison_key(record)] = rate
-    return [_plan(record, rates.get(comparison_key(record))) for record in known]
+    return [_plan(record, rates.get(comparison_key(record))) for record in all_records]
 
 
 def _device(record: Json) -> str:

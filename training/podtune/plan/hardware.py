@@ -272,11 +272,11 @@ def hardware_row(name: str) -> Hardware:
             return row
     if (gpu := _match(name)) is not None:
         return ROWS[gpu]
-    known = [*ROWS, "cpu"]
+    rows = [*ROWS, "cpu"]
     raise UserError(
-        (f"unknown hardware '{name}'{near(name.upper(), known)}"),
+        (f"unknown hardware '{name}'{near(name.upper(), rows)}"),
         where="--hardware",
-        fix=f"one of {', '.join(known)}",
+        fix=f"one of {', '.join(rows)}",
         code=USAGE,
     )
 
@@ -292,11 +292,11 @@ def link_row(name: str) -> Link:
     if key == "loopback":
         return _loopback()
     if key not in LINKS:
-        known = [*LINKS, "loopback"]
+        links = [*LINKS, "loopback"]
         raise UserError(
-            (f"unknown interconnect '{name}'{near(key, known)}"),
+            (f"unknown interconnect '{name}'{near(key, links)}"),
             where="--interconnect",
-            fix=f"one of {', '.join(known)}",
+            fix=f"one of {', '.join(links)}",
             code=USAGE,
         )
     return LINKS[key]

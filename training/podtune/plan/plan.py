@@ -115,11 +115,11 @@ def state_bytes(precision: str, optimizer: str = "adamw") -> tuple[float, float,
             code=USAGE,
         )
     if optimizer not in _MOMENTS:
-        known = tuple(_MOMENTS)
+        optimizers = tuple(_MOMENTS)
         raise UserError(
-            (f"unknown optimizer '{optimizer}'{near(optimizer, known)}"),
+            (f"unknown optimizer '{optimizer}'{near(optimizer, optimizers)}"),
             where="--optimizer",
-            fix=f"one of {', '.join(known)}",
+            fix=f"one of {', '.join(optimizers)}",
             code=USAGE,
         )
     weights, gradients, copy, moment = _BYTES[precision]

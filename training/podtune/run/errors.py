@@ -183,9 +183,9 @@ def fail(what: str, *, where: str = "", fix: str = "", code: int = CONFIG) -> No
     raise UserError(what, where=where, fix=fix, code=code)
 
 
-def near(name: str, known: list[str] | tuple[str, ...] | set[str] | dict[str, object]) -> str:
+def near(name: str, names: list[str] | tuple[str, ...] | set[str] | dict[str, object]) -> str:
     """``"; did you mean 'x'?"`` for the closest known name, or an empty string."""
     import difflib
 
-    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    matches = difflib.get_close_matches(name, list(names), n=1, cutoff=0.6)
     return f"; did you mean '{matches[0]}'?" if matches else ""

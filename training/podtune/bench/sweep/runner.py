@@ -133,12 +133,12 @@ class Runner:
         """True if a record of this very cell is there."""
         folder = self._folder(cell)
         try:
-            known = json.loads((folder / CELL_FILE).read_text())
+            recorded = json.loads((folder / CELL_FILE).read_text())
             record = json.loads((folder / RUN_FILE).read_text())
         except (OSError, ValueError):
             return False
         good = ("ok", "oom") if self.pod is None else ("ok", "oom", "error")
-        return known.get("key") == cell.key and record.get("status") in good
+        return recorded.get("key") == cell.key and record.get("status") in good
 
     def _record(self, cell: Cell) -> Json | None:
         try:

@@ -93,11 +93,11 @@ def preset(name: str) -> Path:
     """
     path = PRESETS / f"{name}.yaml"
     if name not in preset_names():
-        known = preset_names()
+        presets = preset_names()
         raise UserError(
-            (f"unknown preset '{name}'{near(name, known)}"),
+            (f"unknown preset '{name}'{near(name, presets)}"),
             where="--preset",
-            fix=f"one of {', '.join(known)}",
+            fix=f"one of {', '.join(presets)}",
             code=USAGE,
         )
     return path
@@ -127,16 +127,16 @@ def read_sweep(path: Path) -> Sweep:
             fix="see podtune bench run --help",
             code=CONFIG,
         )
-    known = {field.name: field for field in fields(Sweep)}
+    keys = {field.name: field for field in fields(Sweep)}
     for key in content:
-        if key not in known:
+        if key not in keys:
             raise UserError(
-                (f"unknown key '{key}'{near(str(key), list(known))}"),
+                (f"unknown key '{key}'{near(str(key), list(keys))}"),
                 where=str(path),
-                fix=f"one of {', '.join(known)}",
+                fix=f"one of {', '.join(keys)}",
                 code=CONFIG,
             )
-    for name, option in known.items():
+    for name, option in keys.items():
         if name not in content and option.default is MISSING and option.default_factory is MISSING:
             raise UserError(f"'{name}' is missing", where=str(path), fix=f"add {name}: [...]", code=CONFIG)
     values = {key: _value(key, value, path) for key, value in content.items()}
@@ -188,15 +188,15 @@ def _value(key: str, value: Any, path: Path) -> Any:
 
 
 def _check_flags(flags: Any, where: str) -> None:
-    known = [field.name for field in fields(Options) if field.name not in _AXES]
+    names = [field.name for field in fields(Options) if field.name not in _AXES]
     if not isinstance(flags, dict):
         raise UserError(f"{flags!r} is not a mapping of flags to values", where=where, code=CONFIG)
     for flag, value in flags.items():
-        if flag not in known:
+        if flag not in names:
             raise UserError(
-                (f"unknown option '{flag}'{near(str(flag), known)}"),
+                (f"unknown option '{flag}'{near(str(flag), names)}"),
                 where=where,
-                fix=f"one of {', '.join(known)}",
+                fix=f"one of {', '.join(names)}",
                 code=CONFIG,
             )
         if not isinstance(value, str | int | float | bool):

@@ -351,8 +351,8 @@ def nodes_differ_from_pods(job: Job) -> Iterator[Hit]:
             yield Hit(container.command_path, message, role=template.role)
             continue
         shell = bool(container.launch.script)
-        known = {**_assigned(container.launch.script), **container.literals, **env}
-        value = expanded(text, known, shell=shell)
+        variables = {**_assigned(container.launch.script), **container.literals, **env}
+        value = expanded(text, variables, shell=shell)
         low, _, high = (value or "").partition(":")
         if not low.isdigit():
             continue

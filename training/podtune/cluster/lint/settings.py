@@ -82,12 +82,12 @@ def _of(content: dict[str, Any], path: str) -> LintSettings:
 
 def codes(values: list[Any], where: str) -> set[str]:
     """Codes of rules, from ``PT204,PT404`` or a list."""
-    known = ["PT001", *(rule.code for rule in RULES)]
+    all_codes = ["PT001", *(rule.code for rule in RULES)]
     wanted = {part.strip().upper() for value in values for part in str(value).split(",") if part.strip()}
     for code in sorted(wanted):
-        if code not in known:
+        if code not in all_codes:
             fix = "docs/lint.md has all of them"
-            raise UserError(f"{code!r} is not a rule{near(code, known)}", where=where, fix=fix, code=2)
+            raise UserError(f"{code!r} is not a rule{near(code, all_codes)}", where=where, fix=fix, code=2)
     return wanted
 
 

@@ -88,9 +88,9 @@ def _read_log(folder_records: FolderRecords, log: Path, name: str, collect: Coll
     if not lines:
         return
     records, damaged = collect(lines)
-    known = [source.record for source in folder_records.sources]
+    already = [source.record for source in folder_records.sources]
     for record in records:
-        if record not in known:
+        if record not in already:
             _take(folder_records, record, name)
     folder_records.damaged += [f"{name}: {reason}" for reason in damaged]
 

@@ -96,10 +96,10 @@ def _why(chosen: Cell, cells: Sequence[Cell]) -> list[str]:
 
 
 def _memory(chosen: Cell, cells: Sequence[Cell]) -> list[str]:
-    known = [cell for cell in cells if cell.memory_gib is not None]
-    if len(known) < 2 or chosen.memory_gib is None:
+    with_memory = [cell for cell in cells if cell.memory_gib is not None]
+    if len(with_memory) < 2 or chosen.memory_gib is None:
         return []
-    least = min(known, key=lambda cell: cell.memory_gib or 0)
+    least = min(with_memory, key=lambda cell: cell.memory_gib or 0)
     saved = 1 - (least.memory_gib or 0) / chosen.memory_gib
     if least is chosen or saved < CLEAR_LOSS:
         return []

@@ -187,10 +187,10 @@ def _budget(runs: Sequence[Run]) -> tuple[str, str]:
     """How the runs' budgets agree at their ends ("" if they do not), and the axis to make them equal on."""
     for key, axis in (("tokens", "tokens"), ("step", "step")):
         ends = [run.last("train", key) for run in runs]
-        known = [end for end in ends if end]
-        if len(known) < len(runs):
+        ends_set = [end for end in ends if end]
+        if len(ends_set) < len(runs):
             continue
-        if max(known) - min(known) <= BUDGET_TOLERANCE * max(known):
+        if max(ends_set) - min(ends_set) <= BUDGET_TOLERANCE * max(ends_set):
             return f"equal {'steps' if axis == 'step' else axis}", axis
         return "", axis
     return "", "step"

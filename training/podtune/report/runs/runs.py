@@ -96,14 +96,14 @@ class Run:
         since the start).
         """
         entries = self.entries.get(split, [])
-        known = self._curves.get((split, metric, axis))
-        if known is None or known[0] is not entries or known[1] != len(entries):  # a watched run grows
-            known = self._curves[split, metric, axis] = (
+        curve = self._curves.get((split, metric, axis))
+        if curve is None or curve[0] is not entries or curve[1] != len(entries):  # a watched run grows
+            curve = self._curves[split, metric, axis] = (
                 entries,
                 len(entries),
                 self._points(entries, metric, axis),
             )
-        return known[2]
+        return curve[2]
 
     def _points(self, entries: list[Json], metric: str, axis: str) -> Curve:
         places, values = [], []

@@ -47,9 +47,9 @@ class Follower:
         self._state = _read_state(self._folder / STATE_FILE)["repos"].get(repo, {})
         # A server that dies takes its queue with it: until a run was closed there, nothing counts as written.
         unsure = "://" in repo and not self._state.get("closed")
-        known = {} if rebuild or unsure else self._state
+        positions = {} if rebuild or unsure else self._state
         self._tail = MetricsTail(
-            self.run_dir, Position(int(known.get("offset", 0)), str(known.get("digest", "")))
+            self.run_dir, Position(int(positions.get("offset", 0)), str(positions.get("digest", "")))
         )
         self._rebuild = rebuild
 

@@ -127,10 +127,10 @@ class AimRun:
 
     def __init__(self, repo: str, run_hash: str | None, record: Json) -> None:
         self._repo = open_repo(repo)
-        known = run_hash if run_hash and self._repo.run_exists(run_hash) else None
-        self._run = _writable_run(self._repo, known, record.get("started_at"))
+        earlier_run = run_hash if run_hash and self._repo.run_exists(run_hash) else None
+        self._run = _writable_run(self._repo, earlier_run, record.get("started_at"))
         self.hash: str = self._run.hash
-        self.created = known is None
+        self.created = earlier_run is None
         self._run.name = str(record.get("name", self.hash))
         self._run.experiment = experiment(record)
         for tag in tags(record):
@@ -261,9 +261,9 @@ def open_repo(repo: str) -> Any:
 def _raise(error: Json) -> NoReturn:
     """In place of Aim's own, which imports and calls whatever the server names: Python's exceptions alone."""
     name, message = str(error.get("class_name")), str(error.get("message"))
-    known = getattr(builtins, name, None) if error.get("module_name") == "builtins" else None
-    if isinstance(known, type) and issubclass(known, Exception):
-        raise known(message)
+    builtin = getattr(builtins, name, None) if error.get("module_name") == "builtins" else None
+    if isinstance(builtin, type) and issubclass(builtin, Exception):
+        raise builtin(message)
     raise RuntimeError(f"the Aim server says {name}: {message}")
 
 

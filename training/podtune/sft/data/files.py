@@ -112,15 +112,15 @@ def find(path: Path) -> Folder:
         if path.is_dir():
             return _saved(path) or _folder(path)
         if path.is_file():
-            known = file_format(path)
-            if known is None:
+            form = file_format(path)
+            if form is None:
                 raise UserError(
                     (f"unknown kind of file '{path.suffix}'"),
                     where=where,
                     fix=f"give {READABLE}",
                     code=NO_INPUT,
                 )
-            return Folder(path, known, {"train": (path,)})
+            return Folder(path, form, {"train": (path,)})
         if path.exists():
             raise UserError("neither a file nor a folder", where=where, code=NO_INPUT)
     except PermissionError as error:
@@ -220,11 +220,11 @@ def _folder(root: Path) -> Folder:
     rest = splits.pop("", [])
     if rest and "train" not in splits:  # shards without a split in their names
         splits["train"] = rest
-    known = file_format(files[0])
-    assert known is not None
+    form = file_format(files[0])
+    assert form is not None
     return Folder(
         root,
-        known,
+        form,
         {name: tuple(splits[name]) for name in ("train", "test", "eval", "validation") if name in splits},
     )
 
@@ -244,7 +244,7 @@ def rows_at(path: Path) -> Iterator[Row]:
             yield from (row for _, row in rows(file, folder.format))
 
 
-def batches(path: Path, known: Format, columns: list[str] | None = None) -> Iterator[Any]:
+def batches(path: Path, form: Format, columns: list[str] | None = None) -> Iterator[Any]:
     """The record batches of a Parquet or Arrow file; ``columns`` limits what is decoded (Parquet).
 
     Raises:
@@ -254,9 +254,9 @@ def batches(path: Path, known: Format, columns: list[str] | None = None) -> Iter
 
     _not_empty(path)
     try:
-        yield from _parquet(path, columns) if known == "parquet" else _arrow(path)
+        yield from _parquet(path, columns) if form == "parquet" else _arrow(path)
     except (pa.ArrowException, OSError) as error:
-        what = "Parquet" if known == "parquet" else "Arrow"
+        what = "Parquet" if form == "parquet" else "Arrow"
         reason = str(error).split("\n")[0][:200]
         raise UserError(
             (f"the {what} file is damaged or incomplete: {reason}"),
@@ -311,7 +311,7 @@ def _validate(batch: Any) -> None:
                 raise
 
 
-def columns_of(path: Path, known: Format) -> list[str]:
+def columns_of(path: Path, form: Format) -> list[str]:
     """The column names of a Parquet or Arrow file, from its schema.
 
     Raises:
@@ -322,7 +322,7 @@ def columns_of(path: Path, known: Format) -> list[str]:
 
     _not_empty(path)
     try:
-        if known == "parquet":
+        if form == "parquet":
             return list(pq.read_schema(path).names)
         with pa.memory_map(str(path)) as source:
             try:
@@ -331,7 +331,7 @@ def columns_of(path: Path, known: Format) -> list[str]:
                 source.seek(0)
                 return list(pa.ipc.open_file(source).schema.names)
     except (pa.ArrowException, OSError) as error:
-        what = "Parquet" if known == "parquet" else "Arrow"
+        what = "Parquet" if form == "parquet" else "Arrow"
         reason = str(error).split("\n")[0][:200]
         raise UserError(
             (f"not a readable {what} file: {reason}"),
@@ -341,7 +341,7 @@ def columns_of(path: Path, known: Format) -> list[str]:
         ) from None
 
 
-def rows(path: Path, known: Format) -> Iterator[tuple[int, Row]]:
+def rows(path: Path, form: Format) -> Iterator[tuple[int, Row]]:
     """The numbered rows of a JSON or CSV file; the number is the line where the row ends (an array's rows:
     the index).
 
@@ -350,7 +350,7 @@ def rows(path: Path, known: Format) -> Iterator[tuple[int, Row]]:
     """
     _not_empty(path)
     try:
-        yield from _csv(path) if known == "csv" else _json(path)
+        yield from _csv(path) if form == "csv" else _json(path)
     except UnicodeDecodeError as error:
         raise _not_utf8(path, 1, error) from None
     except (OSError, EOFError) as error:

@@ -208,11 +208,11 @@ def check_source(source: DataSource, *, text_field: str = "text") -> None:
 
 
 def _check_mixture_entry(entry: dict[str, Any], text_field: str) -> None:
-    known = ("path", "name", "data_dir", "data_files", "split", "columns", "fraction")
-    unknown = [key for key in entry if key not in known]
+    keys = ("path", "name", "data_dir", "data_files", "split", "columns", "fraction")
+    unknown = [key for key in entry if key not in keys]
     if unknown or not entry.get("path"):
         what = f"unknown key '{unknown[0]}'" if unknown else "an entry has no path"
-        raise UserError(what, where="datasets", fix=f"an entry has the keys {', '.join(known)}", code=USAGE)
+        raise UserError(what, where="datasets", fix=f"an entry has the keys {', '.join(keys)}", code=USAGE)
     if entry.get("data_files") or entry.get("data_dir"):
         return  # patterns and builders are the datasets library's to resolve
     check_source(
@@ -221,7 +221,7 @@ def _check_mixture_entry(entry: dict[str, Any], text_field: str) -> None:
     )
 
 
-def check_files(paths: Iterable[Path], known: files.Format, text_field: str = "text") -> RowShape:
+def check_files(paths: Iterable[Path], form: files.Format, text_field: str = "text") -> RowShape:
     """Check every row of local files, as far as :data:`CHECK_SECONDS` go, and return their shape.
 
     Raises:
@@ -233,8 +233,8 @@ def check_files(paths: Iterable[Path], known: files.Format, text_field: str = "t
     where = ""
     for path in paths:
         where = str(path)
-        file_shape, has_rows = (_check_rows if known in ("json", "csv") else _check_batches)(
-            path, known, text_field, shape, end
+        file_shape, has_rows = (_check_rows if form in ("json", "csv") else _check_batches)(
+            path, form, text_field, shape, end
         )
         shape, filled = file_shape or shape, filled or has_rows
     if not filled or shape is None:
@@ -245,13 +245,13 @@ def check_files(paths: Iterable[Path], known: files.Format, text_field: str = "t
 
 
 def _check_rows(
-    path: Path, known: files.Format, text_field: str, shape: RowShape | None, end: float
+    path: Path, form: files.Format, text_field: str, shape: RowShape | None, end: float
 ) -> tuple[RowShape | None, bool]:
-    unit = "line" if known == "csv" or ".json" not in path.suffixes else "row"
+    unit = "line" if form == "csv" or ".json" not in path.suffixes else "row"
     filled = False
-    for number, row in files.rows(path, known):
+    for number, row in files.rows(path, form):
         if shape is None:
-            shape = detect(row, f"{path}, {unit} {number}" if known == "json" else str(path), text_field)
+            shape = detect(row, f"{path}, {unit} {number}" if form == "json" else str(path), text_field)
         check_rows([(number, row)], shape, str(path), unit)
         filled = True
         if number % 1000 == 0 and time.monotonic() > end:
@@ -260,13 +260,13 @@ def _check_rows(
 
 
 def _check_batches(
-    path: Path, known: files.Format, text_field: str, shape: RowShape | None, end: float
+    path: Path, form: files.Format, text_field: str, shape: RowShape | None, end: float
 ) -> tuple[RowShape | None, bool]:
-    names = files.columns_of(path, known)
+    names = files.columns_of(path, form)
     expected = detect(dict.fromkeys(names), str(path), text_field)
     wanted = [name for name in dict.fromkeys((*expected.columns, text_field)) if name in names]
     first_row = 1
-    for batch in files.batches(path, known, wanted):
+    for batch in files.batches(path, form, wanted):
         if not batch.num_rows:
             continue
         if shape is None:
@@ -373,15 +373,15 @@ def _load_saved(folder: files.Folder, source: DataSource) -> Dataset:
     return loaded
 
 
-def _load_files(paths: tuple[Path, ...], known: files.Format) -> Dataset:
+def _load_files(paths: tuple[Path, ...], form: files.Format) -> Dataset:
     import datasets
     import pyarrow as pa
 
-    if known in ("parquet", "json") and sum(path.stat().st_size for path in paths) > IN_MEMORY_BYTES:
-        return datasets.load_dataset(known, data_files=[str(path) for path in paths], split="train")
-    if known in ("json", "csv"):
-        return datasets.Dataset(_table_of_rows([row for path in paths for _, row in files.rows(path, known)]))
-    tables = [_table(path, known) for path in paths]
+    if form in ("parquet", "json") and sum(path.stat().st_size for path in paths) > IN_MEMORY_BYTES:
+        return datasets.load_dataset(form, data_files=[str(path) for path in paths], split="train")
+    if form in ("json", "csv"):
+        return datasets.Dataset(_table_of_rows([row for path in paths for _, row in files.rows(path, form)]))
+    tables = [_table(path, form) for path in paths]
     try:
         table = pa.concat_tables(
             [table for table in tables if table.num_rows] or tables[:1], promote_options="default"
@@ -396,10 +396,10 @@ def _load_files(paths: tuple[Path, ...], known: files.Format) -> Dataset:
     return datasets.Dataset(table.replace_schema_metadata(None))
 
 
-def _table(path: Path, known: files.Format) -> Any:
+def _table(path: Path, form: files.Format) -> Any:
     import pyarrow as pa
 
-    batches = list(files.batches(path, known))
+    batches = list(files.batches(path, form))
     return pa.Table.from_batches(batches).replace_schema_metadata(None) if batches else pa.table({})
 
 
