@@ -20,7 +20,7 @@ from podtune.commands import preflight
 from podtune.pod import compute
 from podtune.pod import meeting as preflight_collective
 from podtune.pod.preflight import judge
-from podtune.run.distributed import Pod, why_no_cuda
+from podtune.run.distributed import PodPlace, why_no_cuda
 
 Started = subprocess.Popen[str]
 
@@ -240,7 +240,7 @@ def test_a_pod_that_is_started_again_joins_others_that_are_past_their_preflight(
     )  # type: ignore[attr-defined]
     with pytest.raises(preflight_collective.Underway):
         preflight_collective.Meeting(
-            Pod(1, 2, 1, "127.0.0.1", port), {"pod": "pod-1"}, wait_s=30, timeout_s=5
+            PodPlace(1, 2, 1, "127.0.0.1", port), {"pod": "pod-1"}, wait_s=30, timeout_s=5
         )
     del running
 
@@ -256,7 +256,9 @@ def test_a_pod_that_is_started_again_joins_others_that_are_past_their_preflight(
 def test_pods_that_are_missing_are_called_by_the_names_that_the_operator_gives(
     master: str, names: list[str]
 ) -> None:
-    assert [preflight_collective.name_of(rank, Pod(0, 3, 1, master, 23456)) for rank in range(3)] == names
+    assert [
+        preflight_collective.name_of(rank, PodPlace(0, 3, 1, master, 23456)) for rank in range(3)
+    ] == names
 
 
 def launched(job: Job, rank: int, **more: str) -> Started:

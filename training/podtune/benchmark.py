@@ -56,10 +56,10 @@ def _run_cell(options: Options, size: Size, output: Path) -> int:
         world = setup_distributed(options.timeout_s, use_cpu=options.cpu)
         record.identify(world)
         from podtune.bench.cell.device import refuse_what_the_device_lacks
-        from podtune.bench.cell.loop import Run, measure
+        from podtune.bench.cell.loop import CellRun, measure
 
         refuse_what_the_device_lacks(options, world)
-        run = Run(options, size, world, watchdog)
+        run = CellRun(options, size, world, watchdog)
         measurements = measure(run)
         run = None  # its model goes before the process group does
         cleanup_distributed()

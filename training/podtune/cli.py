@@ -15,44 +15,44 @@ from typer.core import TyperGroup
 from podtune.run.errors import UNAVAILABLE, USAGE, UserError, report
 
 
-class Entry(NamedTuple):
+class Subcommand(NamedTuple):
     """Where a subcommand is and what `podtune --help` says of it."""
 
     module: str  # in podtune/commands; a group of commands has an `app` there, a command a function
     about: str  # at most 60 characters
 
 
-PANELS: dict[str, dict[str, Entry]] = {
+PANELS: dict[str, dict[str, Subcommand]] = {
     "Try": {
-        "data": Entry("data", "build a question-answer set, see what would be trained"),
-        "model": Entry("model", "build a small model, look at any, merge an adapter"),
-        "train": Entry("train", "fine-tune on this machine, on one process or several"),
-        "generate": Entry("generate", "ask a model, talk with it, or answer a file"),
+        "data": Subcommand("data", "build a question-answer set, see what would be trained"),
+        "model": Subcommand("model", "build a small model, look at any, merge an adapter"),
+        "train": Subcommand("train", "fine-tune on this machine, on one process or several"),
+        "generate": Subcommand("generate", "ask a model, talk with it, or answer a file"),
     },
     "Compare": {
-        "runs": Entry("runs", "list runs with state, progress and loss"),
-        "compare": Entry("runs", "runs side by side: what differs, which is better"),
-        "watch": Entry("runs", "follow a run or a job until it ends"),
-        "aim-sync": Entry("aim", "copy the metrics of runs into an Aim repository"),
-        "aim-ui": Entry("aim", "the page of an Aim repository, for this machine alone"),
-        "bench": Entry("bench", "plan, measure and report ways to distribute training"),
+        "runs": Subcommand("runs", "list runs with state, progress and loss"),
+        "compare": Subcommand("runs", "runs side by side: what differs, which is better"),
+        "watch": Subcommand("runs", "follow a run or a job until it ends"),
+        "aim-sync": Subcommand("aim", "copy the metrics of runs into an Aim repository"),
+        "aim-ui": Subcommand("aim", "the page of an Aim repository, for this machine alone"),
+        "bench": Subcommand("bench", "plan, measure and report ways to distribute training"),
     },
     "Cluster": {
-        "init": Entry("init", "write a values file for my data, model and GPUs"),
-        "doctor": Entry("doctor", "what this machine or a cluster lacks, with the fix"),
-        "render": Entry("manifests", "print the manifests of a job, without helm"),
-        "lint": Entry("lint", "check PyTorchJobs and TrainJobs before a cluster does"),
-        "dry-run": Entry("dry_run", "run a job's pods as local processes"),
-        "submit": Entry("jobs", "create a job, and follow it"),
-        "status": Entry("jobs", "how a job is doing, and why it does not run"),
-        "logs": Entry("jobs", "the logs of a job's pods"),
-        "delete": Entry("jobs", "delete a job and what the chart made for it"),
-        "collect": Entry("collect", "get a run's record back out of a log"),
+        "init": Subcommand("init", "write a values file for my data, model and GPUs"),
+        "doctor": Subcommand("doctor", "what this machine or a cluster lacks, with the fix"),
+        "render": Subcommand("manifests", "print the manifests of a job, without helm"),
+        "lint": Subcommand("lint", "check PyTorchJobs and TrainJobs before a cluster does"),
+        "dry-run": Subcommand("dry_run", "run a job's pods as local processes"),
+        "submit": Subcommand("jobs", "create a job, and follow it"),
+        "status": Subcommand("jobs", "how a job is doing, and why it does not run"),
+        "logs": Subcommand("jobs", "the logs of a job's pods"),
+        "delete": Subcommand("jobs", "delete a job and what the chart made for it"),
+        "collect": Subcommand("collect", "get a run's record back out of a log"),
     },
     "Inside pods": {
-        "prepare": Entry("launch", "fetch model and data, and tokenise, once for all pods"),
-        "preflight": Entry("preflight", "check GPUs and network of the pods before training"),
-        "launch": Entry("launch", "torchrun, with the exit code of the process that failed"),
+        "prepare": Subcommand("launch", "fetch model and data, and tokenise, once for all pods"),
+        "preflight": Subcommand("preflight", "check GPUs and network of the pods before training"),
+        "launch": Subcommand("launch", "torchrun, with the exit code of the process that failed"),
     },
 }
 COMMANDS = {name: entry for panel in PANELS.values() for name, entry in panel.items()}

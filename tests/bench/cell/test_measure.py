@@ -14,7 +14,7 @@ import pytest
 
 from podtune.bench.cell.command_line import read_options
 from podtune.bench.cell.communication import sent_bytes
-from podtune.bench.cell.loop import Run, compare_losses, measure
+from podtune.bench.cell.loop import CellRun, compare_losses, measure
 from podtune.bench.cell.measure import PeakMemory, Telemetry
 from podtune.bench.cell.profiling import exposed_seconds
 from podtune.bench.cell.watchdog import Watchdog
@@ -138,7 +138,7 @@ def test_without_parity_there_is_no_speed(monkeypatch: pytest.MonkeyPatch) -> No
     ]
     options, size, _ = read_options(words, World())
     watchdog = Watchdog(60, lambda doing: pytest.exit(f"hang while {doing}"))
-    found = measure(Run(options, size, World(), watchdog))
+    found = measure(CellRun(options, size, World(), watchdog))
     watchdog.stop()
     assert found.parity is not None
     assert found.parity.status == "failed"

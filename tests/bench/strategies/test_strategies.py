@@ -96,7 +96,7 @@ def arguments(cell: str) -> list[str]:
 
 def alone(cell: str) -> Json:
     """One process needs no torchrun: this one."""
-    from podtune.bench.cell.loop import Run, measure
+    from podtune.bench.cell.loop import CellRun, measure
     from podtune.bench.cell.watchdog import Watchdog
 
     world = World()
@@ -105,7 +105,7 @@ def alone(cell: str) -> Json:
     try:
         return {
             "config": asdict(options),
-            "measurements": measure(Run(options, size, world, watchdog)).to_json(),
+            "measurements": measure(CellRun(options, size, world, watchdog)).to_json(),
         }
     finally:
         watchdog.stop()
@@ -205,14 +205,14 @@ import sys, torch
 ask = torch.is_autocast_enabled
 torch.is_autocast_enabled = lambda device="cpu": ask("cpu")  # DeepSpeed asks without a device: of CUDA
 from podtune.bench.cell.command_line import read_options
-from podtune.bench.cell.loop import Run
+from podtune.bench.cell.loop import CellRun
 from podtune.bench.cell.watchdog import Watchdog
 from podtune.run.distributed import read_world, setup_distributed
 words = ["--model", "tinygpt-test", "--precision", "bf16", "--cpu", "--global-batch-size", "2"]
 world = setup_distributed(60, use_cpu=True)
 for strategy in ("zero2", "zero3"):
     options, size, _ = read_options([*words, "--strategy", strategy], read_world())
-    run = Run(options, size, world, Watchdog(60, sys.exit))
+    run = CellRun(options, size, world, Watchdog(60, sys.exit))
     zero = run.setup(strategy, world, options)
     zero.model.blocks[1].up.register_forward_hook(lambda layer, x, y: print(strategy, y.dtype))
     zero.train_step(run.batches(zero.rows, 1)[0])

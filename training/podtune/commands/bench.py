@@ -188,7 +188,7 @@ def run(
     job = runner.Runner(asked, expansion, output, resume=resume, pod=pod, emit=emit)
     try:
         progress = job.run()
-    except runner.Stopped as stopped:
+    except runner.SweepStopped as stopped:
         typer.echo(f"stopped; what is done is in {output}, and the same command goes on from there", err=True)
         raise typer.Exit(stopped.code) from None
     failed = [name for name, state in progress.states.items() if state == "error"]

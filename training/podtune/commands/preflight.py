@@ -67,11 +67,11 @@ def run(config: Path | None, timeout_s: float, wait_s: float = 0.0) -> dict[str,
     A pod that is not fit by itself says so to those that are there already, and waits for no other.
     """
     from podtune.pod.preflight import Problem, errors, judge, look, verdict
-    from podtune.run.distributed import Pod, read_pod
+    from podtune.run.distributed import PodPlace, read_pod
 
     # an elastic job has no fixed number of pods
     alone = not os.environ.get("PET_NNODES") or ":" in os.environ["PET_NNODES"]
-    pod = Pod(0, 1, 1, "", 0) if alone else read_pod()
+    pod = PodPlace(0, 1, 1, "", 0) if alone else read_pod()
     facts = look(
         config, node_rank=pod.node_rank, nnodes=pod.nnodes, master=pod.master_addr if pod.nnodes > 1 else ""
     )

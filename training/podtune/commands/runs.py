@@ -11,7 +11,7 @@ import typer
 
 if TYPE_CHECKING:
     from podtune.report.runs.job import JobView
-    from podtune.report.runs.listing import Row
+    from podtune.report.runs.listing import ListedRun
 
 Namespace = Annotated[
     str, typer.Option("-n", "--namespace", help=("Of the jobs; the kubeconfig's if left out."))
@@ -86,7 +86,7 @@ def runs(
         print(f"no {'jobs' if cluster else 'runs'}{' that match' if where else ''} in {places}")
 
 
-def _below(roots: list[Path]) -> tuple[list[Row], list[str], str]:
+def _below(roots: list[Path]) -> tuple[list[ListedRun], list[str], str]:
     """Rows of the runs below ``roots``, what could not be read, and the places."""
     from podtune.report.runs import listing
     from podtune.run.errors import NO_INPUT, UserError
@@ -101,7 +101,7 @@ def _below(roots: list[Path]) -> tuple[list[Row], list[str], str]:
     return *listing.list_runs(list(run_dirs)), ", ".join(map(str, roots))
 
 
-def _of_jobs(namespace: str, context: str) -> tuple[list[Row], list[str], str]:
+def _of_jobs(namespace: str, context: str) -> tuple[list[ListedRun], list[str], str]:
     """The same of a namespace's jobs."""
     from podtune.cluster.live.client import connect
     from podtune.cluster.live.job_log import stories

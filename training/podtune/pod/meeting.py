@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from podtune.run.distributed import Pod
+from podtune.run.distributed import PodPlace
 
 Json = dict[str, Any]
 
@@ -60,7 +60,7 @@ def master_needed(name: str) -> Iterator[None]:
 class Meeting:
     """All pods of a job, met through a TCP store at the master."""
 
-    def __init__(self, pod: Pod, facts: Json, *, wait_s: float, timeout_s: float) -> None:
+    def __init__(self, pod: PodPlace, facts: Json, *, wait_s: float, timeout_s: float) -> None:
         """Arrive, and say so.
 
         ``wait_s`` is for all pods to arrive, ``timeout_s`` for what they do together then.
@@ -281,7 +281,7 @@ class Meeting:
         return f"{self.pod.master_addr}:{self.pod.master_port}"
 
 
-def name_of(rank: int, pod: Pod) -> str:
+def name_of(rank: int, pod: PodPlace) -> str:
     """The name of the pod with this rank, as the operator and Trainer give names; ``rank N`` where they did
     not.
     """

@@ -63,7 +63,7 @@ def emit_record(record: Json, stream: IO[str]) -> None:
 
 
 @dataclass(frozen=True)
-class Damaged:
+class DamagedRecord:
     """A record that was begun, or of which something is left, and that cannot be given back exactly."""
 
     tag: str
@@ -81,7 +81,7 @@ class Collection:
 
     records: list[Json] = field(default_factory=list)
     tags: list[str] = field(default_factory=list)
-    damaged: list[Damaged] = field(default_factory=list)
+    damaged: list[DamagedRecord] = field(default_factory=list)
 
 
 @dataclass
@@ -99,11 +99,11 @@ def collect(lines: Iterable[str]) -> Collection:
     collection = Collection()
     for line in _marker_lines(lines):
         if not _sort_in(line, by_tag):
-            collection.damaged.append(Damaged("unknown", "a marker line is cut off or broken"))
+            collection.damaged.append(DamagedRecord("unknown", "a marker line is cut off or broken"))
     unpacker = _Unpacker()
     for tag, parts in by_tag.items():
         record = _assemble(tag, parts, unpacker)
-        if isinstance(record, Damaged):
+        if isinstance(record, DamagedRecord):
             collection.damaged.append(record)
         else:
             collection.records.append(record)
@@ -157,9 +157,9 @@ def _sort_in(line: str, by_tag: dict[str, _Parts]) -> bool:
     return True
 
 
-def _assemble(tag: str, parts: _Parts, unpacker: _Unpacker) -> Json | Damaged:
+def _assemble(tag: str, parts: _Parts, unpacker: _Unpacker) -> Json | DamagedRecord:
     if not parts.headers:
-        return Damaged(tag, "its begin line is missing, broken or cut in two")
+        return DamagedRecord(tag, "its begin line is missing, broken or cut in two")
     reason = ""
     for count, size, digest in parts.headers:
         missing = [index for index in range(count) if index not in parts.chunks]
@@ -173,7 +173,7 @@ def _assemble(tag: str, parts: _Parts, unpacker: _Unpacker) -> Json | Damaged:
             reason = "what its lines hold does not have its checksum"
         else:
             return _as_record(tag, content)
-    return Damaged(tag, reason)
+    return DamagedRecord(tag, reason)
 
 
 def _full(texts: list[str]) -> list[str]:
@@ -212,12 +212,12 @@ class _Unpacker:
         return content if inflater.eof and len(content) == size else None
 
 
-def _as_record(tag: str, content: bytes) -> Json | Damaged:
+def _as_record(tag: str, content: bytes) -> Json | DamagedRecord:
     try:
         record: Any = json.loads(content)
     except (ValueError, RecursionError):
-        return Damaged(tag, "it is not JSON")
+        return DamagedRecord(tag, "it is not JSON")
     if not isinstance(record, dict) or record.get("schema") != SCHEMA:
         schema = record.get("schema") if isinstance(record, dict) else type(record).__name__
-        return Damaged(tag, f"its schema is {str(schema)[:60]!r}, not {SCHEMA}")
+        return DamagedRecord(tag, f"its schema is {str(schema)[:60]!r}, not {SCHEMA}")
     return record

@@ -138,7 +138,7 @@ def read_world(env: Mapping[str, str] = os.environ) -> World:
 
 
 @dataclass(frozen=True)
-class Pod:
+class PodPlace:
     """A pod's place in a job, for a program that starts torchrun itself. ``master_addr`` is the first pod's
     name.
     """
@@ -155,7 +155,7 @@ def in_pod(env: Mapping[str, str] = os.environ) -> bool:
     return any(env.get(name) for name in ("KUBERNETES_SERVICE_HOST", "PET_NNODES", "PODTUNE_POD_NAME"))
 
 
-def read_pod(env: Mapping[str, str] = os.environ) -> Pod:
+def read_pod(env: Mapping[str, str] = os.environ) -> PodPlace:
     """What the operator tells torchrun of this pod, in PET_* variables. Needs no torch.
 
     Raises:
@@ -171,7 +171,7 @@ def read_pod(env: Mapping[str, str] = os.environ) -> Pod:
             where="environment",
             fix="let the training operator start it (the chart's mode: benchmark), without elasticPolicy",
         )
-    return Pod(
+    return PodPlace(
         node_rank=_integer(env, "PET_NODE_RANK", 0),
         nnodes=_integer(env, "PET_NNODES", 1),
         nproc_per_node=_integer(env, "PET_NPROC_PER_NODE", 1),

@@ -56,7 +56,7 @@ TOLERANCE = {"fp32": 1e-5, "bf16": 2e-2, "fp16": 2e-2, "fp8": 2e-2}
 DISTINCT_BATCHES = 16  # then they come again: enough to learn from, few enough to keep in memory
 
 
-class Run:
+class CellRun:
     """One cell on one rank."""
 
     def __init__(self, options: Options, size: Size, world: World, watchdog: Watchdog) -> None:
@@ -91,7 +91,7 @@ class Run:
         return made
 
 
-def measure(run: Run) -> Measurements:
+def measure(run: CellRun) -> Measurements:
     """Run one cell and return its measurements. A collective call; rank 0 has them all."""
     options, world = run.options, run.world
     reference = None if options.skip_parity else _reference_losses(run)
@@ -160,7 +160,7 @@ class _Stepper:
     batch to the GPU is part of a step, as in training.
     """
 
-    def __init__(self, run: Run, strategy: Strategy, batches: list[Batch]) -> None:
+    def __init__(self, run: CellRun, strategy: Strategy, batches: list[Batch]) -> None:
         self.run, self.strategy, self.batches = run, strategy, batches
         self.device = run.world.device
         self.taken = 0
@@ -203,7 +203,7 @@ class _Stepper:
         return [float(loss) for loss in self._losses]
 
 
-def _reference_losses(run: Run) -> list[float] | None:
+def _reference_losses(run: CellRun) -> list[float] | None:
     """What one process gets from the same weights and the same batches: computed by rank 0, given to all.
 
     None if one process cannot hold it, which is no reason not to measure a strategy that can.
@@ -225,7 +225,7 @@ def _reference_losses(run: Run) -> list[float] | None:
     return losses
 
 
-def _losses_of_one_process(run: Run) -> list[float]:
+def _losses_of_one_process(run: CellRun) -> list[float]:
     """Plain eager ``single``, accumulating the very pieces that the strategy computes: what is compared is
     the strategy, not the order in which numbers are added, which five steps of a residual network can make
     visible. It also fits where they fit.
@@ -275,7 +275,7 @@ def _fullest(counted: CountedMemory | None, world: World) -> CountedMemory | Non
     return None if counted is None else max(by_rank, key=lambda memory: memory.total)
 
 
-def _count_communication(run: Run, stepper: _Stepper) -> Communication | None:
+def _count_communication(run: CellRun, stepper: _Stepper) -> Communication | None:
     """Count one untimed step on every rank; what is reported is the rank that sends most."""
     with CountCommunication() as counter:
         stepper.step()
@@ -298,7 +298,7 @@ def _count_communication(run: Run, stepper: _Stepper) -> Communication | None:
     )
 
 
-def _speed(run: Run, seconds: list[list[float]]) -> dict[str, Any]:
+def _speed(run: CellRun, seconds: list[list[float]]) -> dict[str, Any]:
     """The measurements that follow from the seconds of each step, by their names."""
     options, world = run.options, run.world
     timing, rows = Spread.of(*seconds), options.global_batch_size

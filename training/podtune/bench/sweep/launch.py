@@ -22,7 +22,7 @@ from typing import Protocol, cast
 
 from podtune.bench.strategies.table import STRATEGIES
 from podtune.bench.sweep.sweep import Cell
-from podtune.run.distributed import Pod
+from podtune.run.distributed import PodPlace
 
 SHUTDOWN_S = 10  # what torchrun gives its workers between SIGTERM and SIGKILL
 START_S = 120.0  # for the imports, on top of the cell's own time limit, where processes start from nothing
@@ -69,7 +69,7 @@ class Torchrun:
 
     PORTS = 2000
 
-    def __init__(self, pod: Pod | None = None) -> None:
+    def __init__(self, pod: PodPlace | None = None) -> None:
         self.pod = pod
         self._process: subprocess.Popen[bytes] | None = None
 

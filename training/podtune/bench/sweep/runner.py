@@ -23,7 +23,7 @@ from podtune.bench.sweep.launch import ForkServer, Launcher, Outcome, Torchrun
 from podtune.bench.sweep.sweep import Cell, Expansion, Sweep, code_hash
 from podtune.machine.provenance import provenance
 from podtune.run.collect import emit_record
-from podtune.run.distributed import Pod
+from podtune.run.distributed import PodPlace
 from podtune.run.errors import CANNOT_CREATE, OUT_OF_MEMORY, PEER_LOST, SOFTWARE, UserError
 from podtune.run.record import RUN_FILE, Json, Status, end_record, new_record, now, write_json
 
@@ -31,7 +31,7 @@ CELL_FILE, SWEEP_FILE, LOG_FILE = "cell.json", "sweep.json", "log.txt"
 State = Literal["ok", "oom", "error", "kept"]
 
 
-class Stopped(Exception):
+class SweepStopped(Exception):
     """The sweep was asked to end (Ctrl-C or SIGTERM); ``code`` is the exit code."""
 
     def __init__(self, code: int) -> None:
@@ -70,13 +70,13 @@ class Runner:
     expansion: Expansion
     output: Path
     resume: bool = True
-    pod: Pod | None = None
+    pod: PodPlace | None = None
     say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True)
     emit: IO[str] | None = None
 
     def run(self) -> SweepProgress:
-        """All cells. On Ctrl-C or SIGTERM the running cell is ended, what is done stays, and :class:`Stopped`
-        is raised.
+        """All cells. On Ctrl-C or SIGTERM the running cell is ended, what is done stays, and
+        :class:`SweepStopped` is raised.
 
         Raises:
             UserError: the output folder cannot be written, or holds something else.
@@ -90,7 +90,7 @@ class Runner:
             self.say(f"skipped {name}: {why}")
         waited = 0.0
         try:
-            with _termination_as(Stopped):
+            with _termination_as(SweepStopped):
                 for index, cell in enumerate(cells):
                     if finished.get(cell.name):
                         progress.states[cell.name] = "kept"
@@ -104,7 +104,7 @@ class Runner:
                     self._measure(launcher, cell, index, progress, waited)
                     waited = 0.0
         except KeyboardInterrupt:
-            raise Stopped(130) from None
+            raise SweepStopped(130) from None
         finally:
             launcher.close()
             self._write(progress)
@@ -273,7 +273,7 @@ def _kernel_kills() -> int:
 
 
 @contextmanager
-def _termination_as(error: type[Stopped]) -> Any:
+def _termination_as(error: type[SweepStopped]) -> Any:
     """SIGTERM becomes ``error`` with exit code 143, so that the running cell is ended and what is done is
     written.
     """

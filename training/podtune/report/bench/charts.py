@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from podtune.report.bench.groups import Cell, Group
+from podtune.report.bench.groups import Group, MeasuredCell
 from podtune.report.draw.plots import Bar, Bars, Chart, Lines, Series
 
 
@@ -24,11 +24,11 @@ def charts(group: Group) -> list[Chart]:
     return [chart for chart in every if not chart.empty]
 
 
-def _bar(cell: Cell, values: Sequence[float | None], errors: Sequence[float | None] = ()) -> Bar:
+def _bar(cell: MeasuredCell, values: Sequence[float | None], errors: Sequence[float | None] = ()) -> Bar:
     return Bar(cell.label, values, errors, href=f"#record-{cell.key}")
 
 
-def _throughput(cells: Sequence[Cell]) -> Bars:
+def _throughput(cells: Sequence[MeasuredCell]) -> Bars:
     unit = cells[0].unit if cells else ""
     bars = []
     for cell in cells:
@@ -45,7 +45,7 @@ def _milliseconds(seconds: float | None) -> float | None:
     return None if seconds is None else seconds * 1000
 
 
-def _step_time(cells: Sequence[Cell]) -> Bars:
+def _step_time(cells: Sequence[MeasuredCell]) -> Bars:
     bars = [
         _bar(
             cell,
@@ -58,7 +58,7 @@ def _step_time(cells: Sequence[Cell]) -> Bars:
     return Bars("step-time", "Step time", "ms", ["measured", "plan"], bars, note=WHISKERS)
 
 
-def _memory(cells: Sequence[Cell], *, with_plan: bool) -> Bars:
+def _memory(cells: Sequence[MeasuredCell], *, with_plan: bool) -> Bars:
     """A CPU's resident peak is the whole process with its libraries, which no plan of the model can meet."""
     kinds = sorted({cell.memory_kind for cell in cells if cell.memory_kind})
     note = f"Measured: {', '.join(kinds)}, of the fullest process." if kinds else ""
@@ -70,7 +70,7 @@ def _memory(cells: Sequence[Cell], *, with_plan: bool) -> Bars:
     return Bars("memory", "Peak memory a process", "GiB", ["measured", "plan"], bars, note=note)
 
 
-def _communication(cells: Sequence[Cell]) -> Bars:
+def _communication(cells: Sequence[MeasuredCell]) -> Bars:
     bars = []
     for cell in (cell for cell in cells if cell.world_size > 1):
         sent, formula = cell.sent_bytes, cell.formula_bytes
@@ -121,7 +121,7 @@ def _bubble(group: Group) -> Bars:
     return Bars("bubble", "Pipelines: share of the step lost", "%", ["measured", "formula"], bars, note=note)
 
 
-def breakdown(cell: Cell, group: Group) -> tuple[float, float, float] | None:
+def breakdown(cell: MeasuredCell, group: Group) -> tuple[float, float, float] | None:
     """Seconds of a step: an equal share of one process's step, waiting by the bubble's formula, and the rest.
 
     The rest is communication that shows and the strategy's own overhead; None without a single process to

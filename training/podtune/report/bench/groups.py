@@ -44,7 +44,7 @@ SETTINGS = (
 
 
 @dataclass
-class Cell:
+class MeasuredCell:
     """One measured cell with its plan. Speeds are absent unless the losses equalled a single process's."""
 
     record: Json
@@ -118,7 +118,7 @@ class Cell:
         repeats = step.p50_by_repeat or (0.0,)
         return max((step.std or 0.0) / math.sqrt(step.n), (max(repeats) - min(repeats)) / 2)
 
-    def as_fast_as(self, other: Cell) -> bool:
+    def as_fast_as(self, other: MeasuredCell) -> bool:
         """True if the two mean step times differ by no more than twice their noise together."""
         mine, theirs = self.step_time, other.step_time
         if mine is None or theirs is None:
@@ -170,7 +170,7 @@ class Group:
     """Cells that may be compared, by strategy and world size; ``identity`` is what they share."""
 
     identity: dict[str, Any]
-    cells: list[Cell] = field(default_factory=list)
+    cells: list[MeasuredCell] = field(default_factory=list)
     repeated: list[str] = field(default_factory=list)
 
     @property
@@ -184,7 +184,7 @@ class Group:
         )
 
     @property
-    def measured(self) -> list[Cell]:
+    def measured(self) -> list[MeasuredCell]:
         """Cells with a speed."""
         return [cell for cell in self.cells if cell.throughput is not None]
 
@@ -192,7 +192,7 @@ class Group:
     def world_sizes(self) -> list[int]:
         return sorted({cell.world_size for cell in self.measured})
 
-    def at(self, strategy: str, world_size: int) -> Cell | None:
+    def at(self, strategy: str, world_size: int) -> MeasuredCell | None:
         """The cell with a speed."""
         return next(
             (cell for cell in self.measured if (cell.strategy, cell.world_size) == (strategy, world_size)),
@@ -228,7 +228,7 @@ def grouped(sources: Sequence[Source], plans: Sequence[Json | None]) -> list[Gro
     ):
         identity = identity_of(source.record)
         cells_alike = groups.setdefault(repr(identity), Group(identity))
-        cell = Cell(source.record, source.path, plan)
+        cell = MeasuredCell(source.record, source.path, plan)
         if any(
             (cell.strategy, cell.world_size) == (other.strategy, other.world_size)
             for other in cells_alike.cells

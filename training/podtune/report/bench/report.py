@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import quote
 
 from podtune.report.bench.charts import charts
-from podtune.report.bench.groups import Cell, Group, differences, grouped
+from podtune.report.bench.groups import Group, MeasuredCell, differences, grouped
 from podtune.report.bench.records import Collect, FolderRecords, read_folder
 from podtune.report.bench.verdict import advice, cautions, failures
 from podtune.report.draw.page import Section, bullets, page, paragraph
@@ -67,7 +67,7 @@ def report(folder: Path, planner: Planner, collect: Collect, *, pictures: bool =
     }
 
 
-def _row(cell: Cell) -> dict[str, Any]:
+def _row(cell: MeasuredCell) -> dict[str, Any]:
     """A cell's figures by name: the CSV's columns and the JSON's keys."""
     sent, formula, step = cell.sent_bytes, cell.formula_bytes, cell.step_time
     loss = cell.measurements.loss if cell.fast else None
@@ -106,7 +106,7 @@ def _csv(groups: Sequence[Group]) -> str:
     )
 
 
-def _speed_table(group: Group, name: Callable[[Cell], str]) -> Table:
+def _speed_table(group: Group, name: Callable[[MeasuredCell], str]) -> Table:
     columns = [
         Column("cell"),
         Column(group.measured[0].unit, "right"),
@@ -150,7 +150,7 @@ def _speed_table(group: Group, name: Callable[[Cell], str]) -> Table:
     )
 
 
-def _cost_table(group: Group, name: Callable[[Cell], str]) -> Table:
+def _cost_table(group: Group, name: Callable[[MeasuredCell], str]) -> Table:
     columns = [
         *(
             Column("cell"),
@@ -209,7 +209,7 @@ def _summary(records: FolderRecords, groups: Sequence[Group]) -> str:
 def _markdown(
     records: FolderRecords, groups: Sequence[Group], pictures: Sequence[Sequence[tuple[str, str]]]
 ) -> str:
-    def name(cell: Cell) -> str:
+    def name(cell: MeasuredCell) -> str:
         return f"[{cell.label}]({_href(cell.path)})"
 
     lines = ["# Benchmark report", "", f"{_summary(records, groups)}. Each cell links to its record.", ""]
@@ -241,7 +241,7 @@ def _markdown_rest(records: FolderRecords) -> list[str]:
 
 
 def _page(folder: Path, records: FolderRecords, groups: Sequence[Group]) -> str:
-    def name(cell: Cell) -> str:
+    def name(cell: MeasuredCell) -> str:
         # becomes a link once the table has escaped its cells
         return f"\ue000record-{cell.key}\ue001{cell.label}\ue002"
 
@@ -289,7 +289,7 @@ def _href(path: str) -> str:
     return f"./{quote(path)}"
 
 
-def _record(cell: Cell) -> str:
+def _record(cell: MeasuredCell) -> str:
     """The whole record, folded, where every figure's link leads; and the file that it came from."""
     text = html.escape(json.dumps(finite(cell.record), indent=1, ensure_ascii=False))
     path, title = html.escape(cell.path), html.escape(f"{cell.record['model']} {cell.label}")

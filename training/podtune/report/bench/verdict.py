@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from podtune.report.bench.groups import SIMPLEST_FIRST, Cell, Group
+from podtune.report.bench.groups import SIMPLEST_FIRST, Group, MeasuredCell
 from podtune.report.draw.tables import shown
 
 CLEAR_LOSS = 0.05  # a share of the speed below which a reason is not worth a sentence
@@ -28,7 +28,7 @@ def advice(group: Group) -> list[str]:
     return sentences
 
 
-def _alone(single: Cell, cells: Sequence[Cell]) -> list[str]:
+def _alone(single: MeasuredCell, cells: Sequence[MeasuredCell]) -> list[str]:
     """With one process nothing is distributed, and what a strategy loses is its machinery's cost."""
     speed = f"{shown(single.throughput)} {single.unit}, {shown(single.mean_step_s * 1000)} ms a step"
     costs = {
@@ -55,7 +55,7 @@ def _alone(single: Cell, cells: Sequence[Cell]) -> list[str]:
     return [f"With one process use single: {speed}.{machinery if len(cells) > 1 else ''}{odd}"]
 
 
-def _advice_at(world_size: int, cells: Sequence[Cell]) -> list[str]:
+def _advice_at(world_size: int, cells: Sequence[MeasuredCell]) -> list[str]:
     fastest = max(cells, key=lambda cell: cell.throughput or 0)
     equals = sorted(
         (cell for cell in cells if cell.as_fast_as(fastest)), key=lambda cell: _simplicity(cell.strategy)
@@ -77,7 +77,7 @@ def _advice_at(world_size: int, cells: Sequence[Cell]) -> list[str]:
     return [first, *_why(chosen, cells), *_memory(chosen, cells)]
 
 
-def _why(chosen: Cell, cells: Sequence[Cell]) -> list[str]:
+def _why(chosen: MeasuredCell, cells: Sequence[MeasuredCell]) -> list[str]:
     """Of the clearly slower ones, what formula and counter say they pay for."""
     reasons = []
     for cell in sorted(cells, key=lambda each: each.throughput or 0):
@@ -95,7 +95,7 @@ def _why(chosen: Cell, cells: Sequence[Cell]) -> list[str]:
     return [f"Why: {'; '.join(reasons)}."] if reasons else []
 
 
-def _memory(chosen: Cell, cells: Sequence[Cell]) -> list[str]:
+def _memory(chosen: MeasuredCell, cells: Sequence[MeasuredCell]) -> list[str]:
     with_memory = [cell for cell in cells if cell.memory_gib is not None]
     if len(with_memory) < 2 or chosen.memory_gib is None:
         return []
@@ -198,7 +198,7 @@ def cautions(group: Group) -> list[str]:
     return lines
 
 
-def failures(cells: Sequence[Cell]) -> list[tuple[Cell, str]]:
+def failures(cells: Sequence[MeasuredCell]) -> list[tuple[MeasuredCell, str]]:
     """Cells without a speed, with how they failed."""
     reasons = []
     for cell in cells:

@@ -21,7 +21,7 @@ FIELDS = (
 
 
 @dataclass
-class Row:
+class ListedRun:
     """One run in the list: ``values`` by the names in FIELDS, its record, its files' problems."""
 
     values: dict[str, Any]
@@ -29,7 +29,7 @@ class Row:
     problems: list[str]
 
 
-def list_runs(folders: Sequence[Path]) -> tuple[list[Row], list[str]]:
+def list_runs(folders: Sequence[Path]) -> tuple[list[ListedRun], list[str]]:
     """A row for every run in ``folders``, and a line for each that could not be read."""
     runs, unreadable = [], []
     for folder in folders:
@@ -40,12 +40,12 @@ def list_runs(folders: Sequence[Path]) -> tuple[list[Row], list[str]]:
     return rows_of(runs), unreadable
 
 
-def rows_of(runs: Sequence[Run]) -> list[Row]:
+def rows_of(runs: Sequence[Run]) -> list[ListedRun]:
     """A row for each run."""
     return [_row(run, name) for run, name in zip(runs, unique_names(runs), strict=True)]
 
 
-def _row(run: Run, name: str) -> Row:
+def _row(run: Run, name: str) -> ListedRun:
     record, seconds = run.record, run.seconds()
     status = run.status
     world = record.get("world_size")
@@ -82,7 +82,7 @@ def _row(run: Run, name: str) -> Row:
             "eta_s": going.eta_s,
             "stalled": going.stalled,
         }
-    return Row(values, record, run.problems)
+    return ListedRun(values, record, run.problems)
 
 
 def _whole(value: float | None) -> int | None:
@@ -93,7 +93,7 @@ def _first(*values: object) -> float | None:
     return next((first for value in values if (first := number(value)) is not None), None)
 
 
-def sort_rows(rows: list[Row], key: str) -> list[Row]:
+def sort_rows(rows: list[ListedRun], key: str) -> list[ListedRun]:
     """``rows`` by a field, or a path into the record; ``-field`` turns it round. Runs without the value come
     last.
 
@@ -113,7 +113,7 @@ def _sortable(value: Any) -> tuple[int, float, str]:
     return (0, as_number, "") if isinstance(as_number, float) else (1, 0.0, str(value))
 
 
-def table(rows: Sequence[Row]) -> Table:
+def table(rows: Sequence[ListedRun]) -> Table:
     """The rows as people read them. The time's cost is the wall clock, and devices times hours."""
     columns = [
         Column("name"),
@@ -153,7 +153,7 @@ def table(rows: Sequence[Row]) -> Table:
     return Table(columns, body)
 
 
-def csv_text(rows: Sequence[Row]) -> str:
+def csv_text(rows: Sequence[ListedRun]) -> str:
     """The rows as CSV, every field in full precision."""
     columns = [Column(name) for name in FIELDS]
     return Table(columns, [[row.values.get(name) for name in FIELDS] for row in rows]).csv()
@@ -170,7 +170,7 @@ def _status(values: dict[str, Any]) -> str:
 COMPARISON = re.compile(r"\s*([^\s<>=!~]+)\s*(<=|>=|!=|==|=|<|>|~)\s*(.+?)\s*")
 
 
-def where(comparison: str, rows: Sequence[Row]) -> list[Row]:
+def where(comparison: str, rows: Sequence[ListedRun]) -> list[ListedRun]:
     """The rows of which ``learning_rate>1e-5`` is true.
 
     ``= == != < <= > >=`` and ``~`` (contains) compare a field with a number or a text. A field is one of
@@ -216,7 +216,7 @@ def _comparable(value: Any) -> float | str:
         return str(value)
 
 
-def value_of(row: Row, name: str) -> Any:
+def value_of(row: ListedRun, name: str) -> Any:
     """A field of the list, else a path into the record, its config, measurements or data; None if absent."""
     if name in row.values:
         return row.values[name]
@@ -231,7 +231,7 @@ def value_of(row: Row, name: str) -> Any:
     return None
 
 
-def _known(name: str, rows: Sequence[Row]) -> None:
+def _known(name: str, rows: Sequence[ListedRun]) -> None:
     if not rows or name in FIELDS or any(value_of(row, name) is not None for row in rows):
         return
     names = set(FIELDS)

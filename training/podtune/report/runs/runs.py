@@ -283,7 +283,7 @@ def unique_names(runs: Sequence[Run]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Progress:
+class HowFar:
     """How far a running run is. ``total_steps`` and ``eta_s`` are None where nothing was logged yet."""
 
     step: int
@@ -302,7 +302,7 @@ class Progress:
         return self.silent_s is not None and self.silent_s > STALE_S
 
 
-def progress(run: Run) -> Progress:
+def progress(run: Run) -> HowFar:
     """Where a running run stands, by its last sign of life and its last training line."""
     reached = run.last_step()
     last = (run.entries.get("train") or [{}])[-1]
@@ -323,7 +323,7 @@ def progress(run: Run) -> Progress:
         reached and run.status == "running" and step > 0 and step != total
     ):  # after its last step a run saves, and may answer
         silent = max(0.0, time.time() - reached[1] - run.patience_s())
-    return Progress(step, total, eta, silent)
+    return HowFar(step, total, eta, silent)
 
 
 def timestamp(value: object) -> float:
