@@ -10,12 +10,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from podtune.run.errors import CANNOT_CREATE, DATA, NO_INPUT, USAGE, UserError
+from podtune.sft.answer.answers import by_length
 from podtune.sft.data.files import rows_at
 from podtune.sft.model.template import Messages, prompt_and_answer
 
@@ -111,7 +112,10 @@ def answer_file(
         with journal.open("a", encoding="utf-8") as file:
             if not answered and not file.tell():
                 file.write(json.dumps(header) + "\n")
-            for number, batch in enumerate(batches(items, batch_size)):
+            # the text's length stands for its tokens': a journal must fit without the tokenizer
+            for number, batch in enumerate(
+                by_length(items, lambda item: len(json.dumps(item.prompt)), batch_size)
+            ):
                 if all(item.row in done for item in batch):
                     continue
                 columns = answerer([item.prompt for item in batch], number)
@@ -128,13 +132,6 @@ def answer_file(
         ) from error
     journal.unlink()
     return answered
-
-
-def batches(items: list[Item], batch_size: int) -> Iterator[list[Item]]:
-    """Prompts of like length together, which needs the least padding; fixed by the input alone."""
-    ordered = sorted(items, key=lambda item: (len(json.dumps(item.prompt)), item.row))
-    for start in range(0, len(ordered), batch_size):
-        yield ordered[start : start + batch_size]
 
 
 def _row(item: Item, answers: dict[str, str]) -> dict[str, Any]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from podtune.run.errors import USAGE, UserError, warn
 from podtune.sft.model.template import Messages, prompt_ids, stop_token_ids
@@ -46,6 +46,25 @@ class Sampling:
 
 
 GREEDY = Sampling(temperature=0.0)
+
+Item = TypeVar("Item")
+
+
+def by_length(
+    items: Iterable[Item], length: Callable[[Item], int], batch_size: int, most: int | None = None
+) -> Iterator[list[Item]]:
+    """Batches of like length, which needs the least padding; fixed by the items alone.
+
+    ``most``: a batch's items times its longest length may not pass it, unless the batch is one item.
+    """
+    batch: list[Item] = []
+    for item in sorted(items, key=length):
+        if batch and (len(batch) == batch_size or (most and (len(batch) + 1) * length(item) > most)):
+            yield batch
+            batch = []
+        batch.append(item)
+    if batch:
+        yield batch
 
 
 def answer(

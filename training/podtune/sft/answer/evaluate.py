@@ -9,11 +9,11 @@ import math
 import re
 import string
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from podtune.sft.answer.answers import Sampling, answer
+from podtune.sft.answer.answers import Sampling, answer, by_length
 from podtune.sft.model.load import load_model
 from podtune.sft.model.template import Messages, prompt_and_answer, scored_ids
 from podtune.sft.origin import Origin, locate_model
@@ -92,10 +92,8 @@ def answers_to(
 ) -> list[str]:
     """A greedy answer for each row, empty for rows without a prompt. Prompts of like length share a batch."""
     prompts = {index: prompt for index, row in enumerate(rows) if (prompt := prompt_and_answer(row)[0])}
-    order = sorted(prompts, key=lambda index: len(as_text(prompts[index])))
     answers = [""] * len(rows)
-    for start in range(0, len(order), batch_size):
-        batch = order[start : start + batch_size]
+    for batch in by_length(prompts, lambda index: len(as_text(prompts[index])), batch_size):
         for index, text in zip(
             batch, sample_answers(model, tokenizer, [prompts[i] for i in batch], max_new_tokens), strict=True
         ):
@@ -171,7 +169,7 @@ def loss_of(
     training = model.training
     model.eval()
     with torch.inference_mode():
-        for batch in batches(encoded, batch_size):
+        for batch in by_length(encoded, lambda row: len(row[0]), batch_size, TOKENS_PER_BATCH):
             longest = max(len(row) for row, _ in batch)
             ids = torch.tensor([row + [0] * (longest - len(row)) for row, _ in batch], device=model.device)
             mask = torch.tensor(
@@ -192,22 +190,6 @@ def loss_of(
         return {"rows": len(rows)}
     loss = total / tokens
     return {"loss": loss, "perplexity": math.exp(min(loss, 700.0)), "tokens": tokens, "rows": len(rows)}
-
-
-def batches(
-    encoded: list[tuple[list[int], list[bool]]], batch_size: int
-) -> Iterator[list[tuple[list[int], list[bool]]]]:
-    """Rows of like length together, at most ``batch_size`` and, padding counted, about TOKENS_PER_BATCH
-    tokens.
-    """
-    batch: list[tuple[list[int], list[bool]]] = []
-    for row in sorted(encoded, key=lambda item: len(item[0])):
-        if batch and (len(batch) == batch_size or (len(batch) + 1) * len(row[0]) > TOKENS_PER_BATCH):
-            yield batch
-            batch = []
-        batch.append(row)
-    if batch:
-        yield batch
 
 
 def as_text(prompt: str | Messages) -> str:
