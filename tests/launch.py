@@ -7,6 +7,7 @@ them loaded, with the environment that torchrun would give each rank. Tests of t
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib
 import json
 import multiprocessing
@@ -16,11 +17,12 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+CLONE_NEWNET = 0x40000000  # of linux/sched.h
 PRELOADED = [
     "podtune.sft.config.resolve",
     "podtune.sft.train.trainer",
@@ -75,8 +77,11 @@ class Program:
             time.sleep(0.02)
 
 
-def _rank(module: str, argv: list[str], env: dict[str, str], log: str) -> None:
+def _rank(module: str, argv: list[str], env: dict[str, str], log: str, namespace: str) -> None:
     """The child: torchrun's environment, output to a file, then the program's own main."""
+    if namespace:
+        file = os.open(f"/run/netns/{namespace}", os.O_RDONLY)
+        assert not ctypes.CDLL(None).setns(file, CLONE_NEWNET)
     for name in [name for name in os.environ if name.startswith("TORCHELASTIC")]:
         del os.environ[name]
     os.environ.update(env)
@@ -100,13 +105,19 @@ class Launcher:
         multiprocessing.forkserver._forkserver._stop()
         self._context.set_forkserver_preload(PRELOADED)
 
-    def start(self, *argv: object, ranks: int = 1, env: Mapping[str, str] | None = None) -> Program:
-        """Start and return at once."""
+    def start(
+        self,
+        *argv: object,
+        ranks: int = 1,
+        env: Mapping[str, str] | None = None,
+        namespaces: Sequence[str] = (),
+    ) -> Program:
+        """Start and return at once; with ``namespaces`` each rank in a network of its own."""
         self._count += 1
         port = free_port()
         processes, logs = [], []
         for rank in range(ranks):
-            own = dict(env or {})
+            own: dict[str, str] = {}
             if ranks > 1:
                 own |= {
                     "RANK": str(rank),
@@ -122,7 +133,8 @@ class Launcher:
                 }
             logs.append(self._folder / f"{self._count}-{rank}.log")
             logs[-1].touch()
-            arguments = ("podtune.training", [str(word) for word in argv], own, str(logs[-1]))
+            words, network = [str(word) for word in argv], namespaces[rank] if namespaces else ""
+            arguments = ("podtune.training", words, own | dict(env or {}), str(logs[-1]), network)
             processes.append(self._context.Process(target=_rank, args=arguments))
             processes[-1].start()
         self._started.append(Program(processes, logs))
@@ -140,6 +152,12 @@ class Launcher:
         found = program.wait()
         assert found == list(codes or [0] * ranks), program.output()[-4000:]
         return program.output()
+
+    def process(self, function: Callable[[], None]) -> Any:
+        """A process with the heavy imports done that calls ``function``."""
+        process = self._context.Process(target=function)
+        process.start()
+        return process
 
     def close(self) -> None:
         """End everything that was started."""

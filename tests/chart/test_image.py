@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+
+import podtune
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -54,6 +59,22 @@ def test_the_image_is_offline_once_its_volume_is_prepared(tmp_path, prepared, gi
     }
     words = ["sh", str(ROOT / "scripts" / "entrypoint.sh"), "sh", "-c", 'printf %s "${HF_HUB_OFFLINE:-}"']
     assert subprocess.run(words, capture_output=True, text=True, env=env, check=True).stdout == offline
+
+
+def test_the_bill_of_materials_has_every_pin_with_its_hashes():
+    command = [sys.executable, str(ROOT / "scripts" / "sbom.py")]
+    bill = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    pins = [line for line in (ROOT / "requirements.txt").open() if re.match(r"[a-z0-9].*==", line)]
+    named = {f"{each['name']}=={each['version']}": each for each in bill["components"]}
+    assert len(named) == len(bill["components"]) == len(pins) > 100
+    assert all(pin.split()[0] in named for pin in pins)
+    hashes = [digest for each in bill["components"] for digest in each["externalReferences"]]
+    assert len(hashes) == (ROOT / "requirements.txt").read_text().count("--hash=sha256:")
+    assert (bill["bomFormat"], bill["metadata"]["component"]["version"]) == ("CycloneDX", podtune.__version__)
+    installed = subprocess.run(
+        [*command, "-"], input="Foo_Bar==1.0\n", capture_output=True, text=True, check=True
+    )
+    assert json.loads(installed.stdout)["components"][0]["purl"] == "pkg:pypi/foo-bar@1.0"
 
 
 def test_a_package_that_is_not_pinned_ends_the_build(tmp_path):

@@ -170,7 +170,8 @@ def test_checkpointing_and_1f1b_hold_less() -> None:
         ("NVIDIA B200", "B200"),
         ("NVIDIA GB200", "GB200"),
         ("NVIDIA RTX 6000 Ada Generation", "RTX-6000-Ada"),
-        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "RTX-PRO-6000"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "RTX-PRO-6000-Server"),
+        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "RTX-PRO-6000"),
     ],
 )
 def test_device_names_find_their_row(device: str, row: str) -> None:
@@ -180,10 +181,25 @@ def test_device_names_find_their_row(device: str, row: str) -> None:
 
 @pytest.mark.parametrize(
     "device",
-    ["Tesla V100-SXM2-16GB", "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "NVIDIA GeForce RTX 4090", ""],
+    [
+        "Tesla V100-SXM2-16GB",
+        "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
+        "NVIDIA GeForce RTX 4090",
+        "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition",
+        "",
+    ],
 )
 def test_an_unknown_device_has_no_peak_rather_than_a_wrong_one(device: str) -> None:
     assert peak_flops(device, "bf16") is None
+
+
+def test_peaks_are_dense_and_every_row_has_a_source() -> None:
+    """Data sheets print twice as much, with sparsity; an A10G is no A10."""
+    dense = {"A10G": 70, "A10": 125, "L4": 121, "T4": 65, "GB200": 2500, "B200": 2250, "H200-NVL": 835.5}
+    assert {name: ROWS[name].flops["fp16"] / 1e12 for name in dense} == dense
+    assert ROWS["B200"].flops["tf32"] == 1100e12
+    assert ROWS["RTX-PRO-6000-Server"].flops["bf16"] < ROWS["RTX-PRO-6000"].flops["bf16"]
+    assert all(len(row.source) > 15 for row in ROWS.values())
 
 
 def test_a_precision_that_the_device_lacks_has_no_peak() -> None:

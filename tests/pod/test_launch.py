@@ -61,8 +61,9 @@ def test_the_exit_code_is_that_of_the_rank_that_failed_first(program, what, code
     assert "podtune launch: rank 0 ended with" in done.stderr
 
 
-def test_a_good_run_ends_with_zero(program):
-    assert run(command(program, "ok", processes=2)).returncode == 0
+def test_a_good_run_ends_with_zero_and_leaves_no_folder_behind(program, tmp_path):
+    assert run(command(program, "ok", processes=2), TMPDIR=str(tmp_path)).returncode == 0
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_sigterm_reaches_the_ranks_and_the_code_says_preempted(program):

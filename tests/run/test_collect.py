@@ -241,6 +241,8 @@ def test_the_command_replaces_no_other_record_and_follows_no_link(tmp_path: Path
     assert subprocess.run(command, capture_output=True).returncode == 0
     assert subprocess.run(command, capture_output=True).returncode == 0  # the same one again
     (written,) = out.glob("*/run.json")
+    # twelve digits of it can be hit on purpose
+    assert len(written.parent.name.rpartition("-")[2]) == 64
     written.write_text(json.dumps(RECORD | {"status": "error"}))
     refused = subprocess.run(command, capture_output=True, text=True)
     assert (refused.returncode, "another record" in refused.stderr) == (73, True)

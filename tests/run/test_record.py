@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -87,6 +88,21 @@ def test_measurements_come_back_as_they_were_written() -> None:
 def test_the_memory_of_an_earlier_benchmark_record_is_read_by_the_new_name() -> None:
     record = {"measurements": {"peak_memory_gib": {"max": 2.0, "per_rank": [2.0], "what": "CUDA allocator"}}}
     assert Measurements.read(record).peak_memory_gib == MemoryPeaks(2.0, (2.0,), "CUDA allocator")
+
+
+def test_a_metrics_file_deleted_under_the_run_is_written_again_whole_and_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run").mkdir()
+    log = MetricsLog(tmp_path / "run" / "metrics.jsonl")
+    log.write("train", 1, {"loss": 2.0})
+    shutil.rmtree(tmp_path / "run")
+    log.write("train", 2, {"loss": 1.0})
+    log.write("train", 3, {"loss": 0.5})
+    log.close()
+    entries, broken = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert ([entry["step"] for entry in entries], broken) == ([1, 2, 3], [])
+    assert capsys.readouterr().err.count("was deleted while the run goes on") == 1
 
 
 @pytest.mark.parametrize(

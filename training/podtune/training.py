@@ -31,6 +31,7 @@ from podtune.run.distributed import (
 )
 from podtune.run.errors import OK, PREEMPTED, report
 from podtune.run.heartbeat import VolumeWatch, claim
+from podtune.run.ledger import Ledger, begin
 from podtune.run.lock import Lock
 from podtune.sft.config import settings as config
 
@@ -227,6 +228,14 @@ def load(
     model = load_model(origin, **arguments.model_options())
     # applied here, SFTTrainer need not look again
     training.model_init_kwargs = training.chat_template_path = None
+    ledger: Ledger | None = None
+    if arguments.run.sample_ledger:
+        ledger = Ledger(output_dir, world.rank)
+        if world.is_main:
+            drop_last = training.dataloader_drop_last
+            begin(
+                output_dir, from_step=resume.step if resume else 0, rows=len(rows.train), drop_last=drop_last
+            )
     run = FineTune(
         arguments.record(world, rows.facts),
         output_dir,
@@ -251,6 +260,7 @@ def load(
         facts=facts,
         tokens_before=run.tokens_before,
         lean=arguments.run.loss == "lean",
+        ledger=ledger,
     )
     stop.trainer = trainer
     run.announce(trainer)

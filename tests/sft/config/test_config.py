@@ -95,6 +95,8 @@ def test_flags_lists_and_negations_are_read_as_trl_reads_them() -> None:
         (["--num_machines", "2"], "use torchrun's own arguments"),
         (["--accelerate_config", "fsdp3"], "did you mean 'fsdp"),
         (["--timeout_s", "0"], "timeout_s is 0.0: must be above 0"),
+        (["--hub-token=hf_x"], "set HF_TOKEN"),
+        (["--hub_token", "hf_x"], "set HF_TOKEN"),
         (["--max_eval_rows", "0"], "must be at least 1"),
     ],
 )
@@ -103,6 +105,7 @@ def test_a_mistake_is_named_with_its_remedy(words: list[str], complaint: str) ->
     with pytest.raises(UserError) as caught:
         config.read(argv, {})
     assert complaint in str(caught.value)
+    assert "hf_x" not in str(caught.value)
     assert 64 <= caught.value.code <= 78
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -16,7 +17,9 @@ from pathlib import Path
 import pytest
 from launch import Launcher, Program, metrics
 
-from podtune.run import checkpoint
+from podtune.run import checkpoint, ledger
+from podtune.run.ledger import judge
+from podtune.run.record import Measurements
 
 STEPS = 12
 LONG = 4000  # steps that no test waits for
@@ -61,6 +64,10 @@ def record(run: Path) -> dict[str, object]:
     return found
 
 
+def ledger_of(run: Path) -> list[str]:
+    return [file.read_text() for file in sorted((run / ledger.FOLDER).glob("rank-*.txt"))]
+
+
 def wait_for_step(program: Program, step: int, last: int = LONG) -> None:
     program.wait_for(f"step {step:>{len(str(last))}}/{last}")
 
@@ -79,6 +86,55 @@ def test_a_rank_that_is_killed_or_hangs_ends_the_others_within_the_bound(
     assert "another rank died or stopped answering" in program.output()
     assert (record(tmp_path / "run")["status"], record(tmp_path / "run")["exit_code"]) == ("error", 170)
     program.kill()
+
+
+@pytest.fixture
+def two_pods() -> Iterator[tuple[str, str]]:
+    """Two network namespaces with a cable between them, 10.199.0.1 and 10.199.0.2 on eth0."""
+    pods = f"podtune-{os.getpid()}-0", f"podtune-{os.getpid()}-1"
+    commands = [f"netns add {pod}" for pod in pods]
+    commands += [f"link add eth0 netns {pods[0]} type veth peer name eth0 netns {pods[1]}"]
+    for number, pod in enumerate(pods, 1):
+        commands += [f"-n {pod} addr add 10.199.0.{number}/24 dev eth0", f"-n {pod} link set lo up"]
+        commands += [f"-n {pod} link set eth0 up"]
+    if shutil.which("ip") is None:
+        pytest.skip("the program ip is not installed")
+    try:
+        for words in commands:
+            if subprocess.run(["ip", *words.split()], capture_output=True).returncode:
+                pytest.skip(f"only root can make networks, with a kernel that has them: ip {words}")
+        yield pods
+    finally:
+        for pod in pods:
+            subprocess.run(["ip", "netns", "del", pod], capture_output=True)
+
+
+def test_a_network_that_is_cut_ends_both_sides_within_the_bound(
+    two_pods: tuple[str, str], launcher: Launcher, options: list[object], tmp_path: Path
+) -> None:
+    words = [*options, "--max_steps", LONG, "--timeout_s", 4, "--output_dir", tmp_path / "run"]
+    network = {"MASTER_ADDR": "10.199.0.1", "GLOO_SOCKET_IFNAME": "eth0"}
+    program = launcher.start(*words, ranks=2, env=network, namespaces=two_pods)
+    wait_for_step(program, 2)
+    subprocess.run(["ip", "-n", two_pods[1], "link", "set", "eth0", "down"], check=True)
+    assert program.wait(4 + 35) == [170, 170], program.output()[-3000:]
+    assert all("another rank died or stopped answering" in log.read_text() for log in program.logs)
+
+
+def test_a_second_ctrl_c_ends_a_process_without_a_launcher_at_once(launcher: Launcher) -> None:
+    process = launcher.process(interrupted_twice)
+    process.join(60)
+    assert process.exitcode == -signal.SIGINT
+
+
+def interrupted_twice() -> None:
+    from podtune.sft.train.trainer import StopTogether
+
+    with StopTogether() as stop:
+        signal.raise_signal(signal.SIGINT)
+        assert stop.requested
+        signal.raise_signal(signal.SIGINT)
+        time.sleep(60)
 
 
 @pytest.mark.parametrize(("ranks", "struck"), [(1, [0]), (2, [0, 1]), (2, [1])])
@@ -105,7 +161,7 @@ def test_an_interrupted_run_ends_bit_for_bit_like_one_that_was_not(
     ranks: int, words: list[object], launcher: Launcher, options: list[object], tmp_path: Path
 ) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    command = [*options, "--max_steps", STEPS, *words]
+    command = [*options, "--max_steps", STEPS, "--sample_ledger", "true", *words]
     launcher.run(*command, "--output_dir", whole, ranks=ranks)
     program = launcher.start(*command, "--output_dir", broken, ranks=ranks)
     wait_for_step(program, 6, STEPS)
@@ -115,11 +171,17 @@ def test_an_interrupted_run_ends_bit_for_bit_like_one_that_was_not(
     assert "resuming from" in output
     assert metrics(broken) == metrics(whole)
     assert metrics(broken, name="tokens") == metrics(whole, name="tokens")
+    assert ledger_of(broken) == ledger_of(whole)
+    judgement = judge(broken)
+    assert (judgement.steps, judgement.ranks, judgement.exact) == (STEPS, ranks, True)
     weights = "final/model.safetensors"
     assert (broken / weights).read_bytes() == (whole / weights).read_bytes()
     attempts = record(broken)["attempts"]
     assert isinstance(attempts, list)
     assert [attempt["from_step"] for attempt in attempts] in ([0, 4], [0, 8])
+    first, second = Measurements.read(record(whole)), Measurements.read(record(broken))
+    assert (second.loss, second.samples) == (first.loss, first.samples), "of all starts"
+    assert (first.speeds_since_step, second.speeds_since_step) == (None, attempts[1]["from_step"])
 
 
 def test_rows_in_the_order_of_their_length_stay_in_it_over_a_resume_in_the_second_epoch(
@@ -129,7 +191,7 @@ def test_rows_in_the_order_of_their_length_stay_in_it_over_a_resume_in_the_secon
     lines = [{"question": f"What is {n}?", "answer": f"{n} " * (1 + n % 9)} for n in range(20)]
     rows.write_text("".join(json.dumps(line) + "\n" for line in lines))
     words = [*options, "--dataset_name", rows, "--train_sampling_strategy", "group_by_length"]
-    words += ["--num_train_epochs", 2, "--save_steps", 2, "--output_dir", run]
+    words += ["--num_train_epochs", 2, "--save_steps", 2, "--output_dir", run, "--sample_ledger", "true"]
     launcher.run(*words)
     whole = metrics(run)
     assert max(whole) == 10  # five steps an epoch
@@ -138,6 +200,7 @@ def test_rows_in_the_order_of_their_length_stay_in_it_over_a_resume_in_the_secon
     (run / "run.json").unlink()
     assert "checkpoint-8" in launcher.run(*words)
     assert metrics(run) == whole
+    assert [(epoch.seen, epoch.missed, epoch.filling) for epoch in judge(run).epochs] == [(20, (), 0)] * 2
 
 
 def test_a_run_killed_while_it_saves_goes_on_from_a_complete_checkpoint(
@@ -380,6 +443,11 @@ def test_a_disk_that_fills_up_ends_the_run_with_a_sentence_and_keeps_the_checkpo
             stream.write(bytes(2**16))
     assert program.wait(60) == [74], program.output()[-3000:]
     assert "complete checkpoints are kept" in program.output()
+    assert "Traceback" not in program.output()
+    assert (record(small_volume / "run")["status"], record(small_volume / "run")["exit_code"]) == (
+        "error",
+        74,
+    )
     filler.unlink()
     found, warnings = checkpoint.newest_complete(small_volume / "run")
     assert found is not None

@@ -73,12 +73,12 @@ def collect(
             ) from None
     if output:
         try:
-            for record, tag in zip(collection.records, collection.tags, strict=True):
+            for record, digest in zip(collection.records, collection.digests, strict=True):
                 name = re.sub(r"[^A-Za-z0-9._-]+", "-", str(record.get("name") or "run")).strip(".-") or "run"
-                _keep(Path(output) / f"{name[:100]}-{tag}", record)
+                folder = Path(output) / f"{name[:100]}-{digest}"
+                _keep(folder, record)
                 if not as_json:
-                    status = printable(str(record.get("status")))
-                    typer.echo(f"{output}/{name[:100]}-{tag}/run.json: {status}")
+                    typer.echo(f"{folder}/run.json: {printable(str(record.get('status')))}")
         except OSError as error:
             raise UserError(
                 (f"cannot be written: {error.strerror}"),

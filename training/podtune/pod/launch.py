@@ -130,8 +130,11 @@ def _torchrun(arguments: list[str]) -> int:
     where = args.rdzv_endpoint or f"{args.master_addr}:{args.master_port}"
     killed = _Killed()
     logging.getLogger("torch.distributed.elastic.multiprocessing.api").addHandler(killed)
-    with tempfile.TemporaryDirectory(prefix="podtune-launch-") as ends, _as_sigterm() as first:
-        os.environ |= {LAUNCHER: str(os.getpid()), ENDS: ends}
+    with tempfile.TemporaryDirectory(prefix="podtune-launch-") as folder, _as_sigterm() as first:
+        ends = Path(folder, "ends")
+        ends.mkdir()
+        args.log_dir = args.log_dir or str(Path(folder, "logs"))  # torchrun's own would stay behind
+        os.environ |= {LAUNCHER: str(os.getpid()), ENDS: str(ends)}
         signal.signal(signal.SIGUSR1, _volume_lost)
         met = threading.Event()
         watch = (where, timeout_s, args.rdzv_backend == "static", met)
@@ -141,7 +144,7 @@ def _torchrun(arguments: list[str]) -> int:
         except ChildFailedError as error:
             return _failed(error.failures, killed.pids)
         except SignalException as error:
-            return OK if all_ended_well(Path(ends)) else 128 + int(first[0] if first else error.sigval)
+            return OK if all_ended_well(ends) else 128 + int(first[0] if first else error.sigval)
         except (RendezvousError, dist.DistError) as error:
             raise PeerLost(
                 f"the pods did not meet at {where}: {str(error).splitlines()[0][:300]}\n"

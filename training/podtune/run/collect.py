@@ -80,7 +80,7 @@ class Collection:
     """
 
     records: list[Json] = field(default_factory=list)
-    tags: list[str] = field(default_factory=list)
+    digests: list[str] = field(default_factory=list)  # whole: a tag is twelve digits, which a forger can hit
     damaged: list[DamagedRecord] = field(default_factory=list)
 
 
@@ -102,12 +102,12 @@ def collect(lines: Iterable[str]) -> Collection:
             collection.damaged.append(DamagedRecord("unknown", "a marker line is cut off or broken"))
     unpacker = _Unpacker()
     for tag, parts in by_tag.items():
-        record = _assemble(tag, parts, unpacker)
-        if isinstance(record, DamagedRecord):
-            collection.damaged.append(record)
+        assembled = _assemble(tag, parts, unpacker)
+        if isinstance(assembled, DamagedRecord):
+            collection.damaged.append(assembled)
         else:
-            collection.records.append(record)
-            collection.tags.append(tag)
+            collection.records.append(assembled[0])
+            collection.digests.append(assembled[1])
     return collection
 
 
@@ -157,7 +157,7 @@ def _sort_in(line: str, by_tag: dict[str, _Parts]) -> bool:
     return True
 
 
-def _assemble(tag: str, parts: _Parts, unpacker: _Unpacker) -> Json | DamagedRecord:
+def _assemble(tag: str, parts: _Parts, unpacker: _Unpacker) -> tuple[Json, str] | DamagedRecord:
     if not parts.headers:
         return DamagedRecord(tag, "its begin line is missing, broken or cut in two")
     reason = ""
@@ -172,7 +172,8 @@ def _assemble(tag: str, parts: _Parts, unpacker: _Unpacker) -> Json | DamagedRec
         elif (content := _try_all(parts, count, size, digest, unpacker)) is None:
             reason = "what its lines hold does not have its checksum"
         else:
-            return _as_record(tag, content)
+            record = _as_record(tag, content)
+            return record if isinstance(record, DamagedRecord) else (record, digest)
     return DamagedRecord(tag, reason)
 
 

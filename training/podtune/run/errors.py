@@ -94,7 +94,7 @@ def report(error: BaseException, *, rank: int | None = None) -> int:
             "complete checkpoints are kept "
             "and the same command resumes from the newest"
         )
-    if not known and not isinstance(error, SystemExit):
+    if not (known or out_of_space(error) or isinstance(error, SystemExit)):
         print(printable("".join(traceback.format_exception(error))), file=sys.stderr, end="", flush=True)
     if not rank or not isinstance(error, UserError):
         print(f"podtune: {'' if rank == 0 else who}error: {text}", file=sys.stderr, flush=True)

@@ -168,6 +168,7 @@ class Measurements:
     tokens_per_s: float | None = None
     samples_per_s: float | None = None
     step_time_s: Spread | None = None
+    speeds_since_step: int | None = None  # of the last start, if it was not the first
     mfu: float | None = None
     flops_per_token: float | None = None
     flops_per_step: float | None = None
@@ -330,8 +331,16 @@ class MetricsLog:
             self.kept = [entry for entry in entries if entry["step"] <= from_step]
             write_whole(path, "".join(_line(entry) for entry in self.kept))
         self._written = {(entry["step"], entry["split"]) for entry in self.kept}
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
-        self._file = os.fdopen(os.open(path, flags, 0o664), "a", encoding="utf-8", errors="backslashreplace")
+        self._file = _appending(path)
+
+    def _restore(self) -> None:
+        """Write the file again that somebody deleted under the run."""
+        warn(f"{self.path} was deleted while the run goes on; it is written again")
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        size = os.fstat(self._file.fileno()).st_size
+        write_whole(self.path, os.pread(self._file.fileno(), size, 0).decode(errors="replace"))
+        self._file.close()
+        self._file = _appending(self.path)
 
     def write(self, split: Literal["train", "eval", "system"], step: int, metrics: Json) -> None:
         """Append a line with ``time``, ``step``, ``split`` and ``metrics``; a step and split already there is
@@ -340,6 +349,8 @@ class MetricsLog:
         if (step, split) in self._written:
             return
         self._written.add((step, split))
+        if not os.fstat(self._file.fileno()).st_nlink:
+            self._restore()
         self._file.write(_line({"time": now(), "step": step, "split": split, **metrics}))
         self._file.flush()
 
@@ -349,6 +360,11 @@ class MetricsLog:
             self._file.flush()
             os.fsync(self._file.fileno())
             self._file.close()
+
+
+def _appending(path: Path) -> typing.IO[str]:
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+    return os.fdopen(os.open(path, flags, 0o664), "a", encoding="utf-8", errors="backslashreplace")
 
 
 def _line(entry: Json) -> str:

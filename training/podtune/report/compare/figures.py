@@ -127,6 +127,7 @@ def final_figures(run: Run) -> Json:
         "samples_per_s": measured.samples_per_s,
         "step_time_s p50": step_time.p50 if step_time else None,
         "step_time_s p95": step_time.p95 if step_time else None,
+        "speeds since step": measured.speeds_since_step,
         "mfu": measured.mfu,
         "peak_memory_gib": peaks.max if peaks else None,
     }

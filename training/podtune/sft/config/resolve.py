@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -165,6 +166,8 @@ class Arguments:
                 if item.name == "hub_token":
                     continue
                 value = getattr(part, item.name)
+                if isinstance(value, enum.Enum):  # also one that is text: its name must not be shown for it
+                    value = value.value
                 if dataclasses.is_dataclass(value) and not isinstance(value, type):
                     value = dataclasses.asdict(value)
                 merged[item.name] = (

@@ -131,6 +131,13 @@ def read(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> Settings:
         UserError: says which layer, which key, what was found and what would be right.
     """
     command_line, config_file = _command_line(argv)
+    if "hub_token" in command_line:
+        raise UserError(
+            "--hub_token on a command line is read by everybody who sees the processes or the job",
+            where="command line",
+            fix="set HF_TOKEN in the environment",
+            code=USAGE,
+        )
     layers: list[tuple[str, dict[str, Value]]] = []
     # first: its env: may set the variables read next
     content = read_yaml(Path(config_file)) if config_file else {}
@@ -432,6 +439,8 @@ def check(settings: Settings) -> None:
         )
     if "aim" in _items(values.get("report_to", "none")):
         raise wrong("report_to", "Aim is not a tracker of transformers", "--aim_repo FOLDER")
+    if values.get("sample_ledger") and values.get("auto_find_batch_size"):
+        raise wrong("sample_ledger", "auto_find_batch_size begins anew with other batches", "leave one out")
     if values.get("ignore_data_skip"):
         raise wrong("ignore_data_skip", "a resumed run would train on rows that it has seen", "remove it")
     if values.get("enable_jit_checkpoint"):

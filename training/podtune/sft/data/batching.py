@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Generator
 from torch.utils.data import BatchSampler
 from transformers.trainer_pt_utils import LengthGroupedSampler
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 
 class BalancedBatches(BatchSampler):
@@ -99,6 +102,25 @@ def balance(loader: Any, lengths: Sequence[int]) -> None:
     shard = getattr(loader, "batch_sampler", None)
     if isinstance(shard, BatchSamplerShard) and not shard.split_batches and shard.num_processes > 1:
         shard.batch_sampler = BalancedBatches(shard.batch_sampler, lengths, shard.num_processes)
+
+
+ROW = "row"  # the column that names a row for the sample ledger
+
+
+def numbered(dataset: Dataset) -> Dataset:
+    """``dataset`` with each row's place in it as the column :data:`ROW`."""
+    return dataset.add_column(ROW, range(len(dataset)))
+
+
+class NumberedBatches:
+    """A collator whose batches keep the places of their rows beside what ``collate`` makes of them."""
+
+    def __init__(self, collate: Callable[[list[dict[str, Any]]], dict[str, Any]]) -> None:
+        self.collate = collate
+
+    def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
+        places = [row.pop(ROW) for row in rows if ROW in row]  # rows of an evaluation have none
+        return self.collate(rows) | ({ROW: places} if places else {})
 
 
 def row_lengths(dataset: Any) -> list[int]:

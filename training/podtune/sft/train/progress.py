@@ -57,6 +57,7 @@ class Progress(TrainerCallback):  # type: ignore[misc]
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
+        self._seen = args, state.global_step
         if self._log:
             self._display.start(state.max_steps, self._from_step)
 
@@ -147,6 +148,7 @@ class Progress(TrainerCallback):  # type: ignore[misc]
             if windows
             else None,
             step_time_s=Spread.of(times) if times else None,
+            speeds_since_step=self._from_step or None,
             time_to_first_step_s=self.time_to_first_step_s,
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import secrets
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,6 +16,7 @@ from podtune.run.checkpoint import Checkpoint
 from podtune.run.collect import emit_record
 from podtune.run.distributed import World, in_pod
 from podtune.run.errors import UserError, exit_code, out_of_memory, warn
+from podtune.run.files import open_new
 from podtune.run.heartbeat import Heartbeat
 from podtune.run.lock import Lock
 from podtune.run.log_lines import head_line
@@ -32,6 +34,9 @@ from podtune.sft.train.meter import Meter
 from podtune.sft.train.pickles import refuse_foreign_code
 from podtune.sft.train.progress import Progress, repeated_rows
 from podtune.sft.train.publish import model_card
+
+# space on the volume for the record of how the run ended, also when nothing else is left
+RESERVE_FILE, RESERVED = ".reserve", 2**17
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -151,6 +156,7 @@ class FineTune:
         record["started_at"] = earlier.get("started_at", record["started_at"])
         record["attempts"] = [*earlier.get("attempts", []), {"started_at": now(), "from_step": self.step}]
         self._write()
+        self._reserve(output_dir / RESERVE_FILE)
         self._heartbeat = Heartbeat(output_dir)
         self.progress.on_step = self._heartbeat.step
         if aim_repo:
@@ -167,6 +173,12 @@ class FineTune:
             if isinstance(earlier, dict) and (self.step or earlier.get("status") != "ok"):
                 return earlier
         return {}
+
+    def _reserve(self, file: Path) -> None:
+        with contextlib.suppress(OSError):
+            file.unlink(missing_ok=True)
+            with open_new(file) as stream:
+                stream.write(secrets.token_hex(RESERVED // 2))
 
     def _write(self) -> None:
         write_json(self.output_dir / "run.json", self.record)
@@ -240,6 +252,7 @@ class FineTune:
             reason = f"SIGTERM; saved at step {self.step}, the same command goes on from there"
         end_record(self.record, status, code, reason)
         try:
+            (self.output_dir / RESERVE_FILE).unlink(missing_ok=True)
             self._write()
         except OSError as error:
             warn(f"run.json cannot be written: {error}; the log has the record, podtune collect reads it")
@@ -310,6 +323,8 @@ class FineTune:
         measured, status = Measurements.read(self.record), self.record["status"]
         loss = measured.loss
         speed = f", {measured.tokens_per_s:,.0f} tokens/s" if measured.tokens_per_s is not None else ""
+        if speed and measured.speeds_since_step:
+            speed += f" since step {measured.speeds_since_step}"
         lines = [f"{status}: {measured.steps or 0} steps, {measured.tokens or 0:,} tokens{speed}"]
         if self.record["reason"]:
             lines.append(self.record["reason"])

@@ -24,7 +24,8 @@ from trl import SFTConfig, SFTTrainer
 from podtune.run import checkpoint
 from podtune.run.distributed import World, forced_gpu_path
 from podtune.run.errors import CONFIG, DATA, UNAVAILABLE, UserError
-from podtune.sft.data.batching import LengthGrouped, balance, row_lengths
+from podtune.run.ledger import Ledger
+from podtune.sft.data.batching import ROW, LengthGrouped, NumberedBatches, balance, numbered, row_lengths
 from podtune.sft.train.early import EarlyStopping
 from podtune.sft.train.loss import lean_loss, logs_next, score_as_on_a_gpu, why_not_lean
 from podtune.sft.train.meter import Meter
@@ -52,12 +53,16 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
         facts: dict[str, Any],
         tokens_before: int,
         lean: bool,
+        ledger: Ledger | None = None,
         **kwargs: Any,
     ) -> None:
         # The rows come tokenised, cut, masked and packed (podtune.sft.data.inputs). TRL has nothing left to
         # prepare, and refuses a max_length that it would not enforce on rows laid end to end, and masks for
         # rows that are no messages.
         args.dataset_kwargs = {**(args.dataset_kwargs or {}), "skip_prepare_dataset": True}
+        self.ledger = ledger
+        if ledger is not None:
+            kwargs["train_dataset"] = numbered(kwargs["train_dataset"])
         asked = args.max_length, args.assistant_only_loss
         args.max_length, args.assistant_only_loss = None, False
         try:
@@ -88,6 +93,8 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
             )
         if forced_gpu_path():
             score_as_on_a_gpu()
+        if ledger is not None:
+            self.data_collator = NumberedBatches(self.data_collator)
         self._leave_casts_to_autocast()
         self.remove_callback(PrinterCallback)  # podtune.sft.train.progress says it in one tidy line
         self.world, self.meter, self.facts = world, meter, facts
@@ -106,6 +113,11 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
             None,
         )
         self._saving = False
+
+    def _set_signature_columns_if_needed(self) -> None:
+        super()._set_signature_columns_if_needed()
+        if self.ledger is not None and ROW not in self._signature_columns:
+            self._signature_columns = [*self._signature_columns, ROW]
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
         rows = self.train_dataset if train_dataset is None else train_dataset
@@ -193,6 +205,9 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
     def training_step(
         self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None
     ) -> torch.Tensor:
+        if self.ledger is not None:
+            epoch = int((self.state.epoch or 0.0) + 1e-6)
+            self.ledger.note(self.state.global_step + 1, epoch, inputs.pop(ROW))
         # counted where the batch lies and read when a line is logged: no synchronisation
         mask = inputs.get("attention_mask")
         counted = torch.tensor(inputs["input_ids"].numel()) if mask is None else mask.sum()
@@ -291,6 +306,8 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
         name = f"checkpoint-{self.state.global_step}"
         aside = output / checkpoint.SAVING / name
         tokens = self.global_tokens()
+        if self.ledger is not None:
+            self.ledger.flush()
         if self.world.is_main:
             shutil.rmtree(aside.parent, ignore_errors=True)
         self.accelerator.wait_for_everyone()
@@ -321,6 +338,8 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
             UserError: neither; the data ended, or the last step gave no finite loss.
         """
         self.refuse_nonfinite()
+        if self.ledger is not None:
+            self.ledger.flush()
         state, early = self.state, bool(self.stopped_early())
         if state.global_step < state.max_steps and not stopped and not early:
             raise UserError(
