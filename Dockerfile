@@ -43,8 +43,8 @@ RUN --mount=type=cache,target=/root/.cache --mount=type=secret,id=ca \
  && /opt/uv/bin/uv pip install --no-deps --build-constraint requirements.txt --target /opt/code .
 
 FROM ${BASE_IMAGE}
-# g++ and Python's headers: DeepSpeed compiles one small operator on first use (zero2, zero3), and Triton the launchers of its
-# kernels, those of torch.compile and of the fused loss of every run on a GPU. The verbs library and its providers are what
+# g++ and Python's headers: Triton compiles the launchers of its kernels, those of torch.compile and of the fused loss of
+# every run on a GPU. The verbs library and its providers are what
 # NCCL looks for on InfiniBand and RoCE.
 # hadolint ignore=DL3008
 RUN apt-get update \

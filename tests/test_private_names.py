@@ -22,7 +22,6 @@ NAMES = {
     "_compile_jinja_template": ("transformers.utils.chat_template_utils", "sft/data/encode.py"),
     "_dump_snapshot": ("torch.cuda.memory", "bench/cell/profiling.py"),
     "_encode_plus": ("transformers.PreTrainedTokenizerFast", "sft/data/tokenizer.py"),
-    "_get_build_directory": ("torch.utils.cpp_extension", "sft/config/strategy.py"),
     "_get_grad_norm": ("transformers.Trainer", "sft/train/trainer.py"),
     "_get_output_dir": ("transformers.Trainer", "sft/train/trainer.py"),
     "_get_train_sampler": ("transformers.Trainer", "sft/train/trainer.py"),
@@ -42,6 +41,8 @@ NAMES = {
     "_shared_state": ("accelerate.PartialState", "sft/train/trainer.py"),
     "_tokenize": ("trl.data_utils", "sft/data/encode.py"),
     # aim; the ones of its objects are made with a run
+    # deepspeed
+    "build_shm_op": ("deepspeed.comm.torch", "machine/building.py"),
     "_cleanup": ("aim.ext.cleanup.AutoClean", "run/aim/tracking.py"),
     "_add_value": ("aim.sdk.tracker.RunTracker", "run/aim/tracking.py"),
     "_init_sequence_info": ("aim.sdk.tracker.RunTracker", "run/aim/tracking.py"),

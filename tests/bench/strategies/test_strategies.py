@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -80,8 +81,17 @@ def torchrun(ranks: int, *words: str, timeout_s: float = 900) -> subprocess.Comp
         str(ranks),
         *words,
     ]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=timeout_s)
+    with tempfile.TemporaryDirectory() as folder:
+        built = Path(folder) / "built"
+        env = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": str(ROOT),
+            "TORCH_EXTENSIONS_DIR": str(built),
+        }
+        done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=timeout_s)
+        assert not built.exists(), "a minute of a C++ compiler, for what training never calls"
+    return done
 
 
 def arguments(cell: str) -> list[str]:

@@ -382,7 +382,7 @@ def _said(*words: str) -> str | None:
 
 
 def compiler() -> Check:
-    """Triton builds a piece of C on every GPU; DeepSpeed (on the CPU) and torch.compile build C++."""
+    """Triton builds a piece of C on every GPU, torch.compile C++ on the CPU."""
     if facts.visible_gpus() and c_compiler() is None:
         fix = "install gcc, or set CC: Triton builds a piece of the loss with it"
         return Check("compiler", "fail", "no C compiler: no run on a GPU would survive its first step", fix)
@@ -391,7 +391,7 @@ def compiler() -> Check:
     return Check(
         "compiler",
         "warn",
-        ("no C++ compiler: zero2, zero3 and torch.compile will not work on the CPU"),
+        "no C++ compiler: torch.compile will not work on the CPU",
         "install g++",
     )
 

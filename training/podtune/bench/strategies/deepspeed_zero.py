@@ -8,17 +8,15 @@ paper); a tied weight is gathered at each of its two places.
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.cpp_extension import _get_build_directory
 
 from podtune.bench.options import Options
 from podtune.bench.strategies.contract import Batch, BuildModel, BuildOptimizer
 from podtune.bench.strategies.step import Arithmetic, mean_over, prepare
-from podtune.machine.building import sole_builder
+from podtune.machine.building import deepspeed_that_builds_nothing
 from podtune.run.distributed import World
 from podtune.run.errors import UNAVAILABLE, UserError
 
@@ -35,9 +33,7 @@ class Zero:
         self.accumulation = options.accumulation
         self.arithmetic = Arithmetic(options, world)
         self.model = prepare(build_model(), options, world.device)
-        # on the CPU it builds a small operator
-        with sole_builder(Path(_get_build_directory("deepspeed_shm_comm", False))):
-            deepspeed.init_distributed(dist_init_required=False)
+        deepspeed.init_distributed(dist_init_required=False)
         self.engine: Any = deepspeed.initialize(
             model=self.model,
             optimizer=build_optimizer(self.model.parameters()),
@@ -107,7 +103,7 @@ def _import_deepspeed(world: World) -> Any:
     if world.device_type == "cpu":
         os.environ["DS_ACCELERATOR"] = "cpu"
     try:
-        import deepspeed
+        deepspeed = deepspeed_that_builds_nothing()
     except ImportError as error:
         raise UserError(
             (f"DeepSpeed cannot be imported: {error}"),

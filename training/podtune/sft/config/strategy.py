@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-from podtune.machine.building import sole_builder
+from podtune.machine.building import deepspeed_that_builds_nothing
 from podtune.run.distributed import World
 from podtune.run.errors import UNAVAILABLE, UserError
 
@@ -44,7 +43,6 @@ def require_deepspeed(world: World) -> None:
     Without that it takes the world for one process when ZeRO-3 splits the weights while they are loaded.
     """
     import importlib.util
-    import shutil
 
     if importlib.util.find_spec("deepspeed") is None:
         raise UserError(
@@ -53,22 +51,10 @@ def require_deepspeed(world: World) -> None:
             fix=("pip install 'podtune[deepspeed]'"),
             code=UNAVAILABLE,
         )
-    if world.device_type == "cpu" and shutil.which("g++") is None and shutil.which("c++") is None:
-        raise UserError(
-            "DeepSpeed compiles a small operator on the CPU and finds no C++ compiler",
-            where="strategy",
-            fix="install g++",
-            code=UNAVAILABLE,
-        )
-    import deepspeed
-
-    if world.device_type == "cpu":  # a GPU builds nothing
-        from torch.utils.cpp_extension import _get_build_directory
-
-        with sole_builder(Path(_get_build_directory("deepspeed_shm_comm", False))):
-            deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False, verbose=False)
-    else:
-        deepspeed.init_distributed(dist_backend="nccl", auto_mpi_discovery=False, verbose=False)
+    backend = "gloo" if world.device_type == "cpu" else "nccl"
+    deepspeed_that_builds_nothing().init_distributed(
+        dist_backend=backend, auto_mpi_discovery=False, verbose=False
+    )
 
 
 def strategy_settings(strategy: str, world: World) -> dict[str, Any]:
