@@ -17,8 +17,9 @@ setup:
 demo: setup
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python scripts/demo.py --output $(DEMO_DIR) $(DEMO_ARGS)
 
+# a file's tests share what they start, so that files are what is dealt out
 test: setup
-	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile
 
 test-cluster: setup
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest tests/cluster/real -m cluster -v

@@ -23,13 +23,7 @@ from pathlib import Path
 from typing import Any
 
 CLONE_NEWNET = 0x40000000  # of linux/sched.h
-PRELOADED = [
-    "podtune.sft.config.resolve",
-    "podtune.sft.train.trainer",
-    "podtune.sft.data.rows",
-    "podtune.sft.model.load",
-    "deepspeed",
-]
+PRELOADED = ["tests.preloaded"]
 
 
 @dataclass
