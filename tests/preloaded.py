@@ -1,5 +1,5 @@
-"""What the launcher's server has done before it forks a program: the imports, the first uses that fill caches,
-and its own objects put where no child's garbage collection looks at them.
+"""What the launcher's server has done before it forks a program: the imports, the first uses that fill
+caches, and its own objects put where no child's garbage collection looks at them.
 """
 
 import gc
