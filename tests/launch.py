@@ -16,9 +16,12 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -89,11 +92,60 @@ def _rank(module: str, argv: list[str], env: dict[str, str], log: str, namespace
     sys.exit(code)
 
 
+def _podtune(words: list[str], env: dict[str, str], out: Connection, err: Connection) -> None:
+    """The child: this environment, output to the pipes, then the command's own main."""
+    os.environ.clear()
+    os.environ.update(env)
+    tempfile.tempdir = None  # as TMPDIR says
+    for number, pipe in ((1, out), (2, err)):
+        os.dup2(pipe.fileno(), number)
+        pipe.close()
+    sys.argv = ["podtune", *words]
+    importlib.import_module("podtune.__main__").main()
+
+
+class Podtune:
+    """``podtune WORDS`` as a process with its heavy imports done: what its tests need of
+    ``subprocess.Popen``.
+    """
+
+    def __init__(self, context: Any, words: list[str], env: dict[str, str]) -> None:
+        (out, child_out), (err, child_err) = context.Pipe(duplex=False), context.Pipe(duplex=False)
+        self._process = context.Process(target=_podtune, args=(words, env, child_out, child_err))
+        self._process.start()
+        child_out.close()
+        child_err.close()
+        self.stdout, self.stderr = (os.fdopen(os.dup(pipe.fileno()), errors="replace") for pipe in (out, err))
+        self.pid: int = self._process.pid
+
+    def wait(self, timeout_s: float = 240.0) -> int:
+        """The exit code, negative for a signal; fails after ``timeout_s``."""
+        self._process.join(timeout_s)
+        assert self._process.exitcode is not None, f"still runs after {timeout_s} s"
+        return int(self._process.exitcode)
+
+    def end(self, timeout_s: float = 240.0) -> tuple[int, str, str]:
+        """Wait: the exit code, and what it and its children wrote to stdout and to stderr."""
+        with ThreadPoolExecutor(2) as pool:
+            texts = [pool.submit(stream.read) for stream in (self.stdout, self.stderr)]
+            out, err = (text.result(timeout_s) for text in texts)
+        return self.wait(timeout_s), out, err
+
+    def signal(self, number: int) -> None:
+        """Send it a signal."""
+        os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """End it if it still runs."""
+        self._process.kill()
+        self._process.join(10)
+
+
 class Launcher:
     """Starts ``podtune.training`` as one or more ranks forked from a server with the heavy imports done."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._count, self._started = folder, 0, list[Program]()
+        self._folder, self._count, self._started = folder, 0, list[Program | Podtune]()
         self._context = multiprocessing.get_context("forkserver")
         # A process has one server: one that a sweep's tests left running has other imports.
         multiprocessing.forkserver._forkserver._stop()
@@ -131,8 +183,14 @@ class Launcher:
             arguments = ("podtune.training", words, own | dict(env or {}), str(logs[-1]), network)
             processes.append(self._context.Process(target=_rank, args=arguments))
             processes[-1].start()
-        self._started.append(Program(processes, logs))
-        return self._started[-1]
+        self._started.append(program := Program(processes, logs))
+        return program
+
+    def podtune(self, *words: object, **environment: str) -> Podtune:
+        """Start a command of ``podtune`` and return at once; ``environment`` is beside this process's."""
+        command = Podtune(self._context, [str(word) for word in words], {**os.environ, **environment})
+        self._started.append(command)
+        return command
 
     def run(
         self,

@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import logging
-import os
 import signal
 import socket
 import subprocess
@@ -45,32 +44,27 @@ def program(tmp_path_factory):
 
 
 def command(program: Path, what: str, *options: str, processes: int = 1) -> list[str]:
-    launch = [sys.executable, "-m", "podtune.cli", "launch", "--shutdown-timeout", "5", *options, "--"]
+    launch = ["launch", "--shutdown-timeout", "5", *options, "--"]
     return [*launch, "--nproc-per-node", str(processes), str(program), what]
 
 
-def run(words: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
-    return subprocess.run(words, capture_output=True, text=True, timeout=240, env=env)
-
-
 @pytest.mark.parametrize(("what", "code"), [("78", 78), ("kill", 137)])
-def test_the_exit_code_is_that_of_the_rank_that_failed_first(program, what, code):
-    done = run(command(program, what, processes=2))
-    assert done.returncode == code
-    assert "podtune launch: rank 0 ended with" in done.stderr
+def test_the_exit_code_is_that_of_the_rank_that_failed_first(launcher, program, what, code):
+    returned, _, err = launcher.podtune(*command(program, what, processes=2)).end()
+    assert returned == code
+    assert "podtune launch: rank 0 ended with" in err
 
 
-def test_a_good_run_ends_with_zero_and_leaves_no_folder_behind(program, tmp_path):
-    assert run(command(program, "ok", processes=2), TMPDIR=str(tmp_path)).returncode == 0
+def test_a_good_run_ends_with_zero_and_leaves_no_folder_behind(launcher, program, tmp_path):
+    assert launcher.podtune(*command(program, "ok", processes=2), TMPDIR=str(tmp_path)).wait() == 0
     assert list(tmp_path.iterdir()) == []
 
 
-def test_sigterm_reaches_the_ranks_and_the_code_says_preempted(program):
-    with subprocess.Popen(command(program, "wait"), stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout.readline() == "ready 0\n"
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(120) == 143
+def test_sigterm_reaches_the_ranks_and_the_code_says_preempted(launcher, program):
+    process = launcher.podtune(*command(program, "wait"))
+    assert process.stdout.readline() == "ready 0\n"
+    process.signal(signal.SIGTERM)
+    assert process.wait() == 143
 
 
 RESTARTED = """
@@ -87,27 +81,16 @@ os.write(1, f"rank {world.rank} counts {int(total)}\\n".encode())  # in one piec
 """
 
 
-def test_processes_that_torchrun_starts_again_meet_each_other_and_not_those_before(tmp_path):
+def test_processes_that_torchrun_starts_again_meet_each_other_and_not_those_before(launcher, tmp_path):
     path = tmp_path / "restarted.py"
     path.write_text(RESTARTED)
-    done = run(
-        [
-            sys.executable,
-            "-m",
-            "podtune.cli",
-            "launch",
-            "--",
-            "--standalone",
-            "--max-restarts=1",
-            "--nproc-per-node=2",
-            str(path),
-        ]
-    )
-    assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.splitlines()) == ["rank 0 counts 2", "rank 1 counts 2"]
+    words = ["launch", "--", "--standalone", "--max-restarts=1", "--nproc-per-node=2", path]
+    code, out, err = launcher.podtune(*words).end()
+    assert code == 0, err
+    assert sorted(out.splitlines()) == ["rank 0 counts 2", "rank 1 counts 2"]
 
 
-def test_a_master_that_is_not_there_is_a_lost_peer_named_by_its_address(program):
+def test_a_master_that_is_not_there_is_a_lost_peer_named_by_its_address(launcher, program):
     with socket.socket() as bound:  # bound and not listening: nobody answers, and nobody else takes it
         bound.bind(("127.0.0.1", 0))
         port = bound.getsockname()[1]
@@ -117,14 +100,16 @@ def test_a_master_that_is_not_there_is_a_lost_peer_named_by_its_address(program)
             "PET_MASTER_ADDR": "127.0.0.1",
             "PET_MASTER_PORT": str(port),
         }
-        done = run(command(program, "ok"), **pets, PET_RDZV_CONF="timeout=5,read_timeout=5")
-    assert done.returncode == 170, done.stderr
-    assert f"did not meet at 127.0.0.1:{port}" in done.stderr
+        conf = "timeout=5,read_timeout=5"
+        code, _, err = launcher.podtune(*command(program, "ok"), **pets, PET_RDZV_CONF=conf).end()
+    assert code == 170, err
+    assert f"did not meet at 127.0.0.1:{port}" in err
 
 
-def test_failures_that_may_be_retried_are_counted_over_pods_and_end_for_good(program, tmp_path):
+def test_failures_that_may_be_retried_are_counted_over_pods_and_end_for_good(launcher, program, tmp_path):
     environment = {"OUTPUT_DIR": str(tmp_path), "PODTUNE_POD_NAME": "run-worker-0"}
-    codes = [run(command(program, "170", "--max-retries", "1"), **environment).returncode for _ in range(3)]
+    words = command(program, "170", "--max-retries", "1")
+    codes = [launcher.podtune(*words, **environment).wait() for _ in range(3)]
     assert codes == [170, 75, 170], "the count starts again after the end for good"
 
 
@@ -144,7 +129,7 @@ with terminable():
 
 @pytest.mark.parametrize("then", ["time.sleep(60)", "pass"])
 def test_a_sigterm_whose_exception_is_swallowed_ends_the_launcher_all_the_same(then):
-    done = run([sys.executable, "-c", LOST.format(then=then)])
+    done = subprocess.run([sys.executable, "-c", LOST.format(then=then)], capture_output=True, text=True)
     assert (done.stdout, done.returncode) == ("lost\n", 143)
 
 
@@ -185,28 +170,27 @@ def asked(tmp_path_factory):
         ("volume", [], 170),
     ],
 )
-def test_how_a_job_ends_that_is_asked_to(asked, what, signals, code):
+def test_how_a_job_ends_that_is_asked_to(launcher, asked, what, signals, code):
     words = command(asked, what)
     words[words.index("--shutdown-timeout") + 1] = "60"
-    pipe = subprocess.PIPE
-    with subprocess.Popen(words, stdout=pipe, stderr=pipe, text=True) as process:
-        rank = int(process.stdout.readline().split()[1])
-        for number in signals:
-            process.send_signal(number)
-            while (line := process.stderr.readline()) and "death signal" not in line:
-                pass  # signals that come at once are one
-        assert process.wait(200) == code
-        assert ("saved" in process.stdout.read()) == (what == "saves")
+    process = launcher.podtune(*words)
+    rank = int(process.stdout.readline().split()[1])
+    for number in signals:
+        process.signal(number)
+        while (line := process.stderr.readline()) and "death signal" not in line:
+            pass  # signals that come at once are one
+    assert process.wait() == code
+    assert ("saved" in process.stdout.read()) == (what == "saves")
     with contextlib.suppress(psutil.NoSuchProcess):
         assert (
             psutil.Process(rank).status() == psutil.STATUS_ZOMBIE
         )  # ended; nobody may be there to ask for it
 
 
-def test_ranks_die_with_their_launcher(asked):
-    with subprocess.Popen(command(asked, "stays"), stdout=subprocess.PIPE, text=True) as process:
-        rank = psutil.Process(int(process.stdout.readline().split()[1]))
-        process.kill()
+def test_ranks_die_with_their_launcher(launcher, asked):
+    process = launcher.podtune(*command(asked, "stays"))
+    rank = psutil.Process(int(process.stdout.readline().split()[1]))
+    process.kill()
     rank.wait(20)
 
 
@@ -228,13 +212,13 @@ def test_a_rank_that_torchrun_had_to_kill_is_called_hung(capsys):
     assert _failed({0: oom, 1: peer}, killed.pids) == 137
 
 
-def test_pods_that_do_not_meet_within_the_programs_timeout_are_a_lost_peer(program):
+def test_pods_that_do_not_meet_within_the_programs_timeout_are_a_lost_peer(launcher, program):
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         pets = {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "127.0.0.1"}
         words = [*command(program, "ok"), "--timeout_s", "3"]
-        done = run(words, **pets, PET_MASTER_PORT=str(bound.getsockname()[1]))
-    assert done.returncode == 170, done.stderr
+        code, _, err = launcher.podtune(*words, **pets, PET_MASTER_PORT=str(bound.getsockname()[1])).end()
+    assert code == 170, err
 
 
 def test_the_programs_timeout_is_found_in_its_words_or_its_yaml(tmp_path):
@@ -245,15 +229,15 @@ def test_the_programs_timeout_is_found_in_its_words_or_its_yaml(tmp_path):
     assert rendezvous_s(["job.py", "--config", "/absent"]) == 600
 
 
-def test_a_failure_of_the_prepare_step_ends_the_next_container_with_its_code(program, tmp_path):
+def test_a_failure_of_the_prepare_step_ends_the_next_container_with_its_code(launcher, program, tmp_path):
     (tmp_path / "config.yaml").write_text("learning_rat: 1\n")
     verdict = tmp_path / "prepare.json"
-    prepare = [sys.executable, "-m", "podtune.cli", "prepare", "--config", str(tmp_path / "config.yaml")]
-    assert run(prepare).returncode == 78
-    assert run([*prepare, "--verdict", str(verdict)]).returncode == 0
-    done = run(command(program, "ok", "--verdict", str(verdict)))
-    assert done.returncode == 78
-    assert "did you mean 'learning_rate'" in done.stderr
+    prepare = ["prepare", "--config", str(tmp_path / "config.yaml")]
+    assert launcher.podtune(*prepare).wait() == 78
+    assert launcher.podtune(*prepare, "--verdict", verdict).wait() == 0
+    code, _, err = launcher.podtune(*command(program, "ok", "--verdict", str(verdict))).end()
+    assert code == 78
+    assert "did you mean 'learning_rate'" in err
 
 
 @pytest.mark.parametrize(

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import datetime
 import json
-import os
 import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from gpus import H100, driver_shows, on_cards
-from launch import free_port
+from launch import Launcher, Podtune, free_port
 
 from podtune.commands import preflight
 from podtune.pod import compute
@@ -22,17 +19,15 @@ from podtune.pod import meeting as preflight_collective
 from podtune.pod.preflight import judge
 from podtune.run.distributed import PodPlace, why_no_cuda
 
-Started = subprocess.Popen[str]
-
 
 class Job:
     """Two pods of one process each, set up as the operator would."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.port = folder, free_port()
+    def __init__(self, folder: Path, launcher: Launcher) -> None:
+        self.folder, self.launcher, self.port = folder, launcher, free_port()
         (folder / "output").mkdir()
 
-    def start(self, rank: int, command: list[str], config: str = "max_steps: 1", **more: str) -> Started:
+    def start(self, rank: int, command: list[str], config: str = "max_steps: 1", **more: str) -> Podtune:
         """``podtune COMMAND`` in the pod with this rank; ``{config}`` is its training YAML."""
         path = self.folder / f"config-{rank}.yaml"
         path.write_text(f"{config}\noutput_dir: {self.folder / 'output'}\n")
@@ -48,26 +43,23 @@ class Job:
             "OUTPUT_DIR": str(self.folder / "output"),
             **more,
         }
-        words = [sys.executable, "-m", "podtune.cli", *(word.format(config=path) for word in command)]
-        return subprocess.Popen(
-            words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **env}
-        )
+        return self.launcher.podtune(*(word.format(config=path) for word in command), **env)
 
-    def preflight(self, rank: int, config: str = "max_steps: 1", timeout_s: int = 30, **more: str) -> Started:
+    def preflight(self, rank: int, config: str = "max_steps: 1", timeout_s: int = 30, **more: str) -> Podtune:
         return self.start(
             rank, ["preflight", "--json", "--config", "{config}", "--timeout", str(timeout_s)], config, **more
         )
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Job:
-    return Job(tmp_path)
+def job(tmp_path: Path, launcher: Launcher) -> Job:
+    return Job(tmp_path, launcher)
 
 
-def verdict_of(process: Started) -> tuple[int, dict[str, Any]]:
-    out, err = process.communicate(timeout=120)
+def verdict_of(process: Podtune) -> tuple[int, dict[str, Any]]:
+    code, out, err = process.end()
     assert out, err
-    return process.returncode, json.loads(out.splitlines()[-1])
+    return code, json.loads(out.splitlines()[-1])
 
 
 def test_two_pods_that_fit_agree_and_measure_an_all_reduce(job: Job) -> None:
@@ -118,7 +110,6 @@ def test_a_master_that_is_lost_in_mid_preflight_is_said_to_be(job: Job) -> None:
     )
     store.wait(["facts/1"])  # the worker has arrived
     master.kill()
-    master.communicate()
     code, verdict = verdict_of(worker)
     assert code == 69
     assert "the master's pod was lost" in verdict["sentence"]
@@ -190,8 +181,8 @@ def test_gpus_that_cuda_cannot_open_are_named_also_in_a_pod_of_its_own(
 
 def test_launch_starts_nothing_in_a_single_pod_whose_gpu_cannot_be_used(job: Job) -> None:
     process = launched(job, 0, PET_NNODES="1", PODTUNE_GPUS_PER_POD="1")
-    out, err = process.communicate(timeout=120)
-    assert process.returncode == 69, out + err
+    code, out, err = process.end()
+    assert code == 69, out + err
     assert "1 GPU asked for and none there: " in out
     assert "rank 0" not in out
 
@@ -261,7 +252,7 @@ def test_pods_that_are_missing_are_called_by_the_names_that_the_operator_gives(
     ] == names
 
 
-def launched(job: Job, rank: int, **more: str) -> Started:
+def launched(job: Job, rank: int, **more: str) -> Podtune:
     """``podtune launch`` with the preflight before a program that says who it is."""
     program = job.folder / "program.py"
     program.write_text(
@@ -273,9 +264,8 @@ def launched(job: Job, rank: int, **more: str) -> Started:
 
 def test_launch_starts_training_on_the_same_port_once_the_pods_have_passed(job: Job) -> None:
     started = [launched(job, 0), launched(job, 1)]
-    outputs = [process.communicate(timeout=120) for process in started]
-    assert [process.returncode for process in started] == [0, 0], outputs
-    (first, _), (second, _) = outputs
+    (code, first, err), (other_code, second, _) = (process.end() for process in started)
+    assert (code, other_code) == (0, 0), err
     assert first.splitlines()[-1] == "rank 0"
     assert "preflight: ok: 2 pods agree and reach each other" in first
     assert second.splitlines() == ["rank 1"], "one pod tells the verdict of all"
@@ -283,6 +273,6 @@ def test_launch_starts_training_on_the_same_port_once_the_pods_have_passed(job: 
 
 def test_launch_ends_for_good_and_starts_nothing_on_a_pod_without_its_gpu(job: Job) -> None:
     started = [launched(job, rank, PODTUNE_GPUS_PER_POD="99") for rank in (0, 1)]
-    outputs = [process.communicate(timeout=120) for process in started]
-    assert [process.returncode for process in started] == [69, 69], outputs
-    assert all("rank" not in out.splitlines()[-1] and "99 GPUs asked for" in out for out, _ in outputs)
+    ends = [process.end() for process in started]
+    assert [code for code, _, _ in ends] == [69, 69], ends
+    assert all("rank" not in out.splitlines()[-1] and "99 GPUs asked for" in out for _, out, _ in ends)
