@@ -43,6 +43,7 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
     """
 
     model: Any
+    _signature_columns: list[str] | None
 
     def __init__(
         self,
@@ -116,8 +117,9 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
 
     def _set_signature_columns_if_needed(self) -> None:
         super()._set_signature_columns_if_needed()
-        if self.ledger is not None and ROW not in self._signature_columns:
-            self._signature_columns = [*self._signature_columns, ROW]
+        columns = self._signature_columns or []
+        if self.ledger is not None and ROW not in columns:
+            self._signature_columns = [*columns, ROW]
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
         rows = self.train_dataset if train_dataset is None else train_dataset
