@@ -44,6 +44,7 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
 
     model: Any
     _signature_columns: list[str] | None
+    data_collator: Any
 
     def __init__(
         self,
