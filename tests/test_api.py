@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from run_folders import RunMaker
 
 import podtune
+
+ROOT = Path(__file__).parents[1]
 
 
 def test_importing_podtune_loads_no_library_and_not_even_its_own_commands() -> None:
@@ -26,21 +30,35 @@ def test_every_promised_name_is_there_and_no_other_is_made_up() -> None:
         _ = podtune.fine_tone
 
 
-def test_a_fine_tune_from_a_mapping_gives_its_run(
-    micro_model: Path, qa_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_the_notebook_runs_from_top_to_bottom(
+    micro_model: Path,
+    qa_data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    settings = {
-        "model_name_or_path": str(micro_model),
-        "dataset_name": str(qa_data),
-        "output_dir": str(tmp_path / "run"),
-        "max_steps": 2,
-        "max_length": 64,
-        "save_strategy": "no",
-    }
-    run = podtune.fine_tune(settings, logging_steps=1)
-    assert (run.status, run.measurements.steps) == ("ok", 2)
-    assert len(run.curve("train", "loss")[0]) == 2
-    assert "ok: 2 steps" in capsys.readouterr().out
+    monkeypatch.chdir(tmp_path)
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "data").symlink_to(qa_data)  # what its first cell makes; tests/test_docs.py reads that cell
+    (work / "model").symlink_to(micro_model)
+    cells = json.loads((ROOT / "docs/notebook.ipynb").read_text())["cells"]
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    assert all(not cell["outputs"] for cell in cells if cell["cell_type"] == "code")
+    program = "\n".join(cell for cell in code if not cell.startswith("!"))
+    for long, short in (("STEPS = 300", "STEPS = 3"), ('"answer_rows": 100', '"answer_rows": 4')):
+        assert long in program
+        program = program.replace(long, short)
+    names: dict[str, Any] = {}
+    exec(compile(program, "notebook.ipynb", "exec"), names)
+    run, slower = names["run"], names["slower"]
+    assert (run.status, run.measurements.steps) == ("ok", 3)
+    assert [row["key"] for row in names["comparison"]["differences"]["config"]] == ["learning_rate"]
+    assert slower.measurements.answers["rows"] == 4
+    said = capsys.readouterr().out
+    assert "ok: 3 steps" in said  # the run itself
+    assert "step    3   eval loss" in said
+    assert "exact match 0.0%" in said
 
 
 def test_a_fine_tune_that_cannot_be_is_an_error_with_the_runs_own_words(tmp_path: Path) -> None:

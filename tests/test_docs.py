@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -99,10 +101,16 @@ def test_the_manifests_of_the_how_to_are_what_kubernetes_takes() -> None:
         r"^```yaml\n(.*?)^```", (ROOT / "docs/how-to.md").read_text(), re.DOTALL | re.MULTILINE
     )
     documents = [document for block in blocks for document in yaml.safe_load_all(block)]
-    core = [document for document in documents if "kueue" not in document["apiVersion"]]
+    core = [document for document in documents if ".x-k8s.io" not in document["apiVersion"]]
+    assert len(core) >= 6
     for document in core:
+        if document["kind"] == "InferenceService":  # its model is a container, with four fields more
+            model = document["spec"]["predictor"]["model"]
+            assert {"modelFormat", "storageUri"} <= set(model)
+            fields = {"modelFormat", "storageUri", "protocolVersion", "runtime"}
+            container = {"name": "model"} | {key: model[key] for key in set(model) - fields}
+            document |= {"apiVersion": "v1", "kind": "Pod", "spec": {"containers": [container]}}
         kubernetes_validate.validate(document, "1.34", strict=True)
-    assert len(core) >= 5
 
 
 PART = re.compile(r"<!-- generated.*?<!-- end -->", re.DOTALL)
@@ -118,14 +126,25 @@ def command_lines(text: str) -> list[str]:
     return [line for line in lines if line.startswith("podtune ")] + spans
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.parent.name + "/" + page.name)
+def with_its_commands(page: Path) -> str:
+    """A page's text; of a notebook the shell lines."""
+    text = page.read_text()
+    if page.suffix != ".ipynb":
+        return text
+    lines = [line for cell in json.loads(text)["cells"] for line in cell["source"] if line.startswith("!")]
+    return "```\n" + "".join(line[1:].rstrip() + "\n" for line in lines) + "```\n"
+
+
+@pytest.mark.parametrize(
+    "page", [*PAGES, ROOT / "docs/notebook.ipynb"], ids=lambda page: page.parent.name + "/" + page.name
+)
 def test_every_podtune_command_in_the_documents_exists_with_its_options(page: Path) -> None:
     from podtune.cli import app
     from podtune.sft.config.settings import known_keys
 
     top: Any = typer.main.get_command(app)
     nowhere = click.Context(top)
-    for line in command_lines(page.read_text()):
+    for line in command_lines(with_its_commands(page)):
         command = top
         words = line.split()[1:]
         while isinstance(command, click.Group) and words and re.fullmatch(r"[a-z][a-z-]*", words[0]):
@@ -143,3 +162,29 @@ def test_every_podtune_command_in_the_documents_exists_with_its_options(page: Pa
             if word.strip("[").startswith("-") and len(word) > 1
         ]
         assert not [option for option in given if option not in options | {"-h", "--help"}], line
+
+
+A_VALUE = re.compile(r"[\w=.-]+(:|,| or | \()")  # that the option takes
+
+
+def commands_of(group: Any, path: str) -> Iterator[tuple[str, Any]]:
+    for name in group.list_commands(click.Context(group)):
+        command = group.get_command(click.Context(group), name)
+        if isinstance(command, click.Group):
+            yield from commands_of(command, f"{path} {name}")
+        else:
+            yield f"{path} {name}", command
+
+
+def test_the_help_of_all_commands_is_of_one_style() -> None:
+    from podtune.cli import app
+
+    for path, command in commands_of(typer.main.get_command(app), "podtune"):
+        for parameter in command.params:
+            text = getattr(parameter, "help", None) or ""
+            where = f"{path} {parameter.opts[0]}: {text}"
+            assert text or not isinstance(parameter, click.Option), where
+            assert not text or text.endswith("."), where
+            assert not text[:1].islower() or A_VALUE.match(text), where
+        examples = (command.help or "").partition("\b\n")[2]
+        assert not examples or examples.startswith("Examples:\n  "), path

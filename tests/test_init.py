@@ -33,6 +33,13 @@ def test_a_model_too_large_for_one_card_gets_lora_and_the_plan_as_the_reason(tmp
     assert "podtune submit -f" in said
 
 
+def test_a_gpu_without_bf16_is_planned_in_fp16_and_the_file_leaves_the_choice_to_it(tmp_path: Path) -> None:
+    values, said = init(tmp_path, *SMOLLM3, "--hardware", "T4", "--max-length", "1024")
+    config = yaml.safe_load(values["config"])
+    assert not {"bf16", "fp16", "dtype"} & set(config)
+    assert "GiB a GPU by podtune bench plan" in said
+
+
 def test_two_nodes_shard_what_one_cannot_hold_and_share_their_volumes(tmp_path: Path) -> None:
     values, said = init(tmp_path, *SMOLLM3, "--nodes", "2", "--hardware", "L40S", "--max-length", "1024")
     assert values["distributed"] == {"nodes": 2, "nprocPerNode": 1, "strategy": "fsdp"}
@@ -60,6 +67,8 @@ def test_own_rows_are_looked_at_and_named_where_the_pods_will_find_them(tmp_path
 def test_a_model_that_cannot_fit_and_a_file_that_is_there_are_refused(tmp_path: Path) -> None:
     with pytest.raises(podtune.UserError, match="does not fit"):
         init(tmp_path, *SMOLLM3, "--hardware", "A10", "--max-length", "65536")
+    named = ["init", *SMOLLM3, "--output", str(tmp_path / "My_first.yaml")]
+    assert "--name my-first " in CliRunner().invoke(app, named).output  # as Kubernetes spells names
     (tmp_path / "mine.yaml").write_text("mine: true\n")
     with pytest.raises(podtune.UserError, match="there already"):
         init(tmp_path, *SMOLLM3)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 from difflib import get_close_matches
 from typing import Annotated, NamedTuple
@@ -12,7 +11,7 @@ import click
 import typer
 from typer.core import TyperGroup
 
-from podtune.run.errors import UNAVAILABLE, USAGE, UserError, report
+from podtune.run.errors import UNAVAILABLE, USAGE, UserError, reader_left, report
 
 
 class Subcommand(NamedTuple):
@@ -77,6 +76,13 @@ class Podtune(TyperGroup):
             near = get_close_matches(name, COMMANDS, n=1)
             ctx.fail(f"no such command {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
         return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            print("podtune: stopped", file=sys.stderr)
+            raise
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         width = max(map(len, COMMANDS))
@@ -163,8 +169,8 @@ def main() -> None:
         sys.exit(report(not_installed(error)))
     except KeyboardInterrupt:
         sys.exit(130)
-    except BrokenPipeError:  # `| head` has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:
+        reader_left()
         sys.exit(0)
 
 

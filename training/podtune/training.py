@@ -29,7 +29,7 @@ from podtune.run.distributed import (
     read_world,
     setup_distributed,
 )
-from podtune.run.errors import OK, PREEMPTED, report
+from podtune.run.errors import OK, PREEMPTED, reader_left, report, working
 from podtune.run.heartbeat import VolumeWatch, claim
 from podtune.run.ledger import Ledger, begin
 from podtune.run.lock import Lock
@@ -38,6 +38,7 @@ from podtune.sft.config import settings as config
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
+    from podtune.run.notify import Notification
     from podtune.sft.config.resolve import Arguments
     from podtune.sft.origin import Origin
     from podtune.sft.train.run import FineTune
@@ -53,27 +54,48 @@ def main(argv: list[str] | None = None) -> int:
     """
     argv = sys.argv[1:] if argv is None else argv
     if {"-h", "--help", "--help_all", "--help-all"} & set(argv):
-        print(config.help_text(everything="all" in "".join(argv)))
+        try:
+            print(config.help_text(everything="all" in "".join(argv)), flush=True)
+        except BrokenPipeError:
+            reader_left()
         return OK
     follow_launcher()
-    world = World()
+    world, notification = World(), None
     try:
         world = read_world()
         settings = config.read(argv)
+        notification = to_notify(settings, world)
         check_inputs(settings, world)
         use_cpu = bool(settings.values.get("use_cpu"))
         before_imports(world, use_cpu=use_cpu)
+        if world.is_main:
+            working("the configuration is sound; importing torch and reading model and data")
         world = setup_distributed(settings.value("timeout_s"), use_cpu=use_cpu)
-        return note_end(fine_tune(settings, world))
+        code = note_end(fine_tune(settings, world))
+        if notification:
+            notification.send(code)
+        return code
     except Exception as error:
         # Nothing is tidied here: peers may sit in a collective, and the launcher ends them.
-        code = report((peer_failure(error) if "torch" in sys.modules else None) or error, rank=world.rank)
+        reason = (peer_failure(error) if "torch" in sys.modules else None) or error
+        code = report(reason, rank=world.rank)
+        if notification:
+            notification.send(code, reason)
         if world.device_type == "cuda" and world.backend:
             # Python's way out would wait in NCCL for the others
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(code)
         return code
+
+
+def to_notify(settings: config.Settings, world: World) -> Notification | None:
+    """Whom rank 0 tells how this start ends, if anybody."""
+    if not world.is_main or not settings.value("notify_url"):
+        return None
+    from podtune.run.notify import Notification
+
+    return Notification(str(settings.value("notify_url")), Path(settings.values["output_dir"]))
 
 
 def check_inputs(settings: config.Settings, world: World) -> None:

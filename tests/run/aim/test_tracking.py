@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -96,7 +97,8 @@ def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
 
 def aim_state(run_dir: Path, repo: str) -> Json:
     try:
-        found: Json = json.loads((run_dir / "aim.json").read_text())["repos"].get(repo, {})
+        found: Json = json.loads((run_dir / "aim.json").read_text())["repos"]
+        found = found.get(repo if "://" in repo else os.path.relpath(repo, run_dir), {})
     except (OSError, ValueError):
         return {}
     return found
@@ -327,6 +329,21 @@ def test_a_run_locked_by_another_process_is_a_warning_and_is_completed_when_the_
     follower.update()
     follower.leave()
     assert in_aim(repo, holder.hash)[1] == in_files(run_dir)
+
+
+def test_a_folder_that_moves_with_its_repo_keeps_its_run_there(make_run: RunMaker, tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    make_run("old/run", steps=5)
+    hashes = []
+    for folder in (old, new):
+        follower = Follower(folder / "run", str(folder / "aim"))
+        follower.update()
+        hashes.append(follower.hash)
+        follower.leave()
+        assert str(tmp_path) not in (folder / "run/aim.json").read_text()
+        if folder == old:
+            shutil.copytree(old, new)
+    assert hashes[0] == hashes[1]
 
 
 def test_without_aim_a_run_goes_on_with_one_warning(

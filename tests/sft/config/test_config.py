@@ -98,6 +98,9 @@ def test_flags_lists_and_negations_are_read_as_trl_reads_them() -> None:
         (["--hub-token=hf_x"], "set HF_TOKEN"),
         (["--hub_token", "hf_x"], "set HF_TOKEN"),
         (["--max_eval_rows", "0"], "must be at least 1"),
+        (["--notify_url", "file:///etc/passwd"], "notify_url is no web address"),
+        (["--notify_url", "https://host:secret/"], "notify_url is no web address"),
+        (["--notify_url", "https://a/", "https://b/"], "takes one value and has 2: ***"),
     ],
 )
 def test_a_mistake_is_named_with_its_remedy(words: list[str], complaint: str) -> None:
@@ -259,3 +262,13 @@ def test_what_is_set_before_torch_is_imported_follows_the_device_and_leaves_the_
     monkeypatch.delenv("PYTORCH_ALLOC_CONF")
     before_imports(World())
     assert os.environ["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
+
+
+def test_help_whose_reader_has_seen_enough_ends_quietly() -> None:
+    command = [sys.executable, "-m", "podtune.training", "--help_all"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as program:
+        assert program.stdout is not None
+        assert program.stderr is not None
+        program.stdout.close()  # as `| head` does, only sooner
+        assert program.stderr.read() == ""
+        assert program.wait(timeout=60) == 0

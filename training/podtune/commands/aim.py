@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from podtune.run.errors import working
+
 
 def aim_sync(
     run_dir: Annotated[Path, typer.Argument(help="A run's folder, or a folder with runs below it.")],
@@ -37,11 +39,12 @@ def aim_sync(
     Examples:
       podtune aim-sync demo/run --repo demo/aim            # after a run, or after a tracker was lost
       podtune aim-sync demo/run --repo demo/aim --follow   # while it trains
-      podtune aim-sync /outputs --repo /aim --follow        # every run of a volume, the only writer of the
-      repo podtune aim-sync demo/run --repo aim://aim:53800     # to an Aim server
+      podtune aim-sync /outputs --repo /aim --follow       # every run of a volume; the repo's only writer
+      podtune aim-sync demo/run --repo aim://aim:53800     # to an Aim server
     """
     from podtune.run.aim.sync import sync
 
+    working("opening the Aim repository")
     raise typer.Exit(sync(run_dir, repo, follow=follow, forever=forever, rebuild=rebuild, as_json=as_json))
 
 

@@ -13,7 +13,7 @@ import typer
 
 from podtune.plan.hardware import ROWS
 from podtune.plan.plan import OPTIMIZERS, PRECISIONS, RECOMPUTE
-from podtune.run.errors import PEER_LOST, SOFTWARE, UNAVAILABLE, USAGE, UserError
+from podtune.run.errors import PEER_LOST, SOFTWARE, UNAVAILABLE, USAGE, UserError, working
 from podtune.run.record import Json, finite
 
 if TYPE_CHECKING:
@@ -29,38 +29,39 @@ DEFAULT_HARDWARE = "L40S"
 @app.command("plan")
 def plan(
     model: Annotated[
-        str, typer.Option(help=("a benchmark model, SmolLM3-3B, or hf:PATH of a folder with a config.json"))
+        str, typer.Option(help=("A benchmark model, SmolLM3-3B, or hf:PATH of a folder with a config.json."))
     ] = "",
-    params: Annotated[str, typer.Option(help="the count of parameters alone, for example 7.5e9")] = "",
-    strategy: Annotated[str, typer.Option(help="a strategy, or all, side by side")] = "all",
-    world_size: Annotated[int, typer.Option(help="processes (GPUs) in all")] = 1,
-    precision: Annotated[str, typer.Option(help=", ".join(PRECISIONS))] = "bf16-mixed",
+    params: Annotated[str, typer.Option(help="The count of parameters alone, for example 7.5e9.")] = "",
+    strategy: Annotated[str, typer.Option(help="A strategy, or all, side by side.")] = "all",
+    world_size: Annotated[int, typer.Option(help="Processes (GPUs) in all.")] = 1,
+    precision: Annotated[str, typer.Option(help=f"{', '.join(PRECISIONS)}.")] = "bf16-mixed",
     batch_size: Annotated[
-        int | None, typer.Option(help=("sequences or images a step over all processes"))
+        int | None, typer.Option(help=("Sequences or images a step over all processes."))
     ] = None,
-    sequence_length: Annotated[int | None, typer.Option(help="tokens a sequence")] = None,
-    hardware: Annotated[str, typer.Option(help=f"{', '.join(ROWS)}, or cpu (probed)")] = DEFAULT_HARDWARE,
+    sequence_length: Annotated[int | None, typer.Option(help="Tokens a sequence.")] = None,
+    hardware: Annotated[str, typer.Option(help=f"{', '.join(ROWS)}, or cpu (probed).")] = DEFAULT_HARDWARE,
     interconnect: Annotated[
-        str | None, typer.Option(help=("the slowest link: pcie4, nvlink4, 25g, 100g, 400g, ..."))
+        str | None, typer.Option(help=("The slowest link: pcie4, nvlink4, 25g, 100g, 400g, ..."))
     ] = None,
     nodes: Annotated[
-        int | None, typer.Option(help=("machines (default: one for every eight processes)"))
+        int | None, typer.Option(help=("Machines (default: one for every eight processes)."))
     ] = None,
-    micro_batches: Annotated[int | None, typer.Option(help="of the pipelines")] = None,
-    accumulation: Annotated[int, typer.Option(help="forward and backward passes a step")] = 1,
-    activation_checkpointing: Annotated[str, typer.Option(help=", ".join(RECOMPUTE))] = "none",
-    optimizer: Annotated[str, typer.Option(help=", ".join(OPTIMIZERS))] = "adamw",
+    micro_batches: Annotated[int | None, typer.Option(help="Of the pipelines.")] = None,
+    accumulation: Annotated[int, typer.Option(help="Forward and backward passes a step.")] = 1,
+    activation_checkpointing: Annotated[str, typer.Option(help=f"{', '.join(RECOMPUTE)}.")] = "none",
+    optimizer: Annotated[str, typer.Option(help=f"{', '.join(OPTIMIZERS)}.")] = "adamw",
     lora_r: Annotated[
-        int | None, typer.Option(help=("LoRA's rank, on all linear maps; the other weights are frozen"))
+        int | None, typer.Option(help=("LoRA's rank, on all linear maps; the other weights are frozen."))
     ] = None,
-    lora_dropout: Annotated[float, typer.Option(help="of LoRA's inputs")] = 0.0,
+    lora_dropout: Annotated[float, typer.Option(help="Of LoRA's inputs.")] = 0.0,
     quantized: Annotated[
-        bool, typer.Option("--quantized", help="QLoRA: the frozen weights in 4 bits")
+        bool, typer.Option("--quantized", help="QLoRA: the frozen weights in 4 bits.")
     ] = False,
     fused_head: Annotated[
-        bool, typer.Option("--fused-head", help="no logits, as in a fine-tune on a GPU; not in the benchmark")
+        bool,
+        typer.Option("--fused-head", help="No logits, as in a fine-tune on a GPU; not in the benchmark."),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="for scripts")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="For scripts.")] = False,
 ) -> None:
     """Memory a rank, bytes on the wire, time a step, what limits it: from formulas, before anything runs.
 
@@ -128,22 +129,22 @@ def plan(
 
 @app.command("run")
 def run(
-    output: Annotated[Path, typer.Option(help="folder for the records; an earlier one is gone on with")],
-    preset: Annotated[str, typer.Option(help="smoke, single-gpu, node, multi-node")] = "",
-    sweep: Annotated[Path | None, typer.Option(help="a sweep of your own, in YAML", metavar="FILE")] = None,
+    output: Annotated[Path, typer.Option(help="Folder for the records; an earlier one is gone on with.")],
+    preset: Annotated[str, typer.Option(help="smoke, single-gpu, node, multi-node.")] = "",
+    sweep: Annotated[Path | None, typer.Option(help="A sweep of your own, in YAML.", metavar="FILE")] = None,
     resume: Annotated[
-        bool, typer.Option(help=("keep cells that were measured with the same arguments by the same code"))
+        bool, typer.Option(help=("Keep cells that were measured with the same arguments by the same code."))
     ] = True,
-    timeout_per_cell: Annotated[float | None, typer.Option(help="seconds (default: the sweep's)")] = None,
+    timeout_per_cell: Annotated[float | None, typer.Option(help="Seconds (default: the sweep's).")] = None,
     in_job: Annotated[
         bool,
-        typer.Option("--in-job", help=("in every pod of a job: the cells one after another on all pods")),
+        typer.Option("--in-job", help=("In every pod of a job: the cells one after another on all pods.")),
     ] = False,
     preflight: Annotated[
-        bool, typer.Option("--preflight", help=("in a job: podtune preflight before the first cell"))
+        bool, typer.Option("--preflight", help=("In a job: podtune preflight before the first cell."))
     ] = False,
-    wait: Annotated[float, typer.Option(help="seconds that it waits for the other pods to arrive")] = 900.0,
-    as_json: Annotated[bool, typer.Option("--json", help="how each cell ended, for scripts")] = False,
+    wait: Annotated[float, typer.Option(help="Seconds that it waits for the other pods to arrive.")] = 900.0,
+    as_json: Annotated[bool, typer.Option("--json", help="How each cell ended, for scripts.")] = False,
 ) -> None:
     """Measure a sweep: models x strategies x world sizes x precisions, one record a cell.
 
@@ -211,9 +212,9 @@ def run(
 @app.command("report")
 def report(
     folder: Annotated[
-        Path, typer.Argument(help=("what podtune bench run wrote, or logs of a job"), metavar="DIR")
+        Path, typer.Argument(help=("What podtune bench run wrote, or logs of a job."), metavar="DIR")
     ],
-    as_json: Annotated[bool, typer.Option("--json", help="what the report says, for scripts")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="What the report says, for scripts.")] = False,
 ) -> None:
     """Tables, plots and sentences from the records below DIR: which strategy to use, why, and what cannot be
     compared.
@@ -240,6 +241,7 @@ def report(
         collection = collect(lines)
         return collection.records, [str(record) for record in collection.damaged]
 
+    working("reading records, drawing plots")
     said = write_report(folder, planner, collector)
     if as_json:
         typer.echo(json.dumps(finite(said), indent=2))

@@ -14,18 +14,18 @@ from podtune.run.errors import CANNOT_CREATE, DATA, NO_INPUT, UserError
 
 def collect(
     logs: Annotated[
-        list[str] | None, typer.Argument(help=("log files, or - for standard input"), metavar="LOGFILE...")
+        list[str] | None, typer.Argument(help=("Log files, or - for standard input."), metavar="LOGFILE...")
     ] = None,
-    job: Annotated[str, typer.Option(help="read the logs of this job's pods on the cluster instead")] = "",
+    job: Annotated[str, typer.Option(help="Read the logs of this job's pods on the cluster instead.")] = "",
     namespace: Annotated[
-        str, typer.Option("-n", "--namespace", help=("of the job; the kubeconfig's if left out"))
+        str, typer.Option("-n", "--namespace", help=("Of the job; the kubeconfig's if left out."))
     ] = "",
     output: Annotated[
-        str, typer.Option(help=("write each record to a folder below this one, as run.json"))
+        str, typer.Option(help=("Write each record to a folder below this one, as run.json."))
     ] = "",
-    expect: Annotated[int, typer.Option(help="how many records there must be")] = 1,
+    expect: Annotated[int, typer.Option(help="How many records there must be.")] = 1,
     as_json: Annotated[
-        bool, typer.Option("--json", help=("the records themselves, and what is damaged"))
+        bool, typer.Option("--json", help=("The records themselves, and what is damaged."))
     ] = False,
 ) -> None:
     """Find the records that runs printed to their logs. Each comes back exactly, or is named as missing or

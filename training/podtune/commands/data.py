@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from podtune.run.errors import working
+
 app = typer.Typer(
     help=("Build a question-answer set, see what would be trained, tokenise ahead of a job."),
     no_args_is_help=True,
@@ -33,14 +35,14 @@ def build(
 
     \b
     Examples:
-    podtune data build --output work/data
-    podtune data build --kind docs --output datasets/docs
-    podtune data build --output /tmp/qa --rows 2000 --seed 1 --json
+      podtune data build --output work/data
+      podtune data build --kind docs --output datasets/docs
+      podtune data build --output /tmp/qa --rows 2000 --seed 1 --json
     """
     from podtune.qa.build import build as build_set
 
     if kind == "docs":
-        print("reading the documentation of the installed packages: some seconds", file=sys.stderr)
+        working("reading the documentation of the installed packages")
     card = build_set(output, kind=kind, rows=rows, seed=seed)
     if as_json:
         print(json.dumps(card, indent=2))
@@ -86,9 +88,10 @@ def inspect(
     The options are those of training, and the rows are made by the same code.
 
     \b
-    podtune data inspect --data datasets/qa --model models/tiny
-    podtune data inspect --data chats.jsonl --model HuggingFaceTB/SmolLM3-3B --assistant-only-loss
-    --max-length 2048 --json
+    Examples:
+      podtune data inspect --data datasets/qa --model models/tiny
+      podtune data inspect --data chats.jsonl --model HuggingFaceTB/SmolLM3-3B --assistant-only-loss
+      --max-length 2048 --json
     """
     from podtune.sft.data.inspect import inspect as inspect_rows
     from podtune.sft.data.inspect import stop_ids_of, text, where_to_look
@@ -98,6 +101,7 @@ def inspect(
 
     source = where_to_look(data, split)
     check_source(source, text_field=dataset_text_field)
+    working("tokenising")
     origin = locate_model(model)
     report = inspect_rows(
         source,
@@ -205,9 +209,10 @@ def prepare_rows(
     is ever used.
 
     \b
-    podtune data prepare --data datasets/qa --model models/tiny --output /cache/tokenized
-    podtune data prepare --data user/chats --model HuggingFaceTB/SmolLM3-3B --max-length 4096 --output
-    /cache/tokenized --json
+    Examples:
+      podtune data prepare --data datasets/qa --model models/tiny --output /cache/tokenized
+      podtune data prepare --data user/chats --model HuggingFaceTB/SmolLM3-3B --max-length 4096 --output
+      /cache/tokenized --json
     """
     from podtune.run.errors import warn
     from podtune.sft.data.source import Sources, load_split
@@ -224,6 +229,7 @@ def prepare_rows(
         }
     )
     sources.check()
+    working("tokenising")
     origin = locate_model(model)
     tokenizer = load_tokenizer(
         origin,

@@ -21,34 +21,36 @@ COLOURS = (36, 33, 35, 32, 34, 31)  # of ANSI, one a pod in turn
 
 def dry_run(
     values: Annotated[
-        list[Path] | None, typer.Option("-f", "--values", help=("values for the chart; may be repeated"))
+        list[Path] | None, typer.Option("-f", "--values", help=("Values for the chart; may be repeated."))
     ] = None,
     sets: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="as helm's --set")
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="As helm's --set.")
     ] = None,
-    name: Annotated[str, typer.Option(help="the release, and so the run")] = "dry-run",
+    name: Annotated[str, typer.Option(help="The release, and so the run.")] = "dry-run",
     manifest: Annotated[
         Path | None,
-        typer.Option(help=("a manifest in place of the chart; its commands run here, so read it first")),
+        typer.Option(help=("A manifest in place of the chart; its commands run here, so read it first.")),
     ] = None,
     model: Annotated[
         str,
-        typer.Option(help=("tiny or micro: a small model and question-answer set in place of the real ones")),
+        typer.Option(
+            help=("tiny or micro: a small model and question-answer set in place of the real ones.")
+        ),
     ] = "",
-    steps: Annotated[int, typer.Option(help="stop after so many steps (0: as configured)")] = 0,
+    steps: Annotated[int, typer.Option(help="Stop after so many steps (0: as configured).")] = 0,
     print_env: Annotated[
-        bool, typer.Option("--print-env", help=("print each pod's environment and start nothing"))
+        bool, typer.Option("--print-env", help=("Print each pod's environment and start nothing."))
     ] = False,
     kill: Annotated[
-        list[str] | None, typer.Option(metavar="POD@STEP", help=("SIGKILL a pod's processes at that step"))
+        list[str] | None, typer.Option(metavar="POD@STEP", help=("SIGKILL a pod's processes at that step."))
     ] = None,
-    stall: Annotated[list[str] | None, typer.Option(metavar="POD@STEP", help="SIGSTOP them")] = None,
+    stall: Annotated[list[str] | None, typer.Option(metavar="POD@STEP", help="SIGSTOP them.")] = None,
     output: Annotated[
-        Path | None, typer.Option(help=("keep the volumes here; the next dry run goes on from them"))
+        Path | None, typer.Option(help=("Keep the volumes here; the next dry run goes on from them."))
     ] = None,
-    timeout: Annotated[float, typer.Option(help="seconds for all of it")] = 1800.0,
+    timeout: Annotated[float, typer.Option(help="Seconds for all of it.")] = 1800.0,
     as_json: Annotated[
-        bool, typer.Option("--json", help=("the verdict as JSON on stdout, the pods' output on stderr"))
+        bool, typer.Option("--json", help=("The verdict as JSON on stdout, the pods' output on stderr."))
     ] = False,
 ) -> None:
     """Run the job that would be deployed, as local processes, under the environment and rules of the training

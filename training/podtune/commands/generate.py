@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from podtune.run.errors import NO_INPUT, USAGE, UserError
+from podtune.run.errors import NO_INPUT, USAGE, UserError, working
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -53,10 +53,11 @@ def generate(
     A killed --input run goes on where it stopped when it is started again with the same flags.
 
     \b
-    podtune generate runs/demo --prompt "What does os.path.join do?"
-    podtune generate runs/demo --against models/tiny --prompt "What is a tuple?"
-    podtune generate runs/demo                                   # a chat
-    podtune generate runs/demo --input eval.parquet --output answers.parquet
+    Examples:
+      podtune generate runs/demo --prompt "What does os.path.join do?"
+      podtune generate runs/demo --against models/tiny --prompt "What is a tuple?"
+      podtune generate runs/demo                                   # a chat
+      podtune generate runs/demo --input eval.parquet --output answers.parquet
     """
     if (input is None) != (output is None):
         raise UserError("--input and --output belong together", fix="give both or neither", code=USAGE)
@@ -116,6 +117,7 @@ def load(name: str, trust_remote_code: bool) -> tuple[PreTrainedModel, PreTraine
     from podtune.sft.model.load import load_model
     from podtune.sft.origin import locate_model
 
+    working(f"loading {name}")
     origin = locate_model(name)
     tokenizer = load_tokenizer(origin, trust_remote_code=trust_remote_code)
     return on_device(load_model(origin, trust_remote_code=trust_remote_code)), tokenizer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,7 +56,7 @@ def init(
             code=CANNOT_CREATE,
         ) from error
     print(f"{output}: {rows}; {choice.reason}")
-    name = output.stem
+    name = re.sub(r"[^a-z0-9]+", "-", output.stem.lower()).strip("-") or "run"
     print("\nnext:")
     print(f"  podtune dry-run -f {output} --model tiny --steps 20    # the job's pods as processes, here")
     print(f"  podtune submit -f {output} --name {name} --dry-run     # what the cluster says of it")
@@ -116,6 +117,8 @@ def choose(model: str, gpus: int, nodes: int, hardware: str, max_length: int) ->
         shape = shape_of(model, max_length)
     except UserError:
         return Choice(simple, True, 4, f"LoRA, because the sizes of {model} are not known here")
+    # what the fine-tune chooses there by itself: fp16 on a T4
+    frozen, autocast = ("bf16", "bf16-autocast") if "bf16" in row.flops else ("fp16-mixed", "fp16-autocast")
     best: Plan | None = None
     for lora in (False, True):
         for strategy in dict.fromkeys((simple, "fsdp" if ranks > 1 else simple)):
@@ -125,7 +128,7 @@ def choose(model: str, gpus: int, nodes: int, hardware: str, max_length: int) ->
                     strategy=strategy,
                     world_size=ranks,
                     nodes=nodes,
-                    precision="bf16" if lora else "bf16-autocast",
+                    precision=frozen if lora else autocast,
                     batch_size=batch * ranks,
                     activation_checkpointing="full",
                     hardware=row,
@@ -168,15 +171,11 @@ def values(data: str, model: str, gpus: int, nodes: int, max_length: int, rows: 
         "  num_train_epochs: 1",
     ]
     if choice.lora:
-        lines += [
-            "  dtype: bfloat16",
-            "  use_peft: true",
-            f"  lora_r: {LORA_R}",
-            f"  lora_alpha: {2 * LORA_R}",
-        ]
+        lines += ["  use_peft: true", f"  lora_r: {LORA_R}", f"  lora_alpha: {2 * LORA_R}"]
         lines += ["  lora_target_modules: [all-linear]"]
     if gpus:
-        lines += ["  bf16: true", "  activation_checkpointing: true # less memory, a third more time"]
+        lines += ["  # bf16, or fp16 on a GPU without it (T4): chosen where it runs"]
+        lines += ["  activation_checkpointing: true # less memory, a third more time"]
     lines += [
         "  eval_split_size: 0.02 # held out, where the data has no split of its own",
         "  eval_strategy: steps",

@@ -15,27 +15,27 @@ from podtune.run.errors import DATA, USAGE, UserError
 if TYPE_CHECKING:
     from podtune.cluster.live.client import Cluster
 
-Namespace = Annotated[str, typer.Option("-n", "--namespace", help="the kubeconfig's if left out")]
-Context = Annotated[str, typer.Option(help="of the kubeconfig; the current one if left out")]
-Name = Annotated[str, typer.Argument(metavar="NAME", help="the job")]
+Namespace = Annotated[str, typer.Option("-n", "--namespace", help="The kubeconfig's if left out.")]
+Context = Annotated[str, typer.Option(help="Of the kubeconfig; the current one if left out.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The job.")]
 
 
 def submit(
     values: Annotated[
-        list[Path] | None, typer.Option("-f", "--values", help=("values for the chart; may be repeated"))
+        list[Path] | None, typer.Option("-f", "--values", help=("Values for the chart; may be repeated."))
     ] = None,
     sets: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="as helm's --set")
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="As helm's --set.")
     ] = None,
-    name: Annotated[str, typer.Option(help="the run; the first values file's name if left out")] = "",
-    manifest: Annotated[Path | None, typer.Option(help="a manifest in place of the chart")] = None,
+    name: Annotated[str, typer.Option(help="The run; the first values file's name if left out.")] = "",
+    manifest: Annotated[Path | None, typer.Option(help="A manifest in place of the chart.")] = None,
     follow: Annotated[
-        bool, typer.Option("--follow", help=("print conditions, events and logs until the job ends"))
+        bool, typer.Option("--follow", help=("Print conditions, events and logs until the job ends."))
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help=("ask the cluster everything, create nothing"))
+        bool, typer.Option("--dry-run", help=("Ask the cluster everything, create nothing."))
     ] = False,
-    no_lint: Annotated[bool, typer.Option("--no-lint", help="create it whatever lint finds")] = False,
+    no_lint: Annotated[bool, typer.Option("--no-lint", help="Create it whatever lint finds.")] = False,
     namespace: Namespace = "",
     context: Context = "",
 ) -> None:
@@ -78,8 +78,10 @@ def submit(
 
 
 def status(
-    name: Annotated[str, typer.Argument(metavar="[NAME]", help="all jobs of the namespace if left out")] = "",
-    as_json: Annotated[bool, typer.Option("--json")] = False,
+    name: Annotated[
+        str, typer.Argument(metavar="[NAME]", help="All jobs of the namespace if left out.")
+    ] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Conditions, pods and findings as JSON.")] = False,
     namespace: Namespace = "",
     context: Context = "",
 ) -> None:
@@ -115,11 +117,13 @@ def status(
 def logs(
     name: Name,
     everything: Annotated[
-        bool, typer.Option("--all", help=("of all pods, each line after its pod's name"))
+        bool, typer.Option("--all", help=("Of all pods, each line after its pod's name."))
     ] = False,
     follow: Annotated[
         bool,
-        typer.Option("--follow", help=("go on until the job ends, with conditions and problems of all pods")),
+        typer.Option(
+            "--follow", help=("Go on until the job ends, with conditions and problems of all pods.")
+        ),
     ] = False,
     namespace: Namespace = "",
     context: Context = "",
@@ -155,9 +159,9 @@ def logs(
 def delete(
     name: Name,
     volumes: Annotated[
-        bool, typer.Option("--volumes", help=("also the claims, with models, data and checkpoints"))
+        bool, typer.Option("--volumes", help=("Also the claims, with models, data and checkpoints."))
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="do not ask before claims go")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask before claims go.")] = False,
     namespace: Namespace = "",
     context: Context = "",
 ) -> None:

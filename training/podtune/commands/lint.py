@@ -17,17 +17,17 @@ from podtune.run.errors import DATA, OK, UserError
 NAMES = ("text", "json", "github", "sarif", "junit")
 #: option -> what it takes (None: nothing), and its help
 OPTIONS: dict[str, tuple[str | None, str]] = {
-    "format": ("FORMAT", f"{', '.join(NAMES)}; github makes annotations of a pull request"),
-    "ignore": ("CODES", "rules to leave out: PT204,PT404"),
-    "fail-on": ("SEVERITY", "error (the default), warning or never"),
-    "fail-if-none": (None, "no job or runtime in the files is a failure, too"),
+    "format": ("FORMAT", f"{', '.join(NAMES)}; github makes annotations of a pull request."),
+    "ignore": ("CODES", "Rules to leave out: PT204,PT404."),
+    "fail-on": ("SEVERITY", "error (the default), warning or never."),
+    "fail-if-none": (None, "No job or runtime in the files is a failure, too."),
     "target": (
         "VERSIONS",
-        "operator=1.9,trainer=2.1,kubernetes=1.34; without it any Trainer, 2.0 to 2.3",
+        "operator=1.9,trainer=2.1,kubernetes=1.34; without it any Trainer, 2.0 to 2.3.",
     ),
-    "notes": (None, "notes one by one; else those of a job share a line"),
-    "config": ("FILE", "in place of the nearest .podtune-lint.yaml"),
-    "explain": ("CODE", "a rule: what it means, with a bad and a good example"),
+    "notes": (None, "Notes one by one; else those of a job share a line."),
+    "config": ("FILE", "In place of the nearest .podtune-lint.yaml."),
+    "explain": ("CODE", "A rule: what it means, with a bad and a good example."),
 }
 HELP = """Check PyTorchJob and TrainJob manifests and training runtimes: the CRD, the webhooks, what the API
 server refuses in their pods, and the traps after that.
@@ -54,7 +54,7 @@ def main(words: list[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("files", nargs="*", metavar="FILE|DIR|-", help="manifests; - reads stdin")
+    parser.add_argument("files", nargs="*", metavar="FILE|DIR|-", help="Manifests; - reads stdin.")
     for name, (metavar, text) in OPTIONS.items():
         if metavar is None:
             parser.add_argument(f"--{name}", action="store_true", help=text)
@@ -127,7 +127,7 @@ def __getattr__(name: str) -> Any:
             raise typer.Exit(code)
 
     keyword = inspect.Parameter.KEYWORD_ONLY
-    files = typer.Argument(None, metavar="FILE|DIR|-", help="manifests; - reads stdin")
+    files = typer.Argument(None, metavar="FILE|DIR|-", help="Manifests; - reads stdin.")
     parameters = [inspect.Parameter("files", keyword, default=files, annotation=list[str])]
     for option, (metavar, text) in OPTIONS.items():
         kind = bool if metavar is None else str

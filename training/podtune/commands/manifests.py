@@ -10,13 +10,13 @@ import typer
 
 def render(
     values: Annotated[
-        list[Path] | None, typer.Option("-f", "--values", help=("values for the chart; may be repeated"))
+        list[Path] | None, typer.Option("-f", "--values", help=("Values for the chart; may be repeated."))
     ] = None,
     sets: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="as helm's --set")
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="As helm's --set.")
     ] = None,
-    name: Annotated[str, typer.Option(help="the release, and so the run")] = "run",
-    namespace: Annotated[str, typer.Option("-n", "--namespace")] = "default",
+    name: Annotated[str, typer.Option(help="The release, and so the run.")] = "run",
+    namespace: Annotated[str, typer.Option("-n", "--namespace", help="Of the manifests.")] = "default",
 ) -> None:
     """Print the manifests that `helm install NAME charts/podtune` would create. Needs neither helm nor a
     cluster.

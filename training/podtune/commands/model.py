@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from podtune.run.errors import working
+
 app = typer.Typer(
     help=("Build a small model, look at any model before using it, merge an adapter."),
     no_args_is_help=True,
@@ -28,11 +30,13 @@ def build(
     The same data, size and seed give the same bytes; nothing is downloaded.
 
     \b
-    podtune model build --data datasets/qa --output models/tiny
-    podtune model build --size micro --data rows.jsonl --output /tmp/micro
+    Examples:
+      podtune model build --data datasets/qa --output models/tiny
+      podtune model build --size micro --data rows.jsonl --output /tmp/micro
     """
     from podtune.sft.model.build import build_model
 
+    working("learning a tokenizer and drawing weights")
     built = build_model(size, data, output, seed=seed)
     if as_json:
         print(json.dumps(built, indent=2))
@@ -60,11 +64,13 @@ def info(
     read.
 
     \b
-    podtune model info models/tiny
-    podtune model info HuggingFaceTB/SmolLM3-3B --sequence-length 4096 --batch-size 1 --json
+    Examples:
+      podtune model info models/tiny
+      podtune model info HuggingFaceTB/SmolLM3-3B --sequence-length 4096 --batch-size 1 --json
     """
     from podtune.sft.model.info import model_info
 
+    working("reading the configuration")
     facts = model_info(
         model,
         sequence_length=sequence_length,
@@ -128,11 +134,13 @@ def merge(
     """Merge a LoRA adapter into its base: one folder that any server loads, checked by comparing logits.
 
     \b
-    podtune model merge runs/lora/final --output models/merged
-    vllm serve models/merged
+    Examples:
+      podtune model merge runs/lora/final --output models/merged
+      vllm serve models/merged
     """
     from podtune.sft.model.merge import merge_adapter
 
+    working("merging, and comparing logits")
     agreement = merge_adapter(adapter, output, trust_remote_code=trust_remote_code)
     print(
         f"{output}: merged; logits differ by {agreement.difference:.1e} of the largest "

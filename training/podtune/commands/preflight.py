@@ -22,13 +22,13 @@ LATE_S = 20.0  # beyond its time for a call that does not come back
 
 def preflight(
     config: Annotated[
-        Path | None, typer.Option(help=("the training YAML; the chart's if it is mounted"))
+        Path | None, typer.Option(help=("The training YAML; the chart's if it is mounted."))
     ] = None,
-    timeout: Annotated[float, typer.Option(help="seconds for all of it, once the pods are there")] = 60.0,
+    timeout: Annotated[float, typer.Option(help="Seconds for all of it, once the pods are there.")] = 60.0,
     wait: Annotated[
-        float, typer.Option(help=("seconds for the other pods to arrive (0: within --timeout)"))
+        float, typer.Option(help=("Seconds for the other pods to arrive (0: within --timeout)."))
     ] = 0.0,
-    as_json: Annotated[bool, typer.Option("--json", help="the whole verdict, on one line")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="The whole verdict, on one line.")] = False,
 ) -> None:
     """Look at what training needs before it starts; in a job of several pods, together with the others.
 

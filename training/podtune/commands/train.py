@@ -25,9 +25,9 @@ def train(
 
     \b
     Examples:
-    podtune train --config sft.yaml
-    podtune train -n 2 --config deploy/demo.yaml --model_name_or_path work/model --dataset_name work/data
-    podtune train -n gpu --config sft.yaml --learning_rate 1e-4
+      podtune train --config sft.yaml
+      podtune train -n 2 --config deploy/demo.yaml --model_name_or_path work/model --dataset_name work/data
+      podtune train -n gpu --config sft.yaml --learning_rate 1e-4
     """
     if processes != "gpu" and not (processes.isdigit() and int(processes)):
         raise UserError(

@@ -69,6 +69,16 @@ def warn(text: str) -> None:
     print(f"podtune: warning: {printable(text)}", file=sys.stderr, flush=True)
 
 
+def working(text: str) -> None:
+    """Say on stderr what now takes seconds, before the libraries that it needs are imported."""
+    print(f"podtune: {printable(text)} ...", file=sys.stderr, flush=True)
+
+
+def reader_left() -> None:
+    """End quietly after a BrokenPipeError: who read stdout, such as `| head`, has seen enough."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def report(error: BaseException, *, rank: int | None = None) -> int:
     """Say what went wrong, for people and for the launcher; return the exit code.
 

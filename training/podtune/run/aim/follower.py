@@ -44,7 +44,10 @@ class Follower:
         self._aim: AimRun | None = None
         self._folder = _state_folder(self.run_dir, repo)
         self._lock = _lock(self._folder / f".{STATE_FILE}.lock")
-        self._state = _read_state(self._folder / STATE_FILE)["repos"].get(repo, {})
+        # relative: equal runs have equal files, and a folder that moves with its repo keeps its run there
+        self._key = repo if "://" in repo else os.path.relpath(repo, self.run_dir)
+        repos = _read_state(self._folder / STATE_FILE)["repos"]
+        self._state = repos.get(self._key) or repos.get(repo, {})  # of an earlier version
         # A server that dies takes its queue with it: until a run was closed there, nothing counts as written.
         unsure = "://" in repo and not self._state.get("closed")
         positions = {} if rebuild or unsure else self._state
@@ -116,7 +119,8 @@ class Follower:
     def _remember(self, **changed: Any) -> None:
         self._state.update(changed)
         content = _read_state(self._folder / STATE_FILE)
-        content["repos"][self.repo] = self._state
+        content["repos"].pop(self.repo, None)
+        content["repos"][self._key] = self._state
         write_json(self._folder / STATE_FILE, content)
 
     @property

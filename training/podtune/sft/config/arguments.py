@@ -63,6 +63,9 @@ class RunArguments:
     aim_repo: Annotated[str | None, {"env": "AIM_REPO"}] = _key(
         None, "Aim repository (folder, or aim://host:port) to mirror the metrics to"
     )
+    notify_url: Annotated[str | None, {"env": "NOTIFY_URL"}] = _key(
+        None, "web hook to post the summary to, as JSON, when the run ends well or badly; kept out of records"
+    )
     timeout_s: Annotated[float, {"above": 0}] = _key(
         DEFAULT_TIMEOUT_S, "longest wait for another rank, in the rendezvous and in a collective"
     )

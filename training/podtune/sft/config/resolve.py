@@ -24,7 +24,7 @@ from podtune.run.errors import CONFIG, UserError
 from podtune.run.record import new_record
 from podtune.sft.config.arguments import RunArguments, limits
 from podtune.sft.config.hardware import hardware_choices, refuse_unfit
-from podtune.sft.config.settings import Settings
+from podtune.sft.config.settings import SECRET, Settings
 from podtune.sft.config.strategy import resolve_strategy, strategy_settings
 from podtune.sft.data.rows import RowOptions
 from podtune.sft.data.source import Sources
@@ -163,7 +163,7 @@ class Arguments:
         merged: dict[str, Any] = {}
         for part in (self.script, self.training, self.model, self.mixture, self.run):
             for item in dataclasses.fields(part):
-                if item.name == "hub_token":
+                if item.name in SECRET:
                     continue
                 value = getattr(part, item.name)
                 if isinstance(value, enum.Enum):  # also one that is text: its name must not be shown for it
@@ -247,6 +247,14 @@ def check_installed(training: SFTConfig) -> None:
 
     available = get_available_reporting_integrations()
     for tracker in training.report_to:
+        if tracker == "kubeflow" and tracker not in available:
+            raise UserError(
+                "kubeflow reports to the status of a TrainJob, and none asked for it here "
+                "(KUBEFLOW_TRAINER_SERVER_URL is not set)",
+                where="report_to",
+                fix="remove it: in a TrainJob whose controller has the feature TrainJobRuntimeStatus it "
+                "comes by itself",
+            )
         if tracker not in available:
             named = ", ".join(available) or "none"
             raise UserError(

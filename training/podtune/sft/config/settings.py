@@ -32,6 +32,7 @@ ENVIRONMENT = {  # the reference pipeline's names
     "MAX_LENGTH": "max_length",
     "RUN_NAME": "run_name",
 }
+SECRET = ("hub_token", "notify_url")  # never in a message or a record
 _LAUNCHER_KEYS = ("config_file", "main_process_ip", "main_process_port", "machine_rank", "num_machines")
 RENAMED = {  # keys of older TRL and transformers that people still paste
     "max_seq_length": "max_length",
@@ -283,7 +284,7 @@ def convert(key: str, value: Value, where: str) -> Value:
         return value
     if isinstance(value, list) and kind != "list":
         raise UserError(
-            (f"{key} takes one value and has {len(value)}: {', '.join(map(str, value))}"),
+            f"{key} takes one value and has {len(value)}: {shown(key, value)}",
             where=where,
             code=CONFIG,
         )
@@ -292,7 +293,9 @@ def convert(key: str, value: Value, where: str) -> Value:
     try:
         converted = _converters[kind](value)
     except (ValueError, TypeError, SyntaxError):
-        raise UserError(f"{key} is {value!r}, not {_names[kind]}", where=where, code=CONFIG) from None
+        raise UserError(
+            f"{key} is {shown(key, value)}, not {_names[kind]}", where=where, code=CONFIG
+        ) from None
     if choices and str(converted) not in choices:
         raise UserError(
             (f"{key} is {value!r}{near(str(converted), choices)}"),
@@ -301,6 +304,13 @@ def convert(key: str, value: Value, where: str) -> Value:
             code=CONFIG,
         )
     return converted
+
+
+def shown(key: str, value: Value) -> str:
+    """``value`` for a message, which must not have a secret in it."""
+    if key in SECRET:
+        return "***"
+    return ", ".join(map(str, value)) if isinstance(value, list) else repr(value)
 
 
 def _boolean(value: Value) -> bool:
@@ -360,7 +370,7 @@ def check(settings: Settings) -> None:
 
     def wrong(key: str, what: str, fix: str = "") -> UserError:
         return UserError(
-            (f"{key} is {values[key]!r}: {what}"), where=settings.source[key], fix=fix, code=CONFIG
+            f"{key} is {shown(key, values[key])}: {what}", where=settings.source[key], fix=fix, code=CONFIG
         )
 
     for key, value in values.items():
@@ -437,6 +447,10 @@ def check(settings: Settings) -> None:
             ("quantised weights cannot be trained in full"),
             "--use_peft",
         )
+    if values.get("notify_url"):
+        from podtune.run.notify import check_url
+
+        check_url(str(values["notify_url"]), settings.source["notify_url"])
     if "aim" in _items(values.get("report_to", "none")):
         raise wrong("report_to", "Aim is not a tracker of transformers", "--aim_repo FOLDER")
     if values.get("sample_ledger") and values.get("auto_find_batch_size"):

@@ -20,10 +20,10 @@ from podtune.run.files import open_new
 from podtune.run.heartbeat import Heartbeat
 from podtune.run.lock import Lock
 from podtune.run.log_lines import head_line
+from podtune.run.notify import summary_lines
 from podtune.run.record import (
     CUDA_PEAK,
     RESIDENT_PEAK_SINCE_START,
-    Measurements,
     MemoryPeaks,
     Status,
     end_record,
@@ -260,7 +260,7 @@ class FineTune:
             self._release()
         if status in ("ok", "preempted"):
             self._draw()
-        print("\n".join(self.summary()), flush=True)
+        print("\n".join(summary_lines(self.record, self.output_dir)), flush=True)
         if in_pod():
             emit_record(self.record, sys.stdout)
 
@@ -317,20 +317,3 @@ class FineTune:
             )
         except (UserError, RuntimeError, MemoryError) as error:  # the model is trained and saved: that stands
             warn(f"base and tuned model could not be compared: {error}")
-
-    def summary(self) -> list[str]:
-        """The closing lines for people."""
-        measured, status = Measurements.read(self.record), self.record["status"]
-        loss = measured.loss
-        speed = f", {measured.tokens_per_s:,.0f} tokens/s" if measured.tokens_per_s is not None else ""
-        if speed and measured.speeds_since_step:
-            speed += f" since step {measured.speeds_since_step}"
-        lines = [f"{status}: {measured.steps or 0} steps, {measured.tokens or 0:,} tokens{speed}"]
-        if self.record["reason"]:
-            lines.append(self.record["reason"])
-        if loss and loss.eval_first is not None and loss.eval is not None:
-            lines.append(f"eval loss {loss.eval_first:.4f} -> {loss.eval:.4f}")
-        if status == "ok":
-            lines.append(f"model   {self.output_dir / 'final'}")
-        lines.append(f"record  {self.output_dir / 'run.json'}, {self.output_dir / 'metrics.jsonl'}")
-        return lines

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from accelerate import DistributedDataParallelKwargs, DistributedType, PartialState
 from datasets import Dataset
 from transformers import PrinterCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.integrations import KubeflowCallback
 from trl import SFTConfig, SFTTrainer
 
 from podtune.run import checkpoint
@@ -27,6 +28,7 @@ from podtune.run.errors import CONFIG, DATA, UNAVAILABLE, UserError
 from podtune.run.ledger import Ledger
 from podtune.sft.data.batching import ROW, LengthGrouped, NumberedBatches, balance, numbered, row_lengths
 from podtune.sft.train.early import EarlyStopping
+from podtune.sft.train.job_status import JobStatus
 from podtune.sft.train.loss import lean_loss, logs_next, score_as_on_a_gpu, why_not_lean
 from podtune.sft.train.meter import Meter
 from podtune.sft.train.publish import Publisher
@@ -99,6 +101,8 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
             self.data_collator = NumberedBatches(self.data_collator)
         self._leave_casts_to_autocast()
         self.remove_callback(PrinterCallback)  # podtune.sft.train.progress says it in one tidy line
+        if self.pop_callback(KubeflowCallback):
+            self.add_callback(JobStatus)
         self.world, self.meter, self.facts = world, meter, facts
         self.publisher = Publisher(args, self.hub_model_id)
         self.why_not_lean = why_not_lean(self) if lean else "as asked"

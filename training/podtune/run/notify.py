@@ -1,0 +1,132 @@
+"""The end of a run, told to a web hook. Needs no torch.
+
+Nothing that happens here changes how the run ended: what cannot be told is a warning.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from podtune.run.errors import CONFIG, UserError, warn
+from podtune.run.follow import read_record
+from podtune.run.record import Json, Measurements, finite, now
+
+ATTEMPTS = 2
+ATTEMPT_S = 4.0
+TOLD = ("name", "status", "exit_code", "reason", "started_at", "ended_at", "model", "strategy", "world_size")
+
+
+class Notification:
+    """Tells ``url`` how this start of a run ended; made when it starts.
+
+    A web hook's URL is a secret by itself: messages name its host alone.
+    """
+
+    def __init__(self, url: str, output_dir: Path) -> None:
+        self._url, self._output_dir, self._began = url, output_dir, now()
+
+    def send(self, code: int, error: BaseException | None = None) -> None:
+        """Post the record that this start left; a failure before there was one has ``error`` to tell."""
+        try:
+            self._send(code, error)
+        except Exception as problem:  # a record that somebody else damaged, say
+            warn(f"notify_url: how the run ended was not told: {type(problem).__name__}")
+
+    def _send(self, code: int, error: BaseException | None) -> None:
+        record = read_record(self._output_dir) or {}
+        if str(record.get("ended_at", "")) < self._began:
+            if error is None:  # a finished run was started again: nothing ran
+                return
+            record = {"name": self._output_dir.name, "status": "error", "exit_code": code}
+            record |= {"reason": str(error)[:2000], "started_at": self._began, "ended_at": now()}
+        post(self._url, told(record, self._output_dir))
+
+
+def told(record: Json, output_dir: Path) -> Json:
+    """What is posted: ``text`` for people, and the record without its configuration and sample answers."""
+    source, measured = record.get("provenance", {}), dict(record.get("measurements", {}))
+    if "answers" in measured:
+        measured["answers"] = {k: v for k, v in measured["answers"].items() if k != "samples"}
+    text = "\n".join(summary_lines(record, output_dir))
+    return (
+        {"schema": "podtune.notification/1", "text": f"{record['name']}: {text}"}
+        | {key: record[key] for key in TOLD if key in record}
+        | {key: source[key] for key in ("job", "pod") if key in source}
+        | {"output_dir": str(output_dir), "measurements": measured}
+    )
+
+
+def summary_lines(record: Json, output_dir: Path) -> list[str]:
+    """How a run went, for people."""
+    measured, status = Measurements.read(record), record["status"]
+    loss = measured.loss
+    speed = f", {measured.tokens_per_s:,.0f} tokens/s" if measured.tokens_per_s is not None else ""
+    if speed and measured.speeds_since_step:
+        speed += f" since step {measured.speeds_since_step}"
+    lines = [f"{status}: {measured.steps or 0} steps, {measured.tokens or 0:,} tokens{speed}"]
+    if record["reason"]:
+        lines.append(record["reason"])
+    if loss and loss.eval_first is not None and loss.eval is not None:
+        lines.append(f"eval loss {loss.eval_first:.4f} -> {loss.eval:.4f}")
+    if status == "ok":
+        lines.append(f"model   {output_dir / 'final'}")
+    lines.append(f"record  {output_dir / 'run.json'}, {output_dir / 'metrics.jsonl'}")
+    return lines
+
+
+def check_url(url: str, where: str) -> None:
+    """Raise :class:`UserError` unless ``url`` is one that can be posted to; it is not printed."""
+    try:
+        parts = urlsplit(url)
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and url.isprintable()
+        parts.port  # noqa: B018 raises if it is no number
+    except ValueError:
+        good = False
+    if not good or " " in url:
+        raise UserError(
+            "notify_url is no web address", where=where, fix="https://HOST/PATH of a web hook", code=CONFIG
+        )
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """A redirected POST would arrive as a GET without its content."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+def post(url: str, content: Json) -> None:
+    """POST ``content`` as JSON, once more if that fails; over within ATTEMPTS x ATTEMPT_S seconds."""
+    request = urllib.request.Request(
+        url, json.dumps(finite(content)).encode(), {"Content-Type": "application/json"}, method="POST"
+    )
+    opener = urllib.request.build_opener(_NoRedirect)
+    failure = ""
+
+    def attempt() -> None:
+        nonlocal failure
+        try:
+            opener.open(request, timeout=ATTEMPT_S).close()
+            failure = ""
+        except urllib.error.HTTPError as error:
+            failure = f"HTTP {error.code}"
+        except urllib.error.URLError as error:
+            failure = str(error.reason)
+        except Exception as error:  # its text may hold the address
+            failure = type(error).__name__
+
+    for _ in range(ATTEMPTS):
+        failure = f"no answer within {ATTEMPT_S:g} s"
+        # a name that is looked up, or an answer that trickles in, knows no timeout
+        thread = threading.Thread(target=attempt, daemon=True)
+        thread.start()
+        thread.join(ATTEMPT_S)
+        if not failure:
+            return
+    warn(f"notify_url: {urlsplit(url).hostname} was not told how the run ended: {failure}")
