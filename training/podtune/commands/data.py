@@ -137,8 +137,9 @@ def ledger(
     row came once an epoch. 65: a row was missed, or came twice without accelerate's filling.
 
     \b
-    podtune data ledger runs/my-run
-    podtune data ledger runs/my-run --json
+    Examples:
+      podtune data ledger runs/my-run
+      podtune data ledger runs/my-run --json
     """
     import dataclasses
 
