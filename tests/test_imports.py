@@ -24,7 +24,7 @@ ONLY_IN = {
     "trl": ("training.py", "sft/"),
     "aim": ("run/aim/tracking.py", "run/aim/ui.py"),
     "kubernetes": ("cluster/live/client.py",),
-    "deepspeed": ("sft/config/strategy.py", "bench/strategies/deepspeed_zero.py"),
+    "deepspeed": ("machine/building.py", "sft/config/strategy.py", "bench/strategies/deepspeed_zero.py"),
     "torch": (
         *("training.py", "benchmark.py", "bench/", "sft/"),
         *("run/distributed.py", "pod/launch.py", "pod/meeting.py", "pod/compute.py"),
