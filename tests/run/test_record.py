@@ -19,8 +19,10 @@ from podtune.run.record import (
     MemoryPeaks,
     MetricsLog,
     Spread,
+    each_entry,
     end_record,
     finite,
+    metrics_entry,
     new_record,
     read_metrics,
     write_json,
@@ -129,6 +131,32 @@ def test_a_broken_line_costs_that_line_and_is_said(
     resumed = MetricsLog(path, from_step=80)
     assert len(resumed.kept) == 77
     assert f"{path}: lines that cannot be read are dropped: 10, 21, 31" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("place", [0, 5, 999, 1000, 2499])
+@pytest.mark.parametrize(
+    "odd",
+    ['{"step": 1, "sp', "", "[1]", '{"step": 1}', '{"step": 1, "split": "a"},{"step": 2, "split": "b"}'],
+)
+def test_lines_read_together_are_judged_as_each_alone(place: int, odd: str) -> None:
+    lines = [json.dumps({"step": step, "split": "train", "loss": 1.0}).encode() for step in range(2500)]
+    lines[place] = odd.encode()
+    assert list(each_entry(lines)) == [metrics_entry(line) for line in lines]
+
+
+def test_lines_that_are_one_object_only_together_are_none() -> None:
+    halves = [b'{"step": 1, "split": "train", "of": {"a": 1}', b'"b": 2}']
+    both = b'{"step": 2, "split": "train"},{"step": 3, "split": "train"}'
+    assert list(each_entry([*halves, both])) == [None, None, None]
+
+
+def test_a_thousand_good_lines_are_parsed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [json.dumps({"step": step, "split": "train"}).encode() for step in range(10_000)]
+    calls: list[int] = []
+    real = json.loads
+    monkeypatch.setattr(json, "loads", lambda text: calls.append(len(text)) or real(text))
+    assert len(list(each_entry(lines))) == 10_000
+    assert len(calls) == 10
 
 
 @pytest.mark.parametrize("name", ["KUBERNETES_SERVICE_HOST", "PET_NNODES", "PODTUNE_POD_NAME"])

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -225,6 +226,45 @@ def test_a_thousand_runs_list_in_about_a_second_of_cpu(make_run: RunMaker, tmp_p
     took = time.process_time() - began
     assert (len(rows), unreadable, text.count("\n")) == (1000, [], 1001)
     assert took < 1.0, f"{took:.2f} s of CPU"
+
+
+def test_many_runs_read_in_several_processes_are_the_list_that_one_reads(
+    make_run: RunMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = [make_run(f"run-{index}", record={"name": f"name-{index // 2}"}) for index in range(12)]
+    folders.insert(5, tmp_path / "no run")
+    rows, unreadable = listing.list_runs(folders)
+    monkeypatch.setattr(listing, "_PART", 1)
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    pools: list[int] = []
+
+    def pool(processes: int, context: object) -> ProcessPoolExecutor:
+        pools.append(processes)
+        return ProcessPoolExecutor(processes, context)
+
+    monkeypatch.setattr(listing, "ProcessPoolExecutor", pool)
+    others, unreadable_there = listing.list_runs(folders)
+    assert pools == [2]
+    ages = [row.values.pop("age_s") for row in [*rows, *others]]
+    assert len(ages) == 24
+    assert others == rows
+    assert rows[0].values["name"] == f"name-0 ({folders[0]})"
+    assert unreadable_there == unreadable == [f"{tmp_path / 'no run'}: no such folder"]
+    assert listing.list_runs(folders, records=False)[0][0].record == {}
+
+
+def test_names_are_told_apart_in_one_pass_over_them() -> None:
+    class Name(str):
+        compared = 0
+        __hash__ = str.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            Name.compared += 1
+            return super().__eq__(other)
+
+    rows = [listing.ListedRun({"name": Name(f"run-{index}"), "path": "p"}, {}, []) for index in range(1000)]
+    assert listing._told_apart(rows) is rows
+    assert Name.compared < 5000
 
 
 def test_what_is_no_run_torn_or_of_another_schema_is_named_with_its_place(

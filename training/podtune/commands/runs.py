@@ -66,7 +66,8 @@ def runs(
     if cluster:
         rows, unreadable, places = _of_jobs(namespace, context)
     else:
-        rows, unreadable, places = _below(folders or [Path()])
+        records = bool(where) or sort.lstrip("-") not in listing.FIELDS  # for fields that are no column
+        rows, unreadable, places = _below(folders or [Path()], records=records)
     for comparison in where or []:
         rows = listing.where(comparison, rows)
     rows = listing.sort_rows(rows, sort)
@@ -86,7 +87,7 @@ def runs(
         print(f"no {'jobs' if cluster else 'runs'}{' that match' if where else ''} in {places}")
 
 
-def _below(roots: list[Path]) -> tuple[list[ListedRun], list[str], str]:
+def _below(roots: list[Path], *, records: bool) -> tuple[list[ListedRun], list[str], str]:
     """Rows of the runs below ``roots``, what could not be read, and the places."""
     from podtune.report.runs import listing
     from podtune.run.errors import NO_INPUT, UserError
@@ -98,7 +99,7 @@ def _below(roots: list[Path]) -> tuple[list[ListedRun], list[str], str]:
                 "no such folder", where=str(root), fix=("give a folder with runs below it"), code=NO_INPUT
             )
     run_dirs = dict.fromkeys(run_dir for root in roots for run_dir in find_runs(root))
-    return *listing.list_runs(list(run_dirs)), ", ".join(map(str, roots))
+    return *listing.list_runs(list(run_dirs), records=records), ", ".join(map(str, roots))
 
 
 def _of_jobs(namespace: str, context: str) -> tuple[list[ListedRun], list[str], str]:

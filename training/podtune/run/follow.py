@@ -104,9 +104,9 @@ def find_runs(root: Path) -> list[Path]:
     run_dirs: list[Path] = []
     level = [root]
     for _ in range(MAX_DEPTH):
-        below = [Path(entry.path) for folder in level for entry in _folders(folder)]
-        run_dirs += [folder for folder in below if (folder / RUN_FILE).exists()]
-        level = [folder for folder in below if not (folder / RUN_FILE).exists()]
+        below, level = [entry.path for folder in level for entry in _folders(folder)], []
+        for path in below:
+            (run_dirs if os.path.exists(os.path.join(path, RUN_FILE)) else level).append(Path(path))
     return sorted(run_dirs)
 
 

@@ -12,7 +12,7 @@ import os
 import statistics
 import types
 import typing
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 from functools import cache
 from pathlib import Path
@@ -217,6 +217,8 @@ def _kinds(cls: type) -> dict[str, tuple[Any, bool]]:
 
 def _read(kind: Any, value: Any) -> Any:
     """``value`` of a JSON file as a ``kind``, or None if it is none."""
+    if value is None:
+        return None
     if isinstance(kind, type) and is_dataclass(kind):
         if not isinstance(value, dict):
             return None
@@ -268,6 +270,8 @@ def sound(record: Json) -> tuple[Json, list[str]]:
 
 
 def _sound(value: Json, shape: Json) -> tuple[Json, list[str]]:
+    if not shape:
+        return value, []
     kept: Json = {}
     odd: list[str] = []
     for key, item in value.items():
@@ -289,8 +293,9 @@ def _is(item: object, kind: type) -> bool:
 
 
 def _nested(value: Any, depth: int) -> bool:
-    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return depth == 0 or any(_nested(item, depth - 1) for item in items if isinstance(item, dict | list))
+    """Whether a dict or list, as JSON gives them, holds others ``depth`` levels down."""
+    items = value.values() if type(value) is dict else value
+    return depth == 0 or any(_nested(item, depth - 1) for item in items if type(item) in (dict, list))
 
 
 def finite(value: Any) -> Any:
@@ -375,22 +380,48 @@ def _some(numbers: list[int]) -> str:
     return ", ".join(map(str, numbers[:5])) + (f" and {len(numbers) - 5} more" if len(numbers) > 5 else "")
 
 
+_TOGETHER = 1000  # lines
+
+
 def metrics_entry(line: bytes | str) -> Json | None:
     """A line of a metrics file, or None if it is torn, or none: every reader's judgement."""
     try:
         entry = json.loads(line)
-        if type(entry["step"]) is int and abs(entry["step"]) < 2**63 and isinstance(entry["split"], str):
-            return dict(entry)
-    except (ValueError, KeyError, TypeError, RecursionError):
-        pass
-    return None
+    except (ValueError, RecursionError):
+        return None
+    return dict(entry) if _is_entry(entry) else None
 
 
-def metrics_entries(lines: Iterable[bytes]) -> tuple[list[Json], list[int]]:
+def _is_entry(entry: Any) -> bool:
+    if type(entry) is not dict:
+        return False
+    step, split = entry.get("step"), entry.get("split")
+    return type(step) is int and abs(step) < 2**63 and isinstance(split, str)
+
+
+def each_entry(lines: Sequence[bytes]) -> Iterator[Json | None]:
+    """:func:`metrics_entry` of each line, in less time, and in less memory: their keys are shared."""
+    for start in range(0, len(lines), _TOGETHER):
+        some = lines[start : start + _TOGETHER]
+        yield from _entries_together(some) or map(metrics_entry, some)
+
+
+def _entries_together(lines: Sequence[bytes]) -> list[Json] | None:
+    """The entries of lines that are good, all of them; else None."""
+    if not all(line[:1] == b"{" and line[-1:] == b"}" for line in lines):
+        return None  # an object that goes on in the next line would be one
+    try:
+        entries = json.loads(b"[" + b",".join(lines) + b"]")
+    except (ValueError, RecursionError):
+        return None
+    return entries if len(entries) == len(lines) and all(map(_is_entry, entries)) else None
+
+
+def metrics_entries(lines: Sequence[bytes]) -> tuple[list[Json], list[int]]:
     """The entries of ``lines``, and the numbers of those that are none. Empty lines are neither."""
     entries, broken = [], []
-    for number, line in enumerate(lines, 1):
-        if (entry := metrics_entry(line)) is not None:
+    for number, (line, entry) in enumerate(zip(lines, each_entry(lines), strict=True), 1):
+        if entry is not None:
             entries.append(entry)
         elif line.strip():
             broken.append(number)

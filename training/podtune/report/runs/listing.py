@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import re
 import time
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from podtune.report.draw.tables import Column, Table, duration
-from podtune.report.runs.runs import Run, load_run, progress, unique_names
+from podtune.report.runs.runs import Run, load_run, progress
+from podtune.run.collection import without_collection
 from podtune.run.errors import USAGE, UserError, near
 from podtune.run.record import Json, Losses, number
 
@@ -29,30 +35,61 @@ class ListedRun:
     problems: list[str]
 
 
-def list_runs(folders: Sequence[Path]) -> tuple[list[ListedRun], list[str]]:
-    """A row for every run in ``folders``, and a line for each that could not be read."""
-    runs, unreadable = [], []
-    for folder in folders:
-        try:
-            runs.append(load_run(folder, curves=False))
-        except UserError as error:
-            unreadable.append(f"{error.where}: {error.what}")
-    return rows_of(runs), unreadable
+def list_runs(folders: Sequence[Path], *, records: bool = True) -> tuple[list[ListedRun], list[str]]:
+    """A row for every run in ``folders``, and a line for each that could not be read.
+
+    Without ``records`` the rows' own are empty: of many runs they are most of the memory.
+    """
+    read_part = partial(_read_part, records=records)
+    parts = [folders[start : start + _PART] for start in range(0, len(folders), _PART)]
+    processes = min(len(parts) // 4, os.cpu_count() or 1, _MOST_PROCESSES)
+    if processes < 2:
+        read = list(map(read_part, parts))
+    else:
+        with ProcessPoolExecutor(processes, multiprocessing.get_context("fork")) as pool:
+            read = list(pool.map(read_part, parts))
+    rows = [row for part, _ in read for row in part]
+    return _told_apart(rows), [line for _, lines in read for line in lines]
+
+
+_PART, _MOST_PROCESSES = 250, 8
+
+
+def _read_part(folders: Sequence[Path], records: bool) -> tuple[list[ListedRun], list[str]]:
+    rows, unreadable = [], []
+    with without_collection():
+        for folder in folders:
+            try:
+                row = _row(load_run(folder, curves=False))
+            except UserError as error:
+                unreadable.append(f"{error.where}: {error.what}")
+                continue
+            rows.append(row if records else replace(row, record={}))
+    return rows, unreadable
 
 
 def rows_of(runs: Sequence[Run]) -> list[ListedRun]:
     """A row for each run."""
-    return [_row(run, name) for run, name in zip(runs, unique_names(runs), strict=True)]
+    return _told_apart(list(map(_row, runs)))
 
 
-def _row(run: Run, name: str) -> ListedRun:
+def _told_apart(rows: list[ListedRun]) -> list[ListedRun]:
+    """The rows; a name that occurs twice has got its folder beside it."""
+    often = Counter(row.values["name"] for row in rows)
+    for row in rows:
+        if often[row.values["name"]] > 1:
+            row.values["name"] += f" ({row.values['path']})"
+    return rows
+
+
+def _row(run: Run) -> ListedRun:
     record, seconds = run.record, run.seconds()
     status = run.status
     world = record.get("world_size")
     measured = run.measurements
     loss = measured.loss or Losses()
     values: dict[str, Any] = {
-        "name": name,
+        "name": run.name,
         "mode": record.get("mode"),
         "model": record.get("model"),
         "strategy": record.get("strategy"),

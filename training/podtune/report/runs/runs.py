@@ -10,6 +10,7 @@ import datetime
 import json
 import math
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -26,7 +27,7 @@ from podtune.run.record import (
     Json,
     Losses,
     Measurements,
-    metrics_entry,
+    each_entry,
     number,
     sound,
 )
@@ -219,10 +220,10 @@ def _read_lines(run: Run, lines: list[bytes], *, numbered: bool) -> None:
     where = run.path / METRICS_FILE
     seen: dict[tuple[str, int], Json] = {}
     bad_numbers: dict[tuple[str, str], list[int]] = {}
-    for index, line in enumerate(lines, 1):
+    for index, (line, entry) in enumerate(zip(lines, each_entry(lines), strict=True), 1):
         if not line:
             continue
-        if (entry := metrics_entry(line)) is None:
+        if entry is None:
             at = f" line {index}" if numbered else ""
             run.problems.append(f"{where}{at}: torn or no metrics line; left out")
             continue
@@ -275,11 +276,8 @@ def _check(run: Run) -> None:
 
 def unique_names(runs: Sequence[Run]) -> list[str]:
     """Names to show: a name that occurs twice gets the folder beside it."""
-    names = [run.name for run in runs]
-    return [
-        name if names.count(name) == 1 else f"{name} ({run.path})"
-        for name, run in zip(names, runs, strict=True)
-    ]
+    often = Counter(run.name for run in runs)
+    return [run.name if often[run.name] == 1 else f"{run.name} ({run.path})" for run in runs]
 
 
 @dataclass(frozen=True)
