@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from podtune.sft.train.trainer import PodtuneTrainer, StopTogether
 
 
+LEAVING_S = 5.0  # for a save in flight when another rank is lost
 VOLUME_SLACK_S = 20.0  # beyond timeout_s: within it a volume may be slow
 
 
@@ -158,7 +159,10 @@ def fine_tune(settings: config.Settings, world: World) -> int:
             run.measure(trainer)
             early = trainer.stopped_early()
         except Exception as error:
-            run.failed(peer_failure(error) or error)
+            lost = peer_failure(error)
+            # a peer that is gone has others wait for this process
+            trainer.leave_save(LEAVING_S if lost else arguments.run.timeout_s)
+            run.failed(lost or error)
             raise
         publisher = trainer.publisher
         trainer.release()
@@ -283,6 +287,7 @@ def load(
         tokens_before=run.tokens_before,
         lean=arguments.run.loss == "lean",
         ledger=ledger,
+        async_save=arguments.run.async_save,
     )
     stop.trainer = trainer
     run.announce(trainer)

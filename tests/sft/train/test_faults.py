@@ -18,6 +18,7 @@ import pytest
 from launch import Launcher, Program, metrics
 
 from podtune.run import checkpoint, ledger
+from podtune.run.background_save import stage_of
 from podtune.run.ledger import judge
 from podtune.run.record import Measurements
 
@@ -169,6 +170,7 @@ def test_an_interrupted_run_ends_bit_for_bit_like_one_that_was_not(
     program.wait(30)
     output = launcher.run(*command, "--output_dir", broken, ranks=ranks)
     assert "resuming from" in output
+    assert "saves beside the next steps" in output
     assert metrics(broken) == metrics(whole)
     assert metrics(broken, name="tokens") == metrics(whole, name="tokens")
     assert ledger_of(broken) == ledger_of(whole)
@@ -201,6 +203,20 @@ def test_rows_in_the_order_of_their_length_stay_in_it_over_a_resume_in_the_secon
     assert "checkpoint-8" in launcher.run(*words)
     assert metrics(run) == whole
     assert [(epoch.seen, epoch.missed, epoch.filling) for epoch in judge(run).epochs] == [(20, (), 0)] * 2
+
+
+def test_a_run_records_for_how_long_it_stopped_for_its_saves(undisturbed: Path) -> None:
+    measured = record(undisturbed)["measurements"]
+    assert isinstance(measured, dict)
+    saves = measured["saves"]
+    assert saves["n"] == 3
+    assert 0 < saves["longest_stall_s"] <= saves["stall_s"] <= saves["write_s"]
+    lines = [json.loads(line) for line in (undisturbed / "metrics.jsonl").read_text().splitlines()]
+    said = [line["save_stall_s"] for line in lines if "save_write_s" in line]
+    assert (
+        1 <= len(said) <= 2
+    )  # the first is complete before the second begins; the last follows the last line
+    assert not stage_of(undisturbed, 0).exists()
 
 
 def test_a_run_killed_while_it_saves_goes_on_from_a_complete_checkpoint(

@@ -215,6 +215,24 @@ def memory() -> int:
     return int(min(psutil.virtual_memory().total, memory_limit()))
 
 
+def free_memory() -> int:
+    """Main memory in bytes that processes may still take: the machine's, cut by what the cgroup's limit
+    leaves.
+    """
+    import psutil
+
+    free = psutil.virtual_memory().available
+    for folder, used, cache in (
+        (Path("/sys/fs/cgroup"), "memory.current", "inactive_file"),
+        (Path("/sys/fs/cgroup/memory"), "memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        with contextlib.suppress(OSError, ValueError):
+            taken = int((folder / used).read_text())
+            stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+            return int(min(free, memory_limit() - taken + int(stat.get(cache, 0))))
+    return int(free)
+
+
 def shared_memory(folder: Path = Path("/dev/shm")) -> int | None:
     """Size of the memory that processes share, in bytes; None without such a folder."""
     with contextlib.suppress(OSError):

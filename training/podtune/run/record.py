@@ -159,6 +159,18 @@ class Parity:
 
 
 @dataclass(frozen=True)
+class SaveTimes:
+    """Seconds that the ranks stopped for the ``n`` checkpoints of this attempt, in all and for the longest,
+    and that it took until they were complete on the volume.
+    """
+
+    n: int
+    stall_s: float
+    longest_stall_s: float
+    write_s: float
+
+
+@dataclass(frozen=True)
 class Measurements:
     """What a run measured. A figure that could not be measured is None here, and absent in run.json."""
 
@@ -178,6 +190,7 @@ class Measurements:
     h2d_gb_per_s: float | None = None
     loss: Losses | None = None
     time_to_first_step_s: float | None = None
+    saves: SaveTimes | None = None
     answers: Json | None = None
     parity: Parity | None = None
     telemetry: Json | None = None

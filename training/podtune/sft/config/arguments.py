@@ -66,6 +66,9 @@ class RunArguments:
     notify_url: Annotated[str | None, {"env": "NOTIFY_URL"}] = _key(
         None, "web hook to post the summary to, as JSON, when the run ends well or badly; kept out of records"
     )
+    async_save: bool = _key(
+        True, "write checkpoints beside the next steps, from a copy in /dev/shm where one has room"
+    )
     timeout_s: Annotated[float, {"above": 0}] = _key(
         DEFAULT_TIMEOUT_S, "longest wait for another rank, in the rendezvous and in a collective"
     )

@@ -206,7 +206,8 @@ class FineTune:
         print(
             f"batch {record['global_batch_size']} = {trainer.args.per_device_train_batch_size} a device x "
             f"{world.world_size} process{plural} "
-            f"x {trainer.args.gradient_accumulation_steps} accumulated; {', '.join(self._notes)}"
+            f"x {trainer.args.gradient_accumulation_steps} accumulated; "
+            f"{', '.join([*self._notes, *trainer.how_it_saves()])}"
             + (f"; TRL's loss ({why})" if why else ""),
             flush=True,
         )
@@ -239,6 +240,7 @@ class FineTune:
             steps=self.step,
             tokens=tokens,
             peak_memory_gib=MemoryPeaks(max(peaks), tuple(peaks), kind),
+            saves=trainer.save_times(),
             memory_estimate=self._memory.for_record(max(peaks)) if self._memory else None,
             **trainer.utilisation(measurements.tokens_per_s, max(1, rows["tokens"] // rows["rows"])),
         ).to_json()

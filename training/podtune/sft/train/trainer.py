@@ -10,6 +10,7 @@ import gc
 import resource
 import shutil
 import signal
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,13 @@ from transformers import PrinterCallback, TrainerCallback, TrainerControl, Train
 from transformers.integrations import KubeflowCallback
 from trl import SFTConfig, SFTTrainer
 
-from podtune.run import checkpoint
+from podtune.machine.facts import GIB, free_memory
+from podtune.run import background_save, checkpoint
+from podtune.run.background_save import BackgroundSave
 from podtune.run.distributed import World, forced_gpu_path
-from podtune.run.errors import CONFIG, DATA, UNAVAILABLE, UserError
+from podtune.run.errors import CONFIG, DATA, UNAVAILABLE, UserError, warn
 from podtune.run.ledger import Ledger
+from podtune.run.record import SaveTimes
 from podtune.sft.data.batching import ROW, LengthGrouped, NumberedBatches, balance, numbered, row_lengths
 from podtune.sft.train.early import EarlyStopping
 from podtune.sft.train.job_status import JobStatus
@@ -35,6 +39,19 @@ from podtune.sft.train.publish import Publisher
 
 _RUNNING, _STOP, _NONFINITE = 0, 1, 2
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+@dataclasses.dataclass
+class Save:
+    """One save of a checkpoint: when it ``began``, how long the ranks stopped for it, and how long it took to
+    be complete on the volume (None until it is).
+    """
+
+    step: int
+    began: float = dataclasses.field(default_factory=time.monotonic)
+    stall_s: float = 0.0
+    write_s: float | None = None
+    logged: bool = False
 
 
 class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
@@ -58,6 +75,7 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
         tokens_before: int,
         lean: bool,
         ledger: Ledger | None = None,
+        async_save: bool = False,
         **kwargs: Any,
     ) -> None:
         # The rows come tokenised, cut, masked and packed (podtune.sft.data.inputs). TRL has nothing left to
@@ -118,7 +136,15 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
             torch.zeros((), dtype=torch.bool),
             None,
         )
-        self._saving = False
+        self.saves: list[Save] = []  # on rank 0, of this attempt
+        self._async_save, self._staged_bytes = async_save, 0
+        self._stage = background_save.stage_of(Path(args.output_dir), world.node_rank)
+        if world.local_rank == 0:
+            shutil.rmtree(self._stage, ignore_errors=True)  # of a start that was killed
+        self._saving_in: Path | None = None  # where libraries write a checkpoint, if not in output_dir
+        self._said_no_room = False
+        self._in_flight = False  # on every rank, while a save may be unfinished
+        self._writer: BackgroundSave | None = None  # of this pod, on its first rank
 
     def _set_signature_columns_if_needed(self) -> None:
         super()._set_signature_columns_if_needed()
@@ -248,10 +274,16 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
 
         A GPU is not waited for unless ``certain``: its verdict on this step is read after the next one.
         """
-        state = torch.tensor(_NONFINITE if self._saw_nonfinite(certain) else _STOP if stop else _RUNNING)
+        if self._writer is not None:
+            self._writer.check()
+        decision = _NONFINITE if self._saw_nonfinite(certain) else _STOP if stop else _RUNNING
+        writes = self._writer is not None and self._writer.writes
+        state = torch.tensor((decision, int(writes)))
         if self.world.world_size > 1:
             dist.all_reduce(state, op=dist.ReduceOp.MAX)
-        return int(state)
+        if self._writer is not None and not state[1]:
+            self._writer.release()
+        return int(state[0])
 
     def refuse_nonfinite(self) -> None:
         """Before anything is saved, evaluated or called finished: no step so far had a loss or gradient that
@@ -281,6 +313,10 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
             self.tokens += self.meter.exchange(int(self._local_tokens))
             self._local_tokens.zero_()
             logs["tokens"] = self.tokens
+            for save in self.saves:
+                if save.write_s is not None and not save.logged:
+                    save.logged = True
+                    logs |= {"save_stall_s": save.stall_s, "save_write_s": save.write_s}
         elif "eval_loss" in logs:
             # transformers averages the batches' means, which depends on how rows fall into batches: weigh by
             # tokens
@@ -304,39 +340,132 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
             super()._issue_warnings_after_load(load_result)
 
     def _get_output_dir(self, trial: Any) -> str:
-        output = super()._get_output_dir(trial)
-        return str(Path(output) / checkpoint.SAVING) if self._saving else str(output)
+        return str(self._saving_in or super()._get_output_dir(trial))
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        save = Save(self.state.global_step)
         self.refuse_nonfinite()
+        self.finish_save()  # one at a time
         output, limit = Path(self.args.output_dir), self.args.save_total_limit
-        name = f"checkpoint-{self.state.global_step}"
+        name = f"checkpoint-{save.step}"
         aside = output / checkpoint.SAVING / name
         tokens = self.global_tokens()
         if self.ledger is not None:
             self.ledger.flush()
+        stage = self._room_to_stage()
+        folder = (stage or aside.parent) / name
         if self.world.is_main:
             shutil.rmtree(aside.parent, ignore_errors=True)
         self.accelerator.wait_for_everyone()
-        self._saving, self.args.save_total_limit = (
-            True,
-            None,
-        )  # rotation is ours: it must not see the folder aside
+        # rotation is ours: it must not see the folder aside
+        self._saving_in, self.args.save_total_limit = folder.parent, None
         try:
             super()._save_checkpoint(model, trial)
         finally:
-            self._saving, self.args.save_total_limit = False, limit
+            self._saving_in, self.args.save_total_limit = None, limit
         self.accelerator.wait_for_everyone()  # every rank's random state is in the folder
-        if self.state.best_model_checkpoint == str(aside):
+        if self.state.best_model_checkpoint == str(folder):
             self.state.best_model_checkpoint = str(output / name)
+        best = Path(self.state.best_model_checkpoint) if self.state.best_model_checkpoint else None
         if self.world.is_main:
-            self.state.save_to_json(str(aside / "trainer_state.json"))
-            (aside / "training_args.bin").unlink(missing_ok=True)  # a pickle with every key, tokens included
-            checkpoint.seal(aside, output / name, self.state.global_step, self.facts | {"tokens": tokens})
-            best = self.state.best_model_checkpoint
-            checkpoint.rotate(output, limit, Path(best) if best else None)
+            self.state.save_to_json(str(folder / "trainer_state.json"))
+            (folder / "training_args.bin").unlink(missing_ok=True)  # a pickle with every key, tokens included
+
+        def seal() -> None:
+            checkpoint.seal(aside, output / name, save.step, self.facts | {"tokens": tokens})
+            checkpoint.rotate(output, limit, best)
             self.publisher.saved(output / name)
+            save.write_s = time.monotonic() - save.began
+
+        if self.world.is_main:
+            self.saves.append(save)
+        if stage is None:
+            if self.world.is_main:
+                seal()
+            self.accelerator.wait_for_everyone()
+        else:
+            self._in_flight = True
+            if self.world.local_rank == 0:
+                self._staged_bytes = background_save.staged_bytes(folder)
+                self._writer = BackgroundSave(
+                    folder, aside, seal if self.world.is_main else None, alone=self.world.nnodes == 1
+                )
+        save.stall_s = time.monotonic() - save.began
+
+    def _room_to_stage(self) -> Path | None:
+        """This pod's folder in memory for the next checkpoint; None if training is to wait for this save: the
+        last one, or one that the memory of some pod does not hold. A collective call.
+        """
+        last = self.control.should_training_stop or self.state.global_step >= self.state.max_steps
+        if not self._async_save or last:
+            return None
+        lack = self.why_no_stage() if self.world.local_rank == 0 else ""
+        if not lack and self.world.local_rank == 0 and not background_save.clear(self._stage):
+            lack = f"{self._stage} cannot be made"
+        all_can = torch.tensor(int(not lack))
+        if self.world.world_size > 1:
+            dist.all_reduce(all_can, op=dist.ReduceOp.MIN)
+        if not all_can and self.world.is_main and not self._said_no_room:
+            warn(f"training waits for its saves: {lack or 'another pod has no memory for them'}")
+            self._said_no_room = True
+        return self._stage if all_can else None
+
+    def why_no_stage(self) -> str:
+        """What this pod lacks to hold a checkpoint in memory while it is written; empty if nothing."""
+        needed = self._staged_bytes or self.checkpoint_bytes()
+        if self.is_deepspeed_enabled and not self._staged_bytes:
+            # 16 bits of each weight, and in 32 its master and Adam's two moments
+            needed = max(needed, 14 * self.trained_parameters())
+        needed = int(1.1 * needed) + 2**26  # tokenizer, random states
+        try:
+            shared = shutil.disk_usage(background_save.SHARED_MEMORY).free
+        except OSError:
+            return f"there is no {background_save.SHARED_MEMORY}"
+        if shared < needed:
+            return (
+                f"{background_save.SHARED_MEMORY} has {shared / GIB:.2f} GiB free and a checkpoint takes "
+                f"{needed / GIB:.2f} (shm.sizeLimit in the chart, --shm-size in Docker)"
+            )
+        free = free_memory()
+        if free < 1.5 * needed:
+            return f"{free / GIB:.2f} GiB of memory are free and a checkpoint takes {needed / GIB:.2f}"
+        return ""
+
+    def how_it_saves(self) -> list[str]:
+        """A word for the start line, on rank 0, as far as its own pod can tell."""
+        if not self._async_save or self.args.save_strategy == "no":
+            return []
+        lack = self.why_no_stage()
+        return [f"training waits for its saves ({lack})" if lack else "saves beside the next steps"]
+
+    def finish_save(self) -> None:
+        """Wait until the save in flight, if there is one, is a checkpoint. A collective call.
+
+        Raises:
+            OSError: it could not be written.
+        """
+        if not self._in_flight:
+            return
+        if self._writer is not None:
+            self._writer.wait_written()
         self.accelerator.wait_for_everyone()
+        if self._writer is not None:
+            self._writer.release()
+            self._writer.join()
+            self._writer.check()
+        self.accelerator.wait_for_everyone()
+        self._in_flight, self._writer = False, None
+
+    def leave_save(self, timeout_s: float) -> None:
+        """Give the save in flight so long to become a checkpoint, for a run that failed: its peers may be
+        gone.
+        """
+        if self._writer is not None and self._writer.join(timeout_s):
+            shutil.rmtree(self._stage, ignore_errors=True)
+
+    def _load_best_model(self) -> None:
+        self.finish_save()
+        super()._load_best_model()
 
     def finished(self, stopped: bool) -> bool:
         """True after the last step or an early stop, False after a stop that all ranks agreed on.
@@ -344,6 +473,7 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
         Raises:
             UserError: neither; the data ended, or the last step gave no finite loss.
         """
+        self.finish_save()
         self.refuse_nonfinite()
         if self.ledger is not None:
             self.ledger.flush()
@@ -394,6 +524,12 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
         """transformers would upload the folder of the run with what is being saved in it; see Publisher."""
 
     # ---- measurements ----
+    def save_times(self) -> SaveTimes | None:
+        """What this attempt's complete checkpoints took. Rank 0."""
+        stalls = [save.stall_s for save in self.saves if save.write_s is not None]
+        writes = [save.write_s for save in self.saves if save.write_s is not None]
+        return SaveTimes(len(stalls), sum(stalls), max(stalls), sum(writes)) if stalls else None
+
     def trained_parameters(self) -> int:
         """Parameters that the optimizer changes; whole counts, also where a rank holds a part (ZeRO-3)."""
         return sum(
@@ -451,6 +587,8 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
         """Let go of model and optimizer, so that the process group can be closed (gloo's threads end badly
         otherwise).
         """
+        if self.world.local_rank == 0:
+            shutil.rmtree(self._stage, ignore_errors=True)
         self.accelerator.free_memory()
         self.model = self.model_wrapped = self.optimizer = self.lr_scheduler = None
         handler = self.callback_handler

@@ -1,0 +1,116 @@
+"""A save that training does not wait for: complete or invisible, whatever happens while it is written."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from podtune.run import background_save, checkpoint
+from podtune.run.background_save import BackgroundSave
+from podtune.run.errors import report
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Path]:
+    """A pod's folder in memory, of this test alone."""
+    folder = background_save.stage_of(tmp_path / "run", 0)
+    assert background_save.clear(folder)
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def begin(stage: Path, run: Path, step: int, *, size: int = 1000, alone: bool = True) -> BackgroundSave:
+    """A checkpoint of one large and one small file, staged and on its way."""
+    name = f"checkpoint-{step}"
+    (stage / name / "nested").mkdir(parents=True)
+    (stage / name / "model.safetensors").write_bytes(bytes([step]) * size)
+    (stage / name / "nested" / "rng_state_0.pth").write_bytes(b"x" * 10)
+    aside = run / checkpoint.SAVING / name
+    seal = functools.partial(checkpoint.seal, aside, run / name, step, {"tokens": step})
+    return BackgroundSave(stage / name, aside, seal, alone=alone)
+
+
+def test_a_staged_checkpoint_becomes_one_of_the_volume_and_leaves_the_memory(
+    stage: Path, tmp_path: Path
+) -> None:
+    save = begin(stage, tmp_path / "run", 3)
+    save.wait_written()
+    assert save.join()
+    save.check()
+    found, warnings = checkpoint.newest_complete(tmp_path / "run")
+    assert found is not None
+    assert (found.step, found.facts, warnings) == (3, {"tokens": 3}, [])
+    assert background_save.staged_bytes(stage) == 0
+
+
+def test_nobody_sees_a_checkpoint_before_every_pod_has_written(stage: Path, tmp_path: Path) -> None:
+    save = begin(stage, tmp_path / "run", 3, alone=False)
+    save.wait_written()
+    assert not save.writes
+    assert checkpoint.checkpoints(tmp_path / "run") == []
+    aside = tmp_path / "run" / checkpoint.SAVING / "checkpoint-3"
+    BackgroundSave(stage / "another pod's", aside, None, alone=False).wait_written()
+    save.release()
+    assert save.join(60)
+    assert checkpoint.damage(tmp_path / "run" / "checkpoint-3") == ""
+
+
+def test_a_process_killed_while_it_writes_leaves_the_checkpoint_before(stage: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    begin(stage, run, 1).join()
+    writes = run / checkpoint.SAVING / "checkpoint-2" / "model.safetensors"
+    child = os.fork()
+    if not child:  # too large to be written before the kill
+        begin(stage, run, 2, size=2**28).join()
+        os._exit(0)
+    while not writes.exists() or not writes.stat().st_size:
+        time.sleep(0.001)
+    os.kill(child, signal.SIGKILL)
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+    assert [path.name for path in checkpoint.checkpoints(run)] == ["checkpoint-1"]
+    found, warnings = checkpoint.newest_complete(run)
+    assert found is not None
+    assert (found.step, warnings) == (1, [])
+    assert not (run / checkpoint.SAVING).exists()
+    assert background_save.staged_bytes(stage) > 0
+    assert background_save.clear(stage)  # as the next start does
+    assert background_save.staged_bytes(stage) == 0
+
+
+def test_a_full_volume_is_raised_by_the_next_step_with_the_advice_for_the_volume(
+    stage: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    volume = tmp_path / "volume"
+    volume.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", volume]
+    if subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("only root can mount a small volume")
+    try:
+        save = begin(stage, volume / "run", 1, size=2**21)
+        save.join()
+        with pytest.raises(OSError, match="No space left") as caught:
+            save.check()
+        with pytest.raises(OSError, match="No space left"):
+            save.wait_written()
+        assert report(caught.value) == 74
+        assert "persistence.output.size" in capsys.readouterr().err
+        assert checkpoint.checkpoints(volume / "run") == []
+    finally:
+        subprocess.run(["umount", volume], check=True)
+
+
+def test_a_folder_of_somebody_elses_in_memory_is_not_followed(stage: Path, tmp_path: Path) -> None:
+    shutil.rmtree(stage)
+    (tmp_path / "precious").mkdir()
+    stage.symlink_to(tmp_path / "precious")
+    assert not background_save.clear(stage)
+    assert (tmp_path / "precious").exists()
+    stage.unlink()

@@ -1,0 +1,138 @@
+"""Checkpoints that training does not wait for: staged in shared memory, written to the volume by a thread.
+Needs no torch.
+
+The libraries write a checkpoint's files below ``/dev/shm``, at the speed of memory; that is all that ranks
+stop for. Beside the next steps a thread of each pod copies its files to the volume, and rank 0's seals the
+checkpoint (:mod:`podtune.run.checkpoint`) when every pod has written. Until then nobody sees it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+SHARED_MEMORY = Path("/dev/shm")
+BLOCK = 2**22
+# What is written is flushed as often, so that neither the pod's memory nor another writer of the volume
+# meets a backlog.
+FLUSHED_BYTES = 2**25
+
+
+def stage_of(output_dir: Path, node_rank: int) -> Path:
+    """Where a pod stages the checkpoints of ``output_dir``. The same at each start: what a killed one left is
+    found.
+    """
+    key = hashlib.sha256(os.fsencode(output_dir.absolute())).hexdigest()[:16]
+    return SHARED_MEMORY / f"podtune-{os.getuid()}-{key}-{node_rank}"
+
+
+def clear(stage: Path) -> bool:
+    """Make ``stage`` an empty folder of this user alone; False where somebody else's lies there, or nothing
+    can be made.
+    """
+    try:
+        if stage.is_symlink() or stage.exists():
+            shutil.rmtree(stage)
+        stage.mkdir(mode=0o700)
+    except OSError:
+        return False
+    return True
+
+
+def staged_bytes(staged: Path) -> int:
+    """What the files below ``staged`` take."""
+    return sum(path.stat().st_size for path in staged.rglob("*") if path.is_file())
+
+
+class BackgroundSave:
+    """One staged checkpoint on its way to the volume.
+
+    Args:
+        staged: this pod's files, in memory; they are gone when they are written.
+        aside: the folder on the volume, not visible as a checkpoint yet.
+        seal: makes it one, after :meth:`release`; None on the pods that leave it to rank 0's.
+        alone: no other pod writes, so there is nothing to wait for.
+    """
+
+    def __init__(self, staged: Path, aside: Path, seal: Callable[[], None] | None, *, alone: bool) -> None:
+        self._staged, self._aside, self._seal = staged, aside, seal
+        self._copied, self._released = threading.Event(), threading.Event()
+        self._error: BaseException | None = None
+        if alone:
+            self.release()
+        self._thread = threading.Thread(target=self._run, name="save", daemon=True)
+        self._thread.start()
+
+    @property
+    def writes(self) -> bool:
+        """True until this pod's files are on the volume."""
+        return not self._copied.is_set()
+
+    def release(self) -> None:
+        """Every pod has written: the checkpoint may be sealed."""
+        self._released.set()
+
+    def check(self) -> None:
+        """Raise what the thread met, a full volume for instance."""
+        if self._error is not None:
+            raise self._error
+
+    def wait_written(self) -> None:
+        """Until this pod's files are on the volume; raises as :meth:`check`. A volume that does not answer is
+        the heartbeat's business (podtune.run.heartbeat.VolumeWatch).
+        """
+        self._copied.wait()
+        self.check()
+
+    def join(self, timeout_s: float | None = None) -> bool:
+        """Wait until all is done, at most ``timeout_s``; False if it is not."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            _move(self._staged, self._aside)
+            self._copied.set()
+            if self._seal is not None:
+                self._released.wait()
+                self._seal()
+        except BaseException as error:  # the training raises it at its next step
+            self._error = error
+        finally:
+            self._copied.set()
+
+
+def _move(staged: Path, aside: Path) -> None:
+    """Copy what lies below ``staged``, flushed, and give its memory back file by file."""
+    aside.mkdir(parents=True, exist_ok=True)
+    for source in sorted(staged.rglob("*")):
+        target = aside / source.relative_to(staged)
+        if source.is_dir():
+            target.mkdir(exist_ok=True)
+            continue
+        try:
+            copy(source, target)
+        except OSError as error:
+            error.filename = str(target)  # writing to a file that is open names none
+            raise
+        source.unlink()
+    shutil.rmtree(staged, ignore_errors=True)
+
+
+def copy(source: Path, target: Path) -> None:
+    """Write the content of ``source`` to ``target``, on the volume when it returns."""
+    block, unflushed = bytearray(BLOCK), 0
+    with source.open("rb") as staged, target.open("wb", buffering=0) as file:
+        while count := staged.readinto(block):
+            left = memoryview(block)[:count]
+            while left:
+                left = left[file.write(left) :]
+            unflushed += count
+            if unflushed >= FLUSHED_BYTES:
+                os.fdatasync(file.fileno())
+                unflushed = 0
+        os.fsync(file.fileno())
