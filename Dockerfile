@@ -8,7 +8,7 @@ ARG BASE_IMAGE=debian:bookworm-slim
 FROM ${BASE_IMAGE} AS dependencies
 # The extras of pyproject.toml that go in: `train`, `aim` for the page, `deepspeed` for zero2 and zero3, `qlora` for 4-bit weights and
 # 8-bit optimizers, `cluster`.
-ARG EXTRAS="train aim deepspeed qlora"
+ARG EXTRAS="train aim deepspeed qlora s3"
 # A page of wheels that win over the index, for example torch's for the CPU alone. Their hashes are not in requirements.txt.
 ARG FIND_LINKS=""
 ENV UV_COMPILE_BYTECODE=1 UV_LINK_MODE=copy UV_PYTHON_DOWNLOADS=never UV_NO_CONFIG=1 UV_HTTP_TIMEOUT=180 VIRTUAL_ENV=/opt/podtune

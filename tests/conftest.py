@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from launch import Launcher
+from object_store import ObjectStore
 from run_folders import make_run as make_run  # a fixture of many rooms
 
 if (
@@ -51,3 +52,16 @@ def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launcher]:
     found = Launcher(tmp_path_factory.mktemp("logs"))
     yield found
     found.close()
+
+
+@pytest.fixture(scope="session")
+def object_store() -> Iterator[ObjectStore]:
+    """The one S3 server of the session; its environment is that of the tests from here on."""
+    server = ObjectStore()
+    before = {name: os.environ.get(name) for name in server.environment}
+    os.environ.update(server.environment)
+    yield server
+    server.close()
+    for name, value in before.items():
+        os.environ.pop(name)
+        os.environ.update({name: value} if value is not None else {})

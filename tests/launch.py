@@ -157,8 +157,11 @@ class Launcher:
         ranks: int = 1,
         env: Mapping[str, str] | None = None,
         namespaces: Sequence[str] = (),
+        pods: Sequence[Path] = (),
     ) -> Program:
-        """Start and return at once; with ``namespaces`` each rank in a network of its own."""
+        """Start and return at once; with ``namespaces`` each rank in a network of its own, with ``pods`` each
+        one a pod, with that output folder of its own.
+        """
         self._count += 1
         port = free_port()
         processes, logs = [], []
@@ -177,6 +180,9 @@ class Launcher:
                     "GROUP_RANK": "0",
                     "GROUP_WORLD_SIZE": "1",
                 }
+            if pods:
+                own |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "OUTPUT_DIR": str(pods[rank])}
+                own |= {"GROUP_RANK": str(rank), "GROUP_WORLD_SIZE": str(ranks)}
             logs.append(self._folder / f"{self._count}-{rank}.log")
             logs[-1].touch()
             words, network = [str(word) for word in argv], namespaces[rank] if namespaces else ""
@@ -198,9 +204,10 @@ class Launcher:
         ranks: int = 1,
         env: Mapping[str, str] | None = None,
         codes: Sequence[int] | None = None,
+        pods: Sequence[Path] = (),
     ) -> str:
         """Start, wait, check the exit codes (all 0 unless told otherwise) and return the output."""
-        program = self.start(*argv, ranks=ranks, env=env)
+        program = self.start(*argv, ranks=ranks, env=env, pods=pods)
         found = program.wait()
         assert found == list(codes or [0] * ranks), program.output()[-4000:]
         return program.output()

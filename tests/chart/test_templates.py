@@ -11,6 +11,8 @@ from itertools import pairwise
 import pytest
 import yaml
 
+from podtune.run.errors import UserError
+
 SHARED = [f"persistence.{volume}.accessModes={{ReadWriteMany}}" for volume in ("models", "data", "output")]
 TWO = ["distributed.nodes=2", *SHARED]
 
@@ -460,3 +462,35 @@ def test_a_name_is_a_string_whatever_yaml_would_take_it_for(manifests, name):
     strings = [one["metadata"]["name"] for one in documents]
     strings += [value for one in documents for value in one["metadata"]["labels"].values()]
     assert all(isinstance(each, str) for each in strings)
+
+
+PER_POD = [
+    "distributed.nodes=2",
+    *(f"persistence.{name}.perPod=true" for name in ("models", "data", "output")),
+]
+
+
+def test_a_volume_for_each_pod_is_made_and_gone_with_it(manifests, job):
+    sets = [*PER_POD, "config=publish: s3://bucket/runs"]
+    pod = job(sets=sets)["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    assert all("ephemeral" in volumes[name] for name in ("models", "data", "output"))
+    template = volumes["output"]["ephemeral"]["volumeClaimTemplate"]["spec"]
+    assert template["resources"] == {"requests": {"storage": "20Gi"}}
+    documents = manifests(sets=sets)
+    assert not [each for each in documents if each["kind"] == "PersistentVolumeClaim"]
+    policy = next(each for each in documents if each["kind"] == "NetworkPolicy")
+    assert {"ports": [{"port": 443, "protocol": "TCP"}]} in policy["spec"]["egress"]
+
+
+@pytest.mark.parametrize(
+    ("sets", "says"),
+    [
+        (PER_POD, "nothing says where to publish it"),
+        (["persistence.models.perPod=true", "persistence.models.existingClaim=c"], "existingClaim names c"),
+        ([*PER_POD, "config=publish: s3://b/r", "aim.enabled=true"], "the Aim pod reads"),
+    ],
+)
+def test_a_volume_for_each_pod_that_would_lose_something_is_refused(manifests, sets, says):
+    with pytest.raises(UserError, match=says):
+        manifests(sets=sets)

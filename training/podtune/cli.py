@@ -137,7 +137,7 @@ def podtune(
     """Fine-tune small language models on Kubernetes, from one pod to many, and measure what it costs."""
 
 
-EXTRAS = {"aim": "aim", "deepspeed": "deepspeed", "bitsandbytes": "qlora"} | dict.fromkeys(
+EXTRAS = {"aim": "aim", "deepspeed": "deepspeed", "bitsandbytes": "qlora", "s3fs": "s3"} | dict.fromkeys(
     ("kubernetes", "jsonschema", "helm_python"), "cluster"
 )
 

@@ -29,10 +29,11 @@ from podtune.run.distributed import (
     read_world,
     setup_distributed,
 )
-from podtune.run.errors import OK, PREEMPTED, reader_left, report, working
+from podtune.run.errors import OK, PREEMPTED, PeerLost, UserError, reader_left, report, working
 from podtune.run.heartbeat import VolumeWatch, claim
 from podtune.run.ledger import Ledger, begin
 from podtune.run.lock import Lock
+from podtune.sft import hub, store
 from podtune.sft.config import settings as config
 
 if TYPE_CHECKING:
@@ -102,7 +103,11 @@ def to_notify(settings: config.Settings, world: World) -> Notification | None:
 def check_inputs(settings: config.Settings, world: World) -> None:
     """Data set and output folder, before torch is imported. One process of each pod looks."""
     if world.local_rank == 0:
+        if store.is_url(model := settings.values["model_name_or_path"]):
+            store.fetch(model, unwanted=hub.UNWANTED)
         settings.sources.check()
+        if world.is_main and (url := settings.values.get("publish")):
+            store.check_writable(url)
         checkpoint.check_writable(Path(settings.values["output_dir"]))
 
 
@@ -163,10 +168,13 @@ def fine_tune(settings: config.Settings, world: World) -> int:
             # a peer that is gone has others wait for this process
             trainer.leave_save(LEAVING_S if lost else arguments.run.timeout_s)
             run.failed(lost or error)
+            if trainer.bucket:
+                trainer.bucket.failed()
             raise
-        publisher = trainer.publisher
+        publisher, bucket = trainer.publisher, trainer.bucket
         trainer.release()
         cleanup_distributed()
+        unpublished = bucket.finish(final=finished) if bucket else ""
         if world.is_main:
             if finished:
                 publisher.finished(run.output_dir / "final")
@@ -179,7 +187,18 @@ def fine_tune(settings: config.Settings, world: World) -> int:
                         trust_remote_code=arguments.training.trust_remote_code,
                     )
             run.end("ok" if finished else "preempted", OK if finished else PREEMPTED, early)
+            unpublished = (bucket.close() if bucket else "") or unpublished
+        if unpublished and finished:
+            raise not_published(run.output_dir, unpublished)
     return OK if finished else PREEMPTED
+
+
+def not_published(output_dir: Path, reason: str) -> PeerLost:
+    """A run that ended well on its volume and not where it is published: the volume may go with the pod."""
+    return PeerLost(
+        f"the model is trained and saved in {output_dir / 'final'}, but not all of it is published: "
+        f"{reason}; the same command publishes it"
+    )
 
 
 def check_space(trainer: PodtuneTrainer, world: World) -> None:
@@ -213,6 +232,7 @@ def load(
     from podtune.sft.data.rows import token_rows
     from podtune.sft.data.tokenizer import load_tokenizer
     from podtune.sft.model.load import load_model
+    from podtune.sft.train.bucket import Bucket
     from podtune.sft.train.early import early_stopping
     from podtune.sft.train.run import FineTune, find_checkpoint, is_finished
     from podtune.sft.train.trainer import PodtuneTrainer
@@ -231,6 +251,10 @@ def load(
     claims: list[Lock] = []
     # two jobs in one folder would ruin both
     on_main(world, lambda: claims.append(claim(output_dir)))
+    bucket = None
+    if url := arguments.run.publish:
+        place = f"{url.rstrip('/')}/{arguments.name}"
+        bucket = Bucket(place, output_dir, world, training.save_total_limit)
     resume = on_main(
         world,
         lambda: find_checkpoint(
@@ -239,14 +263,20 @@ def load(
             named=training.resume_from_checkpoint,
             auto_resume=arguments.run.auto_resume,
             allow_change=arguments.run.allow_resume_change,
+            bucket=bucket,
         ),
     )
-    if resume and is_finished(output_dir, resume, training.max_steps, training.num_train_epochs):
+    if bucket:
+        resume = bucket.share(resume, rows.facts["fingerprint"])
+    asked = training.max_steps, training.num_train_epochs
+    if resume and on_main(world, lambda: is_finished(output_dir, resume, *asked)):
         if world.is_main:
             print(
                 f"{arguments.name} is finished at step {resume.step}: a higher max_steps with "
                 "--allow_resume_change goes on"
             )
+        if bucket and (unpublished := on_main(world, bucket.complete)):
+            raise not_published(output_dir, unpublished)
         return None
     memory = foresee(arguments, origin, world, row_lengths(rows.train))
     if memory and world.is_main:
@@ -256,6 +286,12 @@ def load(
     training.model_init_kwargs = training.chat_template_path = None
     ledger: Ledger | None = None
     if arguments.run.sample_ledger:
+        if bucket and not bucket.shared:
+            raise UserError(
+                "the ledger is written by all pods into one folder, and each has a volume of its own",
+                where="sample_ledger",
+                fix="leave it off, or one ReadWriteMany volume for all pods",
+            )
         ledger = Ledger(output_dir, world.rank)
         if world.is_main:
             drop_last = training.dataloader_drop_last
@@ -288,6 +324,7 @@ def load(
         lean=arguments.run.loss == "lean",
         ledger=ledger,
         async_save=arguments.run.async_save,
+        bucket=bucket,
     )
     stop.trainer = trainer
     run.announce(trainer)

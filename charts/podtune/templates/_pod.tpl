@@ -16,11 +16,33 @@
   mountPath: /tmp
 {{- end }}
 
+{{- define "podtune.claimSpec" -}}
+accessModes:
+  {{- toYaml .accessModes | nindent 2 }}
+{{- with .storageClass }}
+storageClassName: {{ . | quote }}
+{{- end }}
+resources:
+  requests:
+    storage: {{ .size | quote }}
+{{- end }}
+
 {{- define "podtune.volumes" -}}
 {{- range splitList " " (include "podtune.jobVolumes" .) }}
 - name: {{ . }}
+  {{- $volume := index $.Values.persistence . }}
+  {{- if $volume.perPod }}
+  ephemeral:
+    volumeClaimTemplate:
+      metadata:
+        labels:
+          {{- include "podtune.labels" $ | nindent 10 }}
+      spec:
+        {{- include "podtune.claimSpec" $volume | nindent 8 }}
+  {{- else }}
   persistentVolumeClaim:
     claimName: {{ include "podtune.claimName" (dict "root" $ "key" .) | quote }}
+  {{- end }}
 {{- end }}
 {{- if include "podtune.configFile" . }}
 - name: config

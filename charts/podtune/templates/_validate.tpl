@@ -90,10 +90,20 @@ What the schema cannot say in a sentence. Each refusal is "PATH: WHAT | fix: WHA
 {{- $shared = true }}
 {{- $pods = "the job's pod and the Aim pod" }}
 {{- end }}
-{{- if $shared }}
+{{- if $volume.perPod }}
+{{- if $volume.existingClaim }}
+{{- fail (printf "persistence.%s.perPod: each pod gets a new volume, but existingClaim names %s | fix: set one of the two" .key $volume.existingClaim) }}
+{{- end }}
+{{- if and (eq .key "output") $root.Values.aim.enabled }}
+{{- fail "persistence.output.perPod: the Aim pod reads the job's output volume | fix: perPod: false, or aim.enabled: false" }}
+{{- end }}
+{{- if and (eq .key "output") (or (ne $root.Values.mode "sft") (not (fromYaml $root.Values.config).publish)) }}
+{{- fail "persistence.output.perPod: what is on these volumes goes with the pods, and nothing says where to publish it | fix: mode: sft with publish: URL in config, or perPod: false with a volume that stays" }}
+{{- end }}
+{{- else if $shared }}
 {{- if not $volume.existingClaim }}
 {{- if not (has "ReadWriteMany" $volume.accessModes) }}
-{{- fail (printf "persistence.%s.accessModes: is [%s], but %s share the volume | fix: set it to [ReadWriteMany] with a storageClass that offers it (NFS, CephFS, EFS, Filestore, Azure Files)" .key (join ", " $volume.accessModes) $pods) }}
+{{- fail (printf "persistence.%s.accessModes: is [%s], but %s share the volume | fix: set it to [ReadWriteMany] with a storageClass that offers it (NFS, CephFS, EFS, Filestore, Azure Files); without one, perPod: true and publish in config" .key (join ", " $volume.accessModes) $pods) }}
 {{- end }}
 {{- else }}
 {{- with (lookup "v1" "PersistentVolumeClaim" $root.Release.Namespace $volume.existingClaim) }}

@@ -20,6 +20,7 @@ from typing import Any, Literal
 from podtune.machine import facts as machine
 from podtune.machine.building import c_compiler
 from podtune.machine.provenance import versions
+from podtune.sft.data.source import local_path
 
 Json = dict[str, Any]
 
@@ -64,6 +65,7 @@ def look(config_file: Path | None, *, node_rank: int, nnodes: int, master: str =
         else None,
         "data": _data_fingerprint(config.get("dataset_name")),
         "checkpoint_bytes": _checkpoint_bytes(config),
+        "publish": config.get("publish"),
         "gpus_asked": int(os.environ.get("PODTUNE_GPUS_PER_POD") or 0),
         **_gpus(),
         "cuda": build.cuda if (build := machine.torch_build()) and build.cuda else None,
@@ -224,7 +226,7 @@ def _volume(folder: Path) -> Json:
 
 def _data_fingerprint(name: object) -> str | None:
     """Names, sizes and both ends of the data set's files; None for one that is not a local path."""
-    root = Path(str(name)) if name else None
+    root = local_path(str(name)) if name else None
     if root is None or not root.exists():
         return None
     digest = hashlib.sha256()
@@ -248,7 +250,7 @@ def _checkpoint_bytes(config: Json) -> int | None:
     """
     from podtune.run.checkpoint import checkpoint_bytes, missing_bytes
 
-    model = Path(str(config.get("model_name_or_path") or ""))
+    model = local_path(str(config.get("model_name_or_path") or "")) or Path()
     if (
         config.get("use_peft")
         or not config.get("model_name_or_path")

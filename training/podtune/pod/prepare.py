@@ -8,6 +8,7 @@ of a second, so that a restart costs nothing. Imports torch only to tokenise.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -15,14 +16,15 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from podtune.run.errors import CANNOT_CREATE, CONFIG, NO_INPUT, SOFTWARE, UNAVAILABLE, UserError, near, warn
 from podtune.run.lock import hold
 from podtune.run.record import now, write_json
-from podtune.sft import hub
+from podtune.sft import hub, store
 from podtune.sft.config import settings as config
 from podtune.sft.data import cache, source
 
@@ -30,8 +32,6 @@ BUILDS = ("micro", "tiny")
 MARKERS = ".podtune-prepared"
 SAY_EVERY_S = 30.0
 MOST_KILLS = 3
-# Pickled weights run code when they are loaded, and safetensors lie beside them nearly everywhere.
-UNWANTED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5", "*.msgpack", "*.onnx", "*.gguf", "original/*")
 # Keys of SFTConfig that decide the tokens; the others may need a GPU or a world that this step does not have.
 TOKEN_KEYS = (
     *(
@@ -81,7 +81,8 @@ def prepare(
     settings = config.read(["--config", str(config_file), *arguments])
     values = {key: value for key, value in settings.values.items() if decides_tokens(key)}
     markers = _writable(cache.default_folder().parents[1] / MARKERS)
-    marker = markers / f"{key(values, build)}.json"
+    versions = {url: store.version(url) for url in _urls(values)}
+    marker = markers / f"{key(values, build, versions)}.json"
     if marker.exists():
         print(
             (f"podtune prepare: nothing to do, prepared at {json.loads(marker.read_text())['at']}"),
@@ -138,21 +139,40 @@ def decides_tokens(key: str) -> bool:
     )
 
 
-def key(values: dict[str, Any], build: str) -> str:
-    """The name of the marker: a hash of what decides the content of the volumes."""
+def _urls(values: dict[str, Any]) -> list[str]:
+    """What of the configuration lies in object storage: model first."""
+    data = [entry.get("path") for entry in values.get("datasets") or ()]
+    names = [
+        values.get("model_name_or_path"),
+        values.get("dataset_name"),
+        values.get("eval_dataset_name"),
+        *data,
+    ]
+    return [str(name) for name in dict.fromkeys(names) if store.is_url(name)]
+
+
+def key(values: dict[str, Any], build: str, versions: Mapping[str, str] = MappingProxyType({})) -> str:
+    """The name of the marker: a hash of what decides the content of the volumes, with the ``versions`` of
+    what lies in object storage.
+    """
     relevant = {
         key: value for key, value in values.items() if key not in ("output_dir", "max_steps", "eval_steps")
     }
-    return hashlib.sha256(json.dumps([relevant, build], sort_keys=True, default=str).encode()).hexdigest()[
-        :20
-    ]
+    parts = [relevant, build, *([versions] if versions else [])]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:20]
 
 
-def _steps(values: dict[str, Any], build: str) -> list[tuple[str, Callable[[], None]]]:
+def _steps(values: dict[str, Any], build: str) -> list[tuple[str, Callable[[], object]]]:
     """What has to be done, in order, each with the words in which others are told of it."""
     model, revision = str(values["model_name_or_path"]), values.get("model_revision")
     local = source.local_path(model)
-    steps: list[tuple[str, Callable[[], None]]] = []
+    steps: list[tuple[str, Callable[[], object]]] = [
+        (
+            f"fetching {url}",
+            functools.partial(store.fetch, url, unwanted=hub.UNWANTED if url == model else ()),
+        )
+        for url in _urls(values)
+    ]
     if build:
         data = source.local_path(str(values.get("dataset_name")))
         if local is None or data is None:
@@ -178,7 +198,7 @@ def _steps(values: dict[str, Any], build: str) -> list[tuple[str, Callable[[], N
             steps.append((f"making the {build} model {local}", lambda: _podtune(*words)))
     elif local is None:
         steps.append((f"downloading {model}", lambda: _download(model, revision)))
-    elif not local.exists():
+    elif not store.is_url(model) and not local.exists():
         raise UserError(
             "does not exist",
             where=f"model_name_or_path {model}",
@@ -210,7 +230,7 @@ def _download(name: str, revision: str | None) -> None:
     from huggingface_hub.errors import HfHubHTTPError
 
     try:
-        snapshot_download(name, revision=revision, ignore_patterns=list(UNWANTED))
+        snapshot_download(name, revision=revision, ignore_patterns=list(hub.UNWANTED))
     except (HfHubHTTPError, OSError) as error:
         reason = str(error).splitlines()[0][:300]
         raise UserError(

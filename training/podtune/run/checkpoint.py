@@ -14,6 +14,7 @@ import os
 import re
 import shutil
 import socket
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,11 +45,7 @@ def seal(aside: Path, target: Path, step: int, facts: dict[str, Any]) -> None:
     """Make the finished folder ``aside`` visible as ``target``: manifest, flush to the volume, rename.
     Rank 0, last.
     """
-    files = {str(path.relative_to(aside)): path for path in sorted(aside.rglob("*")) if path.is_file()}
-    with ThreadPoolExecutor(4) as pool:
-        listed = dict(zip(files, pool.map(_flushed_entry, files.values()), strict=True))
-    manifest = {"schema": SCHEMA, "step": step, "facts": facts, "files": listed}
-    write_whole(aside / MANIFEST, json.dumps(manifest | {"xxh3_128": _own_digest(manifest)}, indent=1))
+    write_whole(aside / MANIFEST, manifest_of(step, facts, entries_of(aside)))
     if target.exists():  # the same step again, after a damaged one was resumed over
         set_aside(target)
     aside.rename(target)
@@ -80,6 +77,50 @@ class Damaged(Exception):
     """What is wrong with a checkpoint."""
 
 
+@dataclass(frozen=True)
+class Manifest:
+    """What a checkpoint says of itself: of each file the bytes and their hash."""
+
+    step: int
+    facts: dict[str, Any]
+    files: dict[str, tuple[int, str]]
+
+
+def read_manifest(content: bytes, name: str) -> Manifest:
+    """The manifest of the checkpoint called ``name``.
+
+    Raises:
+        Damaged: it is not as it was written, or that of another one.
+    """
+    try:
+        manifest = json.loads(content)
+        own = manifest.pop("xxh3_128", None)
+        step, facts = manifest["step"], manifest["facts"]
+        files = {file: (entry["bytes"], entry["xxh3_128"]) for file, entry in manifest["files"].items()}
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
+        raise Damaged("its manifest cannot be read") from None
+    if own != _own_digest(manifest) and (own is not None or manifest.get("schema") != UNHASHED):
+        raise Damaged("its manifest has changed since it was written")
+    if type(step) is not int or not isinstance(facts, dict):
+        raise Damaged("its manifest cannot be read")
+    if (named := _NAME.fullmatch(name)) and int(named[1]) != step:
+        raise Damaged(f"its manifest is of step {step}")
+    return Manifest(step, facts, files)
+
+
+def manifest_of(step: int, facts: dict[str, Any], files: dict[str, Any]) -> str:
+    """The text of a manifest; ``files`` by name, see :func:`entries_of`."""
+    manifest = {"schema": SCHEMA, "step": step, "facts": facts, "files": files}
+    return json.dumps(manifest | {"xxh3_128": _own_digest(manifest)}, indent=1)
+
+
+def entries_of(folder: Path) -> dict[str, Any]:
+    """What a manifest says of the files in ``folder``, each flushed to the volume."""
+    files = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    with ThreadPoolExecutor(4) as pool:
+        return dict(zip(files, pool.map(_flushed_entry, files.values()), strict=True))
+
+
 def read(path: Path) -> Checkpoint:
     """The checkpoint at ``path``, every file of it as it was written.
 
@@ -87,21 +128,13 @@ def read(path: Path) -> Checkpoint:
         Damaged: it is not; says what.
     """
     try:
-        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-        own = manifest.pop("xxh3_128", None)
-        step, facts = manifest["step"], manifest["facts"]
-        files = {name: (entry["bytes"], entry["xxh3_128"]) for name, entry in manifest["files"].items()}
+        content = (path / MANIFEST).read_bytes()
     except FileNotFoundError:
         raise Damaged("it has no manifest: the save was interrupted, or another program wrote it") from None
-    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError):
+    except OSError:
         raise Damaged("its manifest cannot be read") from None
-    if own != _own_digest(manifest) and (own is not None or manifest.get("schema") != UNHASHED):
-        raise Damaged("its manifest has changed since it was written")
-    if type(step) is not int or not isinstance(facts, dict):
-        raise Damaged("its manifest cannot be read")
-    if (named := _NAME.fullmatch(path.name)) and int(named[1]) != step:
-        raise Damaged(f"its manifest is of step {step}")
-    for name, (size, written) in files.items():
+    manifest = read_manifest(content, path.name)
+    for name, (size, written) in manifest.files.items():
         file = path / name
         if not file.is_file() or not file.resolve().is_relative_to(path.resolve()):
             raise Damaged(f"{name} is missing")
@@ -109,9 +142,9 @@ def read(path: Path) -> Checkpoint:
             raise Damaged(f"{name} has {file.stat().st_size} bytes instead of {size}")
         if digest(file) != written:
             raise Damaged(f"{name} has changed since it was written")
-    if more := sorted(_files(path) - {*files, MANIFEST}):
+    if more := sorted(_files(path) - {*manifest.files, MANIFEST}):
         raise Damaged(f"{more[0]} is not in its manifest")
-    return Checkpoint(path, step, facts)
+    return Checkpoint(path, manifest.step, manifest.facts)
 
 
 def damage(path: Path) -> str:
@@ -130,6 +163,11 @@ def _files(folder: Path) -> set[str]:
         for path in folder.rglob("*")
         if not path.is_dir() and not path.name.startswith(".")
     }
+
+
+def is_name(name: str) -> bool:
+    """True for ``checkpoint-N``."""
+    return bool(_NAME.fullmatch(name))
 
 
 def checkpoints(output_dir: Path) -> list[Path]:
@@ -186,16 +224,22 @@ def set_aside(path: Path) -> Path:
     return path.rename(target)
 
 
-def rotate(output_dir: Path, limit: int | None, keep: Path | None = None) -> None:
-    """Delete the oldest checkpoints beyond ``limit``, never ``keep`` (the best one) and never the newest."""
+def surplus(names: list[str], limit: int | None, keep: str = "") -> list[str]:
+    """Those of ``names``, oldest step first, that are beyond ``limit``: never ``keep`` (the best one) and
+    never the newest.
+    """
     if not limit:
-        return
-    candidates = [
-        path for path in checkpoints(output_dir) if keep is None or path.resolve() != keep.resolve()
-    ]
-    allowed = limit - (1 if keep is not None and keep.exists() else 0)
-    for path in candidates[: -max(1, allowed)]:
-        discard(path)
+        return []
+    candidates = [name for name in names if name != keep]
+    return candidates[: -max(1, limit - (keep in names))]
+
+
+def rotate(output_dir: Path, limit: int | None, keep: Path | None = None, busy: Collection[str] = ()) -> None:
+    """Delete the oldest checkpoints beyond ``limit``, see :func:`surplus`; ``busy`` ones go another time."""
+    best = keep.name if keep and keep.resolve().parent == output_dir.resolve() else ""
+    for name in surplus([path.name for path in checkpoints(output_dir)], limit, best):
+        if name not in busy:
+            discard(output_dir / name)
 
 
 def discard(path: Path) -> None:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 Kind = Literal["dataset", "model"]
 TIMEOUT_S = 4.0
+# Pickled weights run code when they are loaded, and safetensors lie beside them nearly everywhere.
+UNWANTED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5", "*.msgpack", "*.onnx", "*.gguf", "original/*")
 T = TypeVar("T")
 
 

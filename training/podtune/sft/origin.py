@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from podtune.run.errors import DATA, NO_INPUT, NO_PERMISSION, UserError
-from podtune.sft import hub
+from podtune.sft import hub, store
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -62,6 +62,8 @@ def locate_model(
         UserError: the folder is missing or holds no model; no such model on the hub, or gated without access;
             the hub cannot be reached and there is no copy in the cache.
     """
+    if store.is_url(name):
+        name = store.local(str(name), unwanted=hub.UNWANTED)
     folder = Path(name).expanduser()
     origin = _in_folder(folder, revision) if folder.is_dir() else _on_hub(str(name), revision)
     tokenizers = {"tokenizer.json", "tokenizer_config.json"} if tokenizer_alone else set()

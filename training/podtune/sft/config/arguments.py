@@ -57,6 +57,11 @@ class RunArguments:
     auto_resume: bool = _key(
         True, "continue from the newest complete checkpoint in output_dir, if there is one"
     )
+    publish: str | None = _key(
+        None,
+        "URL (s3://, gs://, ...) below which RUN_NAME/ gets checkpoints, final/, run.json and metrics.jsonl; "
+        "a run without a checkpoint in output_dir goes on from the newest there",
+    )
     allow_resume_change: bool = _key(
         False, "resume although the world size, batch, schedule, data or model changed since the checkpoint"
     )

@@ -21,6 +21,7 @@ from typing import Any
 
 from podtune.run.errors import CONFIG, NO_INPUT, USAGE, UserError, near
 from podtune.sft.data.source import Sources
+from podtune.sft.store import refuse_secret
 
 ENVIRONMENT = {  # the reference pipeline's names
     "EPOCHS": "num_train_epochs",
@@ -382,6 +383,9 @@ def check(settings: Settings) -> None:
             raise wrong(key, f"must be at least {spec['at_least']}")
         if value is not None and "above" in spec and not value > spec["above"]:
             raise wrong(key, f"must be above {spec['above']}")
+    for key, value in values.items():
+        for name in [entry.get("path", "") for entry in value] if key == "datasets" else [value]:
+            refuse_secret(str(name), f"{settings.source[key]}: {key}")
     if not values.get("model_name_or_path"):
         raise UserError(
             "no model is named",

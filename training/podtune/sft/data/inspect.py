@@ -314,6 +314,7 @@ def _marked(row: list[Segment], colour: bool) -> str:
 def where_to_look(data_path: str, split: str | None) -> DataSource:
     """The source that ``--data`` and ``--split`` mean: the training split unless said otherwise."""
     source = DataSource(name=data_path)
+    source.fetch()
     if split:
         return dataclasses.replace(source, split=split)
     path = source.path

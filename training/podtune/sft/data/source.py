@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from podtune.run.errors import DATA, USAGE, UserError
-from podtune.sft import hub
+from podtune.sft import hub, store
 from podtune.sft.data import files
 from podtune.sft.data.shapes import RowShape, bad_cell, cell_problem, check_rows, detect
 
@@ -53,6 +53,12 @@ class DataSource:
     def path(self) -> Path | None:
         """The local file or folder, or None for a hub name and for mixtures."""
         return local_path(self.name) if self.name and not self.mixture else None
+
+    def fetch(self) -> None:
+        """Have a copy of what lies in object storage, see :func:`podtune.sft.store.fetch`."""
+        names = [entry.get("path") for entry in self.mixture] if self.mixture else [self.name]
+        for name in filter(store.is_url, names):
+            store.fetch(str(name))
 
     def __str__(self) -> str:
         return (
@@ -148,6 +154,9 @@ class Sources:
                 fix="leave it off; a slice, such as dataset_train_split: train[:100000], keeps a large set "
                 "small",
             )
+        self.train.fetch()
+        if self.eval_name:
+            self.held_out.fetch()
         for source in (self.train, self.evaluation):
             if source is not None:
                 check_source(source, text_field=self.text_field)
@@ -158,8 +167,10 @@ class Sources:
 
 def local_path(name: str) -> Path | None:
     """``name`` as a path, if it exists or can be nothing else; None if it can be a hub name (``user/set`` or
-    ``set``).
+    ``set``). Of a URL it is that of the copy.
     """
+    if store.is_url(name):
+        return store.copy_of(name)
     path = Path(name).expanduser()
     looks_local = (
         name.startswith(("/", "./", "../", "~"))

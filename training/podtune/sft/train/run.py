@@ -30,6 +30,7 @@ from podtune.run.record import (
     now,
     write_json,
 )
+from podtune.sft.train.bucket import Bucket
 from podtune.sft.train.meter import Meter
 from podtune.sft.train.pickles import refuse_foreign_code
 from podtune.sft.train.progress import Progress, repeated_rows
@@ -54,9 +55,10 @@ def find_checkpoint(
     named: str | None = None,
     auto_resume: bool = True,
     allow_change: bool = False,
+    bucket: Bucket | None = None,
 ) -> Checkpoint | None:
-    """The checkpoint to go on from: the one named, else the newest complete one in output_dir, else none.
-    Rank 0.
+    """The checkpoint to go on from: the one named, else the newest complete one in output_dir or where the
+    run is published, else none. Rank 0.
 
     Raises:
         UserError: the one named is damaged, all are, or they belong to a run that differs from this one.
@@ -78,12 +80,16 @@ def find_checkpoint(
         resume, warnings = checkpoint.newest_complete(output_dir)
         for warning in warnings:
             warn(warning)
+        if bucket and (resume is None or not bucket.shared):  # what a pod has alone the others cannot load
+            resume = bucket.newest(lambda there: checkpoint.check_resume(there, facts, allowed=allow_change))
     elif checkpoint.checkpoints(output_dir):
         raise UserError(
             "holds checkpoints of an earlier run, and auto_resume is off",
             where=str(output_dir),
             fix="use another output_dir, or resume",
         )
+    elif bucket:
+        bucket.refuse_others()
     if resume is None and word == "true":
         warn(f"resume_from_checkpoint: there is none in {output_dir}, so the run begins at step 0")
     if resume is not None:

@@ -31,6 +31,7 @@ from podtune.run.errors import CONFIG, DATA, UNAVAILABLE, UserError, warn
 from podtune.run.ledger import Ledger
 from podtune.run.record import SaveTimes
 from podtune.sft.data.batching import ROW, LengthGrouped, NumberedBatches, balance, numbered, row_lengths
+from podtune.sft.train.bucket import Bucket
 from podtune.sft.train.early import EarlyStopping
 from podtune.sft.train.job_status import JobStatus
 from podtune.sft.train.loss import lean_loss, logs_next, score_as_on_a_gpu, why_not_lean
@@ -76,6 +77,7 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
         lean: bool,
         ledger: Ledger | None = None,
         async_save: bool = False,
+        bucket: Bucket | None = None,
         **kwargs: Any,
     ) -> None:
         # The rows come tokenised, cut, masked and packed (podtune.sft.data.inputs). TRL has nothing left to
@@ -122,7 +124,7 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
         if self.pop_callback(KubeflowCallback):
             self.add_callback(JobStatus)
         self.world, self.meter, self.facts = world, meter, facts
-        self.publisher = Publisher(args, self.hub_model_id)
+        self.publisher, self.bucket = Publisher(args, self.hub_model_id), bucket
         self.why_not_lean = why_not_lean(self) if lean else "as asked"
         self.tokens = (
             tokens_before  # real tokens of all ranks since the very first start, as of the last logging step
@@ -354,7 +356,7 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
             self.ledger.flush()
         stage = self._room_to_stage()
         folder = (stage or aside.parent) / name
-        if self.world.is_main:
+        if self.world.is_main or (self.bucket and self.bucket.uploads):
             shutil.rmtree(aside.parent, ignore_errors=True)
         self.accelerator.wait_for_everyone()
         # rotation is ours: it must not see the folder aside
@@ -371,10 +373,18 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
             self.state.save_to_json(str(folder / "trainer_state.json"))
             (folder / "training_args.bin").unlink(missing_ok=True)  # a pickle with every key, tokens included
 
+        last = self._is_last_save()
+
+        def publish() -> None:
+            assert self.bucket
+            self.bucket.saved(name, aside, best.name if best else "", last=last)
+
         def seal() -> None:
             checkpoint.seal(aside, output / name, save.step, self.facts | {"tokens": tokens})
-            checkpoint.rotate(output, limit, best)
+            checkpoint.rotate(output, limit, best, self.bucket.busy if self.bucket else ())
             self.publisher.saved(output / name)
+            if self.bucket and self.bucket.shared:
+                publish()
             save.write_s = time.monotonic() - save.began
 
         if self.world.is_main:
@@ -382,6 +392,8 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
         if stage is None:
             if self.world.is_main:
                 seal()
+            if self.bucket and not self.bucket.shared:
+                publish()
             self.accelerator.wait_for_everyone()
         else:
             self._in_flight = True
@@ -392,12 +404,16 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
                 )
         save.stall_s = time.monotonic() - save.began
 
+    def _is_last_save(self) -> bool:
+        return bool(self.control.should_training_stop or self.state.global_step >= self.state.max_steps)
+
     def _room_to_stage(self) -> Path | None:
         """This pod's folder in memory for the next checkpoint; None if training is to wait for this save: the
-        last one, or one that the memory of some pod does not hold. A collective call.
+        last one, one whose parts go to a bucket from each pod, or one that the memory of some pod does not
+        hold. A collective call.
         """
-        last = self.control.should_training_stop or self.state.global_step >= self.state.max_steps
-        if not self._async_save or last:
+        apart = self.bucket is not None and not self.bucket.shared
+        if not self._async_save or apart or self._is_last_save():
             return None
         lack = self.why_no_stage() if self.world.local_rank == 0 else ""
         if not lack and self.world.local_rank == 0 and not background_save.clear(self._stage):
