@@ -26,6 +26,7 @@ PANELS: dict[str, dict[str, Subcommand]] = {
         "data": Subcommand("data", "build a question-answer set, see what would be trained"),
         "model": Subcommand("model", "build a small model, look at any, merge an adapter"),
         "train": Subcommand("train", "fine-tune on this machine, on one process or several"),
+        "sweep": Subcommand("sweep", "fine-tunes over a grid, one after another, compared"),
         "generate": Subcommand("generate", "ask a model, talk with it, or answer a file"),
     },
     "Compare": {

@@ -21,20 +21,18 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import itertools
 import json
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
-
-import yaml
 
 from podtune.bench.cell.command_line import flag_of, read_options
 from podtune.bench.options import Options
 from podtune.bench.strategies.table import STRATEGIES
 from podtune.machine.facts import visible_gpus
 from podtune.run.distributed import World
-from podtune.run.errors import CONFIG, NO_INPUT, USAGE, UserError, near
+from podtune.run.errors import CONFIG, USAGE, UserError, near
+from podtune.run.grid import check_keys, combinations, read_mapping
 
 PRESETS = Path(__file__).with_name("presets")
 ROOT = Path(__file__).parents[2]
@@ -110,32 +108,9 @@ def read_sweep(path: Path) -> Sweep:
         UserError: unreadable, an unknown key (names the nearest), or a value of the wrong kind; with file and
         key.
     """
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(
-            "no such file", where=str(path), fix=("give a sweep file, or --preset"), code=NO_INPUT
-        ) from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError(
-            (f"cannot be read as YAML: {' '.join(str(error).split())}"), where=str(path), code=CONFIG
-        ) from None
-    if not isinstance(content, dict):
-        raise UserError(
-            ("is not a mapping of keys to values"),
-            where=str(path),
-            fix="see podtune bench run --help",
-            code=CONFIG,
-        )
+    content = read_mapping(path, fix="give a sweep file, or --preset", usage="see podtune bench run --help")
     keys = {field.name: field for field in fields(Sweep)}
-    for key in content:
-        if key not in keys:
-            raise UserError(
-                (f"unknown key '{key}'{near(str(key), list(keys))}"),
-                where=str(path),
-                fix=f"one of {', '.join(keys)}",
-                code=CONFIG,
-            )
+    check_keys(content, list(keys), str(path))
     for name, option in keys.items():
         if name not in content and option.default is MISSING and option.default_factory is MISSING:
             raise UserError(f"'{name}' is missing", where=str(path), fix=f"add {name}: [...]", code=CONFIG)
@@ -191,14 +166,8 @@ def _check_flags(flags: Any, where: str) -> None:
     names = [field.name for field in fields(Options) if field.name not in _AXES]
     if not isinstance(flags, dict):
         raise UserError(f"{flags!r} is not a mapping of flags to values", where=where, code=CONFIG)
+    check_keys(flags, names, where, what="option")
     for flag, value in flags.items():
-        if flag not in names:
-            raise UserError(
-                (f"unknown option '{flag}'{near(str(flag), names)}"),
-                where=where,
-                fix=f"one of {', '.join(names)}",
-                code=CONFIG,
-            )
         if not isinstance(value, str | int | float | bool):
             raise UserError(
                 f"{flag} is {value!r}, not one value",
@@ -243,10 +212,15 @@ def expand(sweep: Sweep, *, nodes: int = 1, nproc_per_node: int | None = None) -
                 where="per_model",
                 code=CONFIG,
             )
-    axes = (sweep.models, sweep.world_sizes, sweep.strategies, sweep.precisions, sweep.global_batch_sizes)
-    for model, world_size, strategy, precision, batch, compiled in itertools.product(
-        *axes, sweep.compile or (None,)
-    ):
+    axes: dict[str, tuple[Any, ...]] = {
+        "model": sweep.models,
+        "world_size": sweep.world_sizes,
+        "strategy": sweep.strategies,
+        "precision": sweep.precisions,
+        "batch": sweep.global_batch_sizes,
+        "compiled": sweep.compile or (None,),
+    }
+    for model, world_size, strategy, precision, batch, compiled in map(dict.values, combinations(axes)):
         flags = {**sweep.options, **sweep.per_model.get(model, {}), "precision": precision}
         if batch:
             flags["global_batch_size"] = batch

@@ -151,6 +151,15 @@ def read(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> Settings:
     if config_file:
         layers.append((config_file, content))
     layers.append(("command line", command_line))
+    return merged(layers)
+
+
+def merged(layers: list[tuple[str, dict[str, Value]]]) -> Settings:
+    """Layers of keys, each with where it comes from and the last one winning, checked.
+
+    Raises:
+        UserError: as :func:`read`.
+    """
     for where, layer in layers:
         _launcher_keys(layer, where)
     _check_names(layers)

@@ -1,0 +1,153 @@
+"""A sweep of fine-tunes: all of it checked first, finished runs kept, bad ones ended by the median."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from launch import Launcher
+from typer.testing import CliRunner
+
+from podtune.cli import load
+from podtune.run.errors import UserError
+from podtune.run.record import write_json
+from podtune.sft import sweep
+
+BASE = {"model_name_or_path": "m", "dataset_name": "rows.jsonl", "eval_strategy": "steps"}
+
+
+def written(folder: Path, **content: Any) -> Path:
+    path = folder / "sweep.yaml"
+    path.write_text(yaml.safe_dump({"options": BASE, **content}))
+    return path
+
+
+def test_every_point_of_the_grid_with_every_entry_of_the_list_is_a_run(tmp_path: Path) -> None:
+    (tmp_path / "sft.yaml").write_text("max_steps: 5\nseed: 3\nlearning_rate: 1e-5\n")
+    found = sweep.read(
+        written(tmp_path, config="sft.yaml", learning_rate=[1e-4, 3e-4], runs=[{"use_peft": True}, {}])
+    )
+    assert [run.varies for run in found.runs] == [
+        {"use_peft": True, "learning_rate": 1e-4},
+        {"use_peft": True, "learning_rate": 3e-4},
+        {"learning_rate": 1e-4},
+        {"learning_rate": 3e-4},
+    ]
+    assert found.runs[2].content == {"max_steps": 5, "seed": 3, "learning_rate": 1e-4} | BASE
+    assert found.runs[2].name.startswith("learning_rate-0.0001_")
+    assert len({run.name for run in found.runs}) == 4
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ({"learning_rat": [1]}, "did you mean 'learning_rate'"),
+        ({"learning_rate": 1e-4}, "is no list"),
+        ({"learning_rate": [1e-4, "fast"]}, "not a number"),
+        ({"output_dir": ["a", "b"]}, "names its runs and their folders itself"),
+        ({"seed": [1, 1]}, "two runs are the same"),
+        ({"stop": "mean"}, "not median"),
+        ({"stop": "median", "eval_strategy": ["no"]}, "eval_strategy is no"),
+        ({"processes": 0}, "a number of processes"),
+        ({"runs": {"seed": 1}}, "a list of mappings"),
+        ({"timeout_per_run_s": -1}, "a positive number"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_starts(
+    tmp_path: Path, content: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(UserError, match=says):
+        sweep.read(written(tmp_path, **content))
+
+
+# In the place of training: it writes these evaluations, and ends as training does.
+PROGRAM = """
+import json, signal, sys, time, yaml
+config = yaml.safe_load(open(sys.argv[1]))
+losses, folder = json.loads(sys.argv[2]), config["output_dir"]
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+for step, loss in enumerate(losses[config["seed"]], 1):
+    with open(folder + "/metrics.jsonl", "a") as file:
+        file.write(json.dumps({"step": step, "split": "eval", "loss": loss}) + "\\n")
+if config["seed"] == int(sys.argv[3]):
+    time.sleep(60)
+open(folder + "/run.json", "w").write(json.dumps({"status": "ok"}))
+"""
+
+
+def begin(losses: list[list[float]], waits: int = -1) -> sweep.Start:
+    def start(config: Path, processes: str, log: Path) -> subprocess.Popen[bytes]:
+        words = [sys.executable, "-c", PROGRAM, str(config), json.dumps(losses), str(waits)]
+        return subprocess.Popen(words)
+
+    return start
+
+
+def test_a_run_that_is_worse_than_the_median_ends_early_and_stays_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweep, "POLL_S", 0.05)
+    losses = [[3.0, 2.0], [3.0, 2.1], [3.0, 2.2], [3.0, 2.5]]
+    found = sweep.read(written(tmp_path, seed=[0, 1, 2, 3], stop="median"))
+    said: list[str] = []
+    states = sweep.Sweeper(found, tmp_path / "out", begin(losses, waits=3), said.append).run()
+    assert list(states.values()) == ["ok", "ok", "ok", "stopped"]
+    assert any("eval loss 2.5000, the median of 3 others had 2.1000" in line for line in said)
+    again = sweep.Sweeper(found, tmp_path / "out", begin(losses), said.append).run()
+    assert list(again.values()) == ["kept", "kept", "kept", "stopped"]
+
+
+def test_a_finished_run_is_repeated_only_if_its_configuration_changed(tmp_path: Path) -> None:
+    found = sweep.read(written(tmp_path, seed=[0, 1]))
+    for run in found.runs:
+        (tmp_path / "out" / run.name).mkdir(parents=True)
+        write_json(tmp_path / "out" / run.name / "run.json", {"status": "ok"})
+    sweeper = sweep.Sweeper(found, tmp_path / "out", begin([[1.0], [1.0]]), lambda line: None)
+    assert list(sweeper.run().values()) == ["kept", "kept"]
+    other = sweep.read(written(tmp_path, seed=[0, 2], options=BASE | {"max_steps": 7}))
+    assert not {run.name for run in other.runs} & {run.name for run in found.runs}
+
+
+def test_a_sweep_trains_every_run_and_compares_them(
+    launcher: Launcher,
+    qa_data: Path,
+    micro_model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Forked:
+        """A program of the launcher, as a process."""
+
+        def __init__(self, config: Path) -> None:
+            self.program = launcher.start("--config", config)
+
+        def poll(self) -> int | None:
+            return self.program.ranks[0].exitcode
+
+        returncode = property(poll)
+
+        def wait(self, timeout: float) -> None:
+            self.program.ranks[0].join(timeout)
+
+    monkeypatch.setattr(sweep.Sweeper, "begin", staticmethod(lambda config, processes, log: Forked(config)))
+    options = {
+        "model_name_or_path": str(micro_model),
+        "dataset_name": str(qa_data / "train.parquet"),
+        "max_steps": 2,
+        "max_length": 32,
+        "save_strategy": "no",
+        "logging_steps": 1,
+        "use_cpu": True,
+    }
+    file = written(tmp_path, options=options, learning_rate=[1e-3, 1e-4])
+    ended = CliRunner().invoke(load("sweep"), [str(file), "--output", str(tmp_path / "out")])
+    assert ended.exit_code == 0, ended.output
+    states = json.loads((tmp_path / "out" / "sweep.json").read_text())["runs"]
+    assert list(states.values()) == ["ok", "ok"]
+    page = (tmp_path / "out" / "compare.html").read_text()
+    assert all(name in page for name in states)

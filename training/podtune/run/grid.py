@@ -1,0 +1,50 @@
+"""Sweep files: a YAML mapping of known keys, and every combination of its lists. Needs no torch."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from podtune.run.errors import CONFIG, NO_INPUT, UserError, near
+
+
+def read_mapping(path: Path, *, fix: str, usage: str) -> dict[str, Any]:
+    """The keys of a sweep file.
+
+    Raises:
+        UserError: missing (``fix`` says what to give), unreadable, or no mapping (``usage`` says where it is
+        explained).
+    """
+    import yaml
+
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError("no such file", where=str(path), fix=fix, code=NO_INPUT) from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UserError(
+            f"cannot be read as YAML: {' '.join(str(error).split())}", where=str(path), code=CONFIG
+        ) from None
+    if not isinstance(content, dict):
+        raise UserError("is not a mapping of keys to values", where=str(path), fix=usage, code=CONFIG)
+    return content
+
+
+def check_keys(keys: Iterable[object], known: Sequence[str], where: str, *, what: str = "key") -> None:
+    """Raise :class:`UserError` for the first of ``keys`` that is none of ``known``."""
+    for key in keys:
+        if key not in known:
+            raise UserError(
+                f"unknown {what} '{key}'{near(str(key), list(known))}",
+                where=where,
+                fix=f"one of {', '.join(known)}",
+                code=CONFIG,
+            )
+
+
+def combinations(axes: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
+    """Every combination of one value of each axis, the last axis turning fastest."""
+    for values in itertools.product(*axes.values()):
+        yield dict(zip(axes, values, strict=True))
