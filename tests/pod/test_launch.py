@@ -212,6 +212,12 @@ def test_a_rank_that_torchrun_had_to_kill_is_called_hung(capsys):
     assert _failed({0: oom, 1: peer}, killed.pids) == 137
 
 
+def test_an_abort_is_said_to_be_a_lost_peer_most_likely_and_is_tried_again(capsys):
+    aborted = SimpleNamespace(exitcode=-signal.SIGABRT, pid=7, timestamp=1)
+    assert _failed({0: aborted}, []) == 134
+    assert "rank 0 ended with SIGABRT (NCCL gave up waiting for a lost peer" in capsys.readouterr().err
+
+
 def test_pods_that_do_not_meet_within_the_programs_timeout_are_a_lost_peer(launcher, program):
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))

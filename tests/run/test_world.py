@@ -1,7 +1,13 @@
 """A process knows its place among the others, or says which variable contradicts which."""
 
-import pytest
+import os
+import time
+from collections.abc import Callable
 
+import pytest
+from launch import Launcher
+
+from podtune.run import distributed
 from podtune.run.distributed import World, read_world, setup_distributed, why_no_cuda
 from podtune.run.errors import UserError
 
@@ -65,6 +71,34 @@ def test_fewer_usable_gpus_than_promised_are_an_error(monkeypatch: pytest.Monkey
         monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
     with pytest.raises(UserError, match=r"8 GPUs promised.* CUDA can use 7"):
         setup_distributed()
+
+
+def hangs_while_meeting() -> None:
+    import torch.distributed as dist
+
+    os.environ.update(TORCHRUN)
+    dist.init_process_group = lambda *_, **__: time.sleep(60)
+    distributed.SLACK_S = 0.2
+    setup_distributed(0.1, use_cpu=True)
+
+
+def hangs_while_closing() -> None:
+    import torch.distributed as dist
+
+    for name in ("is_initialized", "barrier"):
+        setattr(dist, name, lambda: True)
+    dist.destroy_process_group = lambda: time.sleep(60)
+    distributed.SLACK_S = 0.2
+    distributed.cleanup_distributed()
+
+
+@pytest.mark.parametrize("hangs", [hangs_while_meeting, hangs_while_closing])
+def test_what_nccl_does_without_a_bound_ends_as_a_lost_peer(
+    hangs: Callable[[], None], launcher: Launcher
+) -> None:
+    process = launcher.process(hangs)
+    process.join(50)
+    assert process.exitcode == 170
 
 
 def test_torchs_own_reason_is_told() -> None:

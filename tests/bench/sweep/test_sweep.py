@@ -57,6 +57,8 @@ def test_every_preset_expands_and_names_what_cannot_be(name: str, monkeypatch: p
         any(name in cell for name in ("tensor", "single", "pipeline", "naive", "zero3.w"))
         for cell in found.impossible
     ), found.impossible
+    if name != "smoke":  # what a GPU gains by compiling is measured beside what it does without
+        assert {cell.options.compile for cell in found.cells if "tinygpt" in cell.model} == {False, True}
 
 
 def test_smoke_has_every_strategy_on_both_models_at_one_and_two_processes() -> None:

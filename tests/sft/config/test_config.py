@@ -179,6 +179,13 @@ def test_the_list_of_keys_is_the_one_that_trl_has() -> None:
     assert committed == config_keys(), "run: python scripts/config_keys.py"
 
 
+def test_choices_stand_in_the_record_by_their_value() -> None:
+    from podtune.sft.config.resolve import resolve
+
+    recorded = resolve(config.read([*NEEDED, "--accelerate_config", "zero1"], {}), World()).resolved()
+    assert f"{recorded['lr_scheduler_type']}, {recorded['save_strategy']}" == "linear, steps"
+
+
 def test_lora_settings_without_use_peft_are_said_to_have_no_effect() -> None:
     from podtune.run.distributed import World
     from podtune.sft.config.resolve import resolve

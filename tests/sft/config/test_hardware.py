@@ -105,6 +105,8 @@ def test_a_gpu_without_a_c_compiler_is_refused(monkeypatch: pytest.MonkeyPatch) 
     [
         (["--fp16"], "fp16 needs the scaling of gradients", 78),
         (["--dtype", "float16"], "weights in float16 cannot be trained", 78),
+        (["--fsdp", "full_shard auto_wrap"], "fsdp divides a model over processes, and one was started", 78),
+        (["--activation_offloading"], "there is no GPU", 69),
         (["--attn_implementation", "flash_attention_2"], "flash-attn is not installed", 78),
         (["--optim", "adamw_8bit"], "adamw_8bit needs the package bitsandbytes", 69),
         (["--optim", "paged_lion_32bit"], "needs the package bitsandbytes", 69),

@@ -107,6 +107,7 @@ def test_the_order_by_length_of_an_epoch_is_the_same_after_a_resume() -> None:
         return list(LengthGrouped(LENGTHS, BATCH, seed=7, epoch=lambda: epoch))
 
     first, second = order(0), order(1)
+    assert LENGTHS[first[0]] == LENGTHS[second[0]] == max(LENGTHS), "what fills memory most comes first"
     assert sorted(first) == sorted(second) == list(range(ROWS))
     assert first != second
     for kill_after in (1, 30, ROWS - 1):

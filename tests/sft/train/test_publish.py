@@ -15,6 +15,7 @@ from podtune.run.errors import DATA, UserError
 from podtune.run.record import new_record
 from podtune.sft.train.pickles import refuse_foreign_code
 from podtune.sft.train.publish import Publisher, model_card
+from podtune.sft.train.run import find_checkpoint
 from podtune.sft.train.trainer import PodtuneTrainer
 
 
@@ -96,6 +97,25 @@ def test_the_card_names_base_data_losses_and_command() -> None:
     ):
         assert words in card
     assert "None" not in card
+
+
+def test_a_checkpoint_of_trls_is_taken_where_the_user_vouches_for_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    theirs = tmp_path / "checkpoint-3"
+    theirs.mkdir()
+    with pytest.raises(UserError, match="there is no such folder"):
+        find_checkpoint(tmp_path, {}, named=str(tmp_path / "nothing"), allow_change=True)
+    (theirs / "trainer_state.json").write_text('{"global_step": 3}')
+    with pytest.raises(UserError, match="one that TRL wrote is taken with --allow_resume_change"):
+        find_checkpoint(tmp_path, {}, named=str(theirs))
+    resume = find_checkpoint(tmp_path, {"world_size": 2}, named=str(theirs), allow_change=True)
+    assert resume is not None
+    assert (resume.step, resume.facts) == (3, {})
+    assert "has no manifest" in capsys.readouterr().err
+    (theirs / "podtune-manifest.json").write_text("rot")  # ours, and damaged
+    with pytest.raises(UserError, match="cannot be read"):
+        find_checkpoint(tmp_path, {}, named=str(theirs), allow_change=True)
 
 
 class Bomb:

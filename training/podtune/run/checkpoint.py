@@ -147,6 +147,19 @@ def read(path: Path) -> Checkpoint:
     return Checkpoint(path, manifest.step, manifest.facts)
 
 
+def foreign(path: Path) -> Checkpoint | None:
+    """The checkpoint of another program at ``path``, TRL's for example. It has no manifest: that it is whole
+    and what it belongs to cannot be checked. None if it does not say its step.
+    """
+    if (path / MANIFEST).exists():
+        return None
+    try:
+        step = json.loads((path / "trainer_state.json").read_text(encoding="utf-8"))["global_step"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return Checkpoint(path, step, {}) if type(step) is int else None
+
+
 def damage(path: Path) -> str:
     """What is wrong with the checkpoint at ``path``, or an empty string."""
     try:

@@ -14,7 +14,8 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,12 +29,14 @@ from podtune.run.errors import (
     UserError,
     out_of_memory,
     out_of_space,
+    terminate_log,
 )
 
 T = TypeVar("T")
 DEFAULT_TIMEOUT_S = 600.0
 LAUNCHER = "PODTUNE_LAUNCHER"  # podtune launch's process
 ENDS = "PODTUNE_ENDS"  # its folder in which ranks note a good end
+SLACK_S = 30.0  # for what has no bound of its own, beyond timeout_s
 PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 GPUS_PER_POD = "PODTUNE_GPUS_PER_POD"  # what the chart promises a pod
 
@@ -259,12 +262,14 @@ def setup_distributed(timeout_s: float = DEFAULT_TIMEOUT_S, *, use_cpu: bool = F
         return world
     device_id = torch.device(world.device) if device_type == "cuda" else None
     timeout = datetime.timedelta(seconds=timeout_s)
+    met = f"rank {world.rank} of {world.world_size} has not met the others at {world.master}"
     try:
-        dist.init_process_group(
-            backend, timeout=timeout, device_id=device_id, **_store_of_a_restart(world, timeout)
-        )
-        # a first collective, so that a bad network shows here and not after the model is loaded
-        dist.barrier()
+        with _bounded(timeout_s + SLACK_S, met):
+            dist.init_process_group(
+                backend, timeout=timeout, device_id=device_id, **_store_of_a_restart(world, timeout)
+            )
+            # a first collective, so that a bad network shows here and not after the model is loaded
+            dist.barrier()
     except Exception as error:
         raise PeerLost(
             f"rank {world.rank} of {world.world_size} on {socket.gethostname()} could not meet the others at "
@@ -275,6 +280,25 @@ def setup_distributed(timeout_s: float = DEFAULT_TIMEOUT_S, *, use_cpu: bool = F
             "(GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME)"
         ) from error
     return world
+
+
+@contextlib.contextmanager
+def _bounded(limit_s: float, what: str) -> Iterator[None]:
+    """End the process if the block takes longer: NCCL makes and closes its communicators without a bound."""
+
+    def end() -> None:
+        message = f"{what} within {limit_s:.0f} s"
+        print(f"podtune: error: {message}", file=sys.stderr, flush=True)
+        terminate_log(message, PEER_LOST)
+        os._exit(PEER_LOST)
+
+    timer = threading.Timer(limit_s, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _device_type() -> str:
@@ -352,7 +376,8 @@ def cleanup_distributed() -> None:
     gc.collect()
     if dist.is_available() and dist.is_initialized():
         dist.barrier()
-        dist.destroy_process_group()
+        with _bounded(SLACK_S, "the process group has not closed"):
+            dist.destroy_process_group()
 
 
 def on_main(world: World, function: Callable[[], T]) -> T:

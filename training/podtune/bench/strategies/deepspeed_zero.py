@@ -20,6 +20,8 @@ from podtune.machine.building import deepspeed_that_builds_nothing
 from podtune.run.distributed import World
 from podtune.run.errors import UNAVAILABLE, UserError
 
+REDUCE_BUCKET = 500_000_000  # DeepSpeed's default
+
 
 class Zero:
     """Every rank: its share of the rows, and of the states that the stage cuts."""
@@ -40,6 +42,7 @@ class Zero:
             config=configuration(
                 options,
                 world,
+                sum(p.numel() for p in self.model.parameters()),
                 max(sum(p.numel() for p in block.parameters()) for block in self.model.blocks),
                 self.arithmetic.dtype,
             ),
@@ -59,7 +62,7 @@ class Zero:
 
 
 def configuration(
-    options: Options, world: World, largest_block: int, dtype: torch.dtype | None
+    options: Options, world: World, parameters: int, largest_block: int, dtype: torch.dtype | None
 ) -> dict[str, Any]:
     """DeepSpeed's configuration. Weights are fp32 and the products follow autocast to ``dtype``, as under
     every other strategy.
@@ -70,6 +73,8 @@ def configuration(
         "overlap_comm": overlap,
         "contiguous_gradients": True,
         "reduce_scatter": True,
+        # a buffer of as many elements, also where the model has fewer
+        "reduce_bucket_size": min(REDUCE_BUCKET, parameters),
     }
     if options.strategy == "zero2":
         # reduce every gradient to its owner only, as the paper does

@@ -157,6 +157,19 @@ def refuse_unfit(settings: Settings, world: World) -> None:
                 fix="install gcc, or set CC (podtune's image has it)",
                 code=UNAVAILABLE,
             )
+    if values.get("fsdp") and world.world_size == 1 and not world.backend:
+        raise UserError(
+            "fsdp divides a model over processes, and one was started",
+            where=settings.source["fsdp"],
+            fix="torchrun --nproc-per-node N -m podtune.training ..., or leave fsdp out",
+        )
+    if values.get("activation_offloading") and world.device_type == "cpu":
+        raise UserError(
+            "activation_offloading moves activations from a GPU to the CPU, and there is no GPU",
+            where=settings.source["activation_offloading"],
+            fix="leave it out",
+            code=UNAVAILABLE,
+        )
     if values.get("fp16") and world.device_type == "cpu":
         raise UserError(
             "fp16 needs the scaling of gradients that only a GPU has",

@@ -75,6 +75,7 @@ _VALUE_OR_LIST = ("optim_target_modules", "fsdp")  # text, or a list of texts
 LAUNCHER = {
     "fsdp1": "fsdp",
     "fsdp2": "fsdp",
+    "zero1": "zero2",  # the same steps in less memory
     "zero2": "zero2",
     "zero3": "zero3",
     "multi_gpu": "ddp",

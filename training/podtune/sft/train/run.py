@@ -72,10 +72,16 @@ def find_checkpoint(
         try:
             resume = checkpoint.read(path)
         except checkpoint.Damaged as reason:
-            why = reason if path.is_dir() else "there is no such folder"
-            raise UserError(
-                f"cannot be resumed: {why}", where=str(path), fix="name a complete checkpoint, or none"
-            ) from None
+            resume = checkpoint.foreign(path) if allow_change else None
+            if resume is None:
+                why = reason if path.is_dir() else "there is no such folder"
+                raise UserError(
+                    f"cannot be resumed: {why}",
+                    where=str(path),
+                    fix="name a complete checkpoint, or none; "
+                    "one that TRL wrote is taken with --allow_resume_change",
+                ) from None
+            warn(f"{path} has no manifest: that it is whole, and of this run, is your word")
     elif auto_resume:
         resume, warnings = checkpoint.newest_complete(output_dir)
         for warning in warnings:
@@ -141,7 +147,7 @@ class FineTune:
     ) -> None:
         self.record, self.output_dir, self.world, self.rows = record, output_dir, world, rows
         self._claims, self._notes, self._memory = claims, notes, memory
-        self.tokens_before = int(resume.facts["tokens"]) if resume else 0
+        self.tokens_before = int(resume.facts.get("tokens", 0)) if resume else 0
         self.resume_path = str(resume.path) if resume else None
         self.step = resume.step if resume else 0
         self.meter = Meter(world, record["strategy"])
@@ -196,6 +202,7 @@ class FineTune:
         world, record = self.world, self.record
         trained = trainer.trained_parameters()
         why, plural = trainer.why_not_lean, "es" if world.world_size > 1 else ""
+        notes = [*self._notes, *trainer.adapter_note(), *trainer.how_it_saves()]
         data = record["data"]
         print(
             head_line(
@@ -212,8 +219,7 @@ class FineTune:
         print(
             f"batch {record['global_batch_size']} = {trainer.args.per_device_train_batch_size} a device x "
             f"{world.world_size} process{plural} "
-            f"x {trainer.args.gradient_accumulation_steps} accumulated; "
-            f"{', '.join([*self._notes, *trainer.how_it_saves()])}"
+            f"x {trainer.args.gradient_accumulation_steps} accumulated; {', '.join(notes)}"
             + (f"; TRL's loss ({why})" if why else ""),
             flush=True,
         )

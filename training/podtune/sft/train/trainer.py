@@ -552,6 +552,14 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
             getattr(each, "ds_numel", each.numel()) for each in self.model.parameters() if each.requires_grad
         )
 
+    def adapter_note(self) -> list[str]:
+        """For the start line: on which layers there are adapters. PEFT has a choice of its own for many
+        architectures, which is not all of them.
+        """
+        configs = getattr(self.model, "peft_config", {}).values()
+        names = [each.target_modules for each in configs if isinstance(each.target_modules, set | list)]
+        return [f"LoRA on {' '.join(sorted(layers))}" for layers in names if layers]
+
     def checkpoint_bytes(self) -> int:
         """About what one checkpoint takes."""
         size = max((each.element_size() for each in self.model.parameters() if each.requires_grad), default=0)
