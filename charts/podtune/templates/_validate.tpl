@@ -128,7 +128,7 @@ What the schema cannot say in a sentence. Each refusal is "PATH: WHAT | fix: WHA
 {{- include "podtune.noSecret" (dict "where" $where "name" $name "value" .) }}
 {{- end }}
 {{- else if kindIs "string" .value }}
-{{- $named := and (regexMatch "(?i)(^|[_-])(TOKEN|PASSWORD|PASSWD|SECRET|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|CREDENTIALS|PAT)$" $name) (not (regexMatch "(?i)^(EOS|BOS|PAD|UNK|SEP|CLS|MASK|STOP|IMAGE)_TOKEN$" $name)) (not (regexMatch "^(|/.*|\\$\\(.*)$" .value)) }}
+{{- $named := and (regexMatch "(?i)(^|[_-])(TOKEN|PASSWORD|PASSWD|SECRET|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|CREDENTIALS|PAT|NOTIFY_?URL)$" $name) (not (regexMatch "(?i)^(EOS|BOS|PAD|UNK|SEP|CLS|MASK|STOP|IMAGE)_TOKEN$" $name)) (not (regexMatch "^(|/.*|\\$\\(.*)$" .value)) }}
 {{- $known := regexMatch "\\b(hf_[A-Za-z0-9]{16,}|ghp_[A-Za-z0-9]{20,}|AKIA[0-9A-Z]{16}|sk-[A-Za-z0-9_-]{20,}|xox[abp]-[A-Za-z0-9-]{10,}|glpat-[A-Za-z0-9_-]{20,})" .value }}
 {{- $url := regexMatch "://[^/@:\\s]+:[^/@\\s]+@" .value }}
 {{- if or $named $known $url }}

@@ -222,6 +222,17 @@ def test_an_ended_job_shows_its_exact_record_and_a_failed_one_its_reason(api: Ap
     assert "said the operator" in podtune("watch", "gone").stdout
 
 
+def test_logs_are_of_one_pod_or_of_all_and_as_long_as_asked(api: Api) -> None:
+    api.add("run", "Running", ["one", "two", "three"])
+    api.logs["run-worker-0"] = [f"{stamp(1)} of the worker"]
+    assert podtune("logs", "run").stdout.split() == ["one", "two", "three"]
+    assert podtune("logs", "run", "--tail", "1").stdout == "three\n"
+    assert podtune("logs", "run", "--pod", "worker-0").stdout == "of the worker\n"
+    assert "run-worker-0 | of the worker" in podtune("logs", "run", "--all", "--tail", "1").stdout
+    assert "one of run-master-0, run-worker-0" in str(podtune("logs", "run", "--pod", "worker-7").exception)
+    assert "--follow" in str(podtune("logs", "run", "--follow", "--tail", "1").exception)
+
+
 def test_the_list_of_jobs_filters_and_sorts_like_that_of_folders(api: Api) -> None:
     api.add("slow", "Running", [*HEAD, train(5)])
     api.add("fast", "Running", [*HEAD, train(5), train(45)])

@@ -125,6 +125,10 @@ def logs(
             "--follow", help=("Go on until the job ends, with conditions and problems of all pods.")
         ),
     ] = False,
+    of_pod: Annotated[
+        str, typer.Option("--pod", metavar="POD", help="Of this pod; the end of its name is enough.")
+    ] = "",
+    tail: Annotated[int, typer.Option(min=0, help="The last so many lines of each pod; 0: all.")] = 0,
     namespace: Namespace = "",
     context: Context = "",
 ) -> None:
@@ -134,7 +138,12 @@ def logs(
     Examples:
       podtune logs my-run
       podtune logs my-run --all --follow
+      podtune logs my-run --pod worker-0 --tail 50
     """
+    if (of_pod and everything) or (follow and (of_pod or tail)):
+        raise UserError(
+            "--pod is one pod, and --follow all of all", fix="leave --all or --follow out", code=USAGE
+        )
     from podtune.cluster.live.client import connect
     from podtune.cluster.live.follow import last_lines
 
@@ -151,8 +160,12 @@ def logs(
             fix=f"podtune status {name}",
             code=DATA,
         )
-    for pod in pods if everything else pods[:1]:
-        for line in last_lines(cluster, job, pod["metadata"]["name"], 0) or ["(no log yet)"]:
+    chosen = [pod for pod in pods if pod["metadata"]["name"].endswith(of_pod)]
+    if not chosen:
+        names = ", ".join(pod["metadata"]["name"] for pod in pods)
+        raise UserError(f"{name!r} has no pod {of_pod!r}", where="--pod", fix=f"one of {names}", code=USAGE)
+    for pod in chosen if everything else chosen[:1]:
+        for line in last_lines(cluster, job, pod["metadata"]["name"], tail) or ["(no log yet)"]:
             print(f"{pod['metadata']['name']} | {line}" if everything else line)
 
 
