@@ -85,7 +85,7 @@ CONFIG = {
     "apiVersion": "v1",
     "kind": "ConfigMap",
     "metadata": {"name": "config"},
-    "data": {"config.yaml": "data: /shared/qa\nmax_steps: 500\ntf32: true\n"},
+    "data": {"config.yaml": "data: /shared/qa\nmax_steps: 500\ntf32: true\npublish: s3://bucket/runs\n"},
 }
 
 
@@ -132,6 +132,7 @@ def test_claims_are_shared_emptydirs_are_not_and_the_config_has_local_paths(tmp_
     assert f"run-worker-0: data: {tmp_path.resolve()}/volumes/claim/qa" in lines
     assert "run-master-0: max_steps: 5" in lines
     assert any("max_steps: 5, no tf32" in note for note in result.notes)
+    assert f"run-worker-0: publish: file://{tmp_path.resolve()}/published" in lines, "nothing leaves here"
 
 
 def test_init_containers_run_first_and_in_order_without_the_rendezvous_environment(tmp_path: Path) -> None:

@@ -141,6 +141,23 @@ def test_a_checkpoint_on_its_way_is_kept_and_the_next_one_left_out(
     assert published(bucket) == ["checkpoint-1"]
 
 
+def test_a_finished_run_publishes_what_is_missing_there_and_says_what_it_cannot(
+    bucket: Bucket, object_store: ObjectStore
+) -> None:
+    (bucket.output_dir / "final").mkdir()
+    (bucket.output_dir / "final" / "model.safetensors").write_bytes(b"w")
+    (bucket.output_dir / "run.json").write_text('{"status": "ok"}')
+    bucket.remote.write("final/of-an-earlier-model.safetensors", b"w")
+    object_store.cut("PUT", "model.safetensors", times=100)
+    assert "final/model.safetensors" in bucket.complete()
+    object_store.mend()
+    assert bucket.complete() == ""
+    assert set(bucket.remote.listing()) == {"final/model.safetensors", "run.json"}
+    bucket.remote.remove(["final/model.safetensors"])
+    assert bucket.complete() == "", "nothing is uploaded again where the record is there"
+    assert set(bucket.remote.listing()) == {"run.json"}
+
+
 @pytest.fixture(scope="module")
 def options(qa_data: Path, micro_model: Path, runs: str, object_store: ObjectStore) -> list[object]:
     """Eight short fp32 steps, saved at every fourth; model and rows come from the bucket too."""
@@ -174,9 +191,6 @@ def test_a_run_goes_on_from_the_bucket_with_equal_losses_when_its_volume_is_gone
     assert "resuming from" in said
     assert metrics(tmp_path / "again") == losses
     assert "final/model.safetensors" in remote.listing()
-
-    said = launcher.run(*whole, tmp_path / "again", env=env)
-    assert "is finished at step 8" in said
 
 
 def test_two_pods_with_a_volume_each_go_on_from_the_bucket(

@@ -71,7 +71,7 @@ class Sandbox:
             document = self.document("ConfigMap", name)
             for key, text in ((document or {}).get("data") or {}).items():
                 (self._volume(pod, volume) / file_name(key, "key of a ConfigMap")).write_text(
-                    rewrite(self._shrunk(key, text), paths), encoding="utf-8"
+                    self._kept_here(key, rewrite(self._shrunk(key, text), paths)), encoding="utf-8"
                 )
 
     def document(self, kind: str, name: str) -> Json | None:
@@ -103,6 +103,18 @@ class Sandbox:
                 )
         local.mkdir(parents=True, exist_ok=True)
         return local
+
+    def _kept_here(self, key: str, text: str) -> str:
+        """A training YAML whose ``publish`` is a folder of this machine, the same for all pods."""
+        if "publish" not in text or not key.endswith((".yaml", ".yml")):
+            return text
+        import yaml
+
+        content = yaml.safe_load(text)
+        if not isinstance(content, dict) or not content.get("publish"):
+            return text
+        self.changed["publish"] = content["publish"] = f"file://{self.root / 'published'}"
+        return yaml.safe_dump(content, sort_keys=False)
 
     def _shrunk(self, key: str, text: str) -> str:
         """A YAML file of the ConfigMap with the overrides applied; other files as they are."""

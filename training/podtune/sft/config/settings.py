@@ -490,9 +490,9 @@ def help_text(*, everything: bool = False) -> str:
         "< YAML < command line.",
         "",
         "needed:",
-        "  --model_name_or_path NAME   a folder or hub id, for example HuggingFaceTB/SmolLM3-3B",
-        "  --dataset_name NAME         Parquet, JSONL or CSV file, a folder of them, a saved data set, or a "
-        "hub name",
+        "  --model_name_or_path NAME   a folder, URL or hub id, for example HuggingFaceTB/SmolLM3-3B",
+        "  --dataset_name NAME         Parquet, JSONL or CSV file, a folder of them, a saved data set, URL, "
+        "or a hub name",
         "  --output_dir DIR            checkpoints, metrics.jsonl, run.json and final/ go there; an "
         "interrupted run resumes",
         "",

@@ -21,7 +21,7 @@ def model_card(record: Json) -> str:
     config, data, measured = record["config"], record["data"], Measurements.read(record)
     base = str(record["model"])
     head = ["library_name: transformers", "pipeline_tag: text-generation", "tags: [podtune, sft]"]
-    if not Path(base).exists():
+    if not Path(base).exists() and "://" not in base:
         head.append(f"base_model: {json.dumps(base)}")
     lines = ["---", *head, "---", "", f"# {record['name']}", ""]
     how = "a LoRA adapter for" if config.get("use_peft") else "all parameters of"
