@@ -125,6 +125,10 @@ def before_imports(world: World, *, use_cpu: bool = False) -> None:
     if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & set(os.environ):
         # each batch has another length, which leaves gaps in memory that comes in blocks of fixed size
         os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
+    # Each batch has another length, and oneDNN and torch's layer over it keep the kernels, with the memory
+    # that they work in, of the last 1,024 shapes each: more than a gigabyte. A step's own layers share a few.
+    for capacity in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
+        os.environ.setdefault(capacity, "64")
     if not sys.stderr.isatty():
         os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")  # a bar in a log is a hundred lines
     warnings.filterwarnings(
@@ -234,6 +238,7 @@ def load(
     from podtune.sft.model.load import load_model
     from podtune.sft.train.bucket import Bucket
     from podtune.sft.train.early import early_stopping
+    from podtune.sft.train.heap import GiveBack
     from podtune.sft.train.run import FineTune, find_checkpoint, is_finished
     from podtune.sft.train.trainer import PodtuneTrainer
 
@@ -316,7 +321,10 @@ def load(
         eval_dataset=rows.eval,
         processing_class=tokenizer,
         peft_config=arguments.peft_config(model_config.model_type),
-        callbacks=[run.progress, stop, *early_stopping(arguments.run)],
+        callbacks=[
+            *(run.progress, stop, *early_stopping(arguments.run)),
+            *([GiveBack()] if world.device_type == "cpu" else []),
+        ],
         world=world,
         meter=run.meter,
         facts=facts,

@@ -1,0 +1,59 @@
+"""Resident memory of a CPU run stays flat although each batch has another length."""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+
+import psutil
+import pytest
+import torch
+from launch import Launcher
+from transformers import TrainerCallback
+
+from podtune.run.distributed import World
+from podtune.sft.train.heap import MICRO_BATCHES, GiveBack
+from podtune.training import before_imports
+
+LENGTHS = range(1, 361)
+
+
+def grown_mib(callbacks: list[type[TrainerCallback]], results: multiprocessing.Queue[float]) -> None:
+    """What 300 steps of as many lengths add to resident memory after the first 60: a matrix product in bf16
+    each.
+    """
+    before_imports(World(), use_cpu=True)
+    torch.set_num_threads(1)
+    made = [callback() for callback in callbacks]
+    process, weights = psutil.Process(), torch.randn(1024, 1024, dtype=torch.bfloat16)
+    resident = []
+    for length in LENGTHS:
+        torch.nn.functional.linear(torch.ones(length, 1024, dtype=torch.bfloat16), weights)
+        for callback in made:
+            callback.on_step_end()
+        resident.append(process.memory_info().rss)
+    results.put((min(resident[-MICRO_BATCHES:]) - min(resident[60 : 60 + MICRO_BATCHES])) / 2**20)
+
+
+def test_steps_of_ever_new_lengths_do_not_add_up_in_memory(launcher: Launcher) -> None:
+    # a process of its own: the caches' sizes are read once, when the first kernel is made
+    results: multiprocessing.Queue[float] = launcher._context.Queue()
+    process = launcher._context.Process(target=grown_mib, args=([GiveBack], results))
+    process.start()
+    assert results.get(timeout=120) < 40
+    process.join(60)
+
+
+def test_where_the_c_library_is_not_glibc_nothing_is_trimmed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: object())
+    heap = GiveBack()
+    for _ in range(3 * MICRO_BATCHES):
+        heap.on_step_end()
+    assert heap.times == 0
+
+
+def test_the_heap_is_trimmed_every_few_micro_batches_and_only_when_memory_has_grown() -> None:
+    heap = GiveBack()
+    for _ in range(3 * MICRO_BATCHES):
+        heap.on_substep_end()
+    assert heap.times == 1  # the first look; nothing has grown since
