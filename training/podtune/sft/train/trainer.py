@@ -361,10 +361,14 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
         self.accelerator.wait_for_everyone()
         # rotation is ours: it must not see the folder aside
         self._saving_in, self.args.save_total_limit = folder.parent, None
+        # the manifest has a hash of each file; torch's checksums took half of the time that ranks stop
+        checksums = torch.serialization.get_crc32_options()
+        torch.serialization.set_crc32_options(False)
         try:
             super()._save_checkpoint(model, trial)
         finally:
             self._saving_in, self.args.save_total_limit = None, limit
+            torch.serialization.set_crc32_options(checksums)
         self.accelerator.wait_for_everyone()  # every rank's random state is in the folder
         if self.state.best_model_checkpoint == str(folder):
             self.state.best_model_checkpoint = str(output / name)
