@@ -164,6 +164,9 @@ class Layout:
             norms_trained=not lora,
             adapter_copies=lora and bool(self.lora_dropout or self.lora_cast),
             adapter_mask=1.0 if lora and self.lora_dropout else 0.0,
+            adapter_passing=lora
+            * (4.0 if self.lora_cast else 2.0)
+            * (self.lora_cast + bool(self.lora_dropout)),
             selective=self.checkpointing == "selective",
         )
 

@@ -24,6 +24,7 @@ class Kept:
         norms_trained: whether the norms' gains are, whose gradient needs their input.
         adapter_copies: each LoRA adapter keeps an input of its own (it casts it, or drops some of it).
         adapter_mask: bytes an element of dropout's mask.
+        adapter_passing: bytes an element of its input that an adapter's cast and dropout make for a moment.
     """
 
     stored: float
@@ -31,6 +32,7 @@ class Kept:
     norms_trained: bool = True
     adapter_copies: bool = False
     adapter_mask: float = 0.0
+    adapter_passing: float = 0.0
     selective: bool = False
 
 
@@ -155,6 +157,7 @@ class Transformer:
         residual stream before and behind it.
         """
         widest = kept.compute * (2.0 if self.gated else 1.0) * self.intermediate / tensor_ranks
+        widest += kept.adapter_passing * self.intermediate  # the input of the last map is the widest
         return self.sequence_length * (widest + 2 * kept.stored * self.hidden)
 
     @property
