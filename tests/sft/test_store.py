@@ -11,7 +11,7 @@ import pytest
 from object_store import ObjectStore
 
 from podtune.pod import prepare
-from podtune.run.errors import CONFIG, NO_INPUT, UNAVAILABLE, UserError
+from podtune.run.errors import CONFIG, NO_INPUT, NO_PERMISSION, UNAVAILABLE, UserError
 from podtune.sft import store
 from podtune.sft.config import settings as config
 from podtune.sft.data.source import DataSource, Sources, load_split, local_path
@@ -139,9 +139,10 @@ def test_without_the_store_a_copy_is_used_and_its_absence_is_said(
 
 
 def test_what_is_not_there_is_named(bucket: str, volume: Path) -> None:
-    with pytest.raises(UserError, match="no such object") as caught:
-        store.fetch(f"{bucket}/absent.jsonl")
-    assert caught.value.code == NO_INPUT
+    for url in (f"{bucket}/absent.jsonl", "s3://no-such-bucket-here/rows.jsonl"):
+        with pytest.raises(UserError, match="no such object") as caught:
+            store.fetch(url)
+        assert (caught.value.where, caught.value.code) == (url, NO_INPUT)
     with pytest.raises(UserError, match="cannot be written") as caught:
         store.check_writable("s3://no-such-bucket-here/runs")
     store.check_writable(f"{bucket}/runs")
@@ -198,7 +199,15 @@ def test_prepare_fetches_model_and_data_and_sees_that_they_changed(
     assert store.copy_of(values["dataset_name"]).read_text() == ROWS * 2
 
 
-def test_a_folder_in_memory_and_a_local_url_work_alike(volume: Path) -> None:
+def test_a_web_address_in_memory_folders_and_local_urls_work_alike(
+    bucket: str, volume: Path, object_store: ObjectStore
+) -> None:
+    web = f"{object_store.environment['AWS_ENDPOINT_URL']}/inputs/rows.jsonl"
+    with pytest.raises(UserError, match="access is denied") as caught:
+        store.fetch(web)
+    assert caught.value.code == NO_PERMISSION
+    store.file_system("s3").chmod(f"{bucket}/rows.jsonl", "public-read")
+    assert store.fetch(web).read_text() == ROWS
     put("memory://set/train.jsonl", ROWS)
     put("memory://set/test.jsonl", ROWS)
     sources = Sources.of({"dataset_name": "memory://set", "eval_strategy": "steps"})

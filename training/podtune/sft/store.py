@@ -140,16 +140,24 @@ class Remote:
 
     def listing(self, below: str = "") -> dict[str, Entry]:
         """The objects by their names (a single object by its own), of the folder ``below`` alone if one is
-        given.
+        given. Nothing, where there is not even a bucket.
         """
 
         def look() -> dict[str, dict[str, Any]]:
             self.fs.invalidate_cache()
             objects: dict[str, dict[str, Any]] = self.fs.find(self.path(below), detail=True)
-            return objects
+            # a web server says sizes only when asked for each
+            return {
+                path: info if info.get("size") is not None else self.fs.info(path)
+                for path, info in objects.items()
+            }
 
-        entries = {}
-        for path, info in patiently(f"{self.url}/{below}", look).items():
+        entries: dict[str, Entry] = {}
+        try:
+            objects = patiently(f"{self.url}/{below}" if below else self.url, look)
+        except FileNotFoundError:
+            return entries
+        for path, info in objects.items():
             name = path.removeprefix(self.path()).lstrip("/") or path.rpartition("/")[2]
             if info.get("type") == "directory" or path.endswith("/"):
                 continue
@@ -268,7 +276,7 @@ def patiently(what: str, call: Callable[[], T]) -> T:
         except (FileNotFoundError, UserError):
             raise
         except Exception as error:  # every store has errors of its own
-            if isinstance(error, PermissionError) or type(error).__name__.startswith(_DENIED):
+            if _denied(error):
                 raise UserError(
                     f"access is denied: {_reason(error)}",
                     where=what,
@@ -286,6 +294,12 @@ def patiently(what: str, call: Callable[[], T]) -> T:
             warn(f"{what}: {_reason(error)}; trying again in {pause:.0f} s")
             time.sleep(pause)
     raise AssertionError("the last attempt returns or raises")
+
+
+def _denied(error: Exception) -> bool:
+    status = getattr(error, "status", None) or getattr(getattr(error, "response", None), "status_code", None)
+    named = isinstance(error, PermissionError) or type(error).__name__.startswith(_DENIED)
+    return named or status in (401, 403)
 
 
 def _reason(error: BaseException) -> str:
