@@ -121,7 +121,7 @@ def answer_lines(answers: dict[str, Any]) -> list[str]:
 def readable(text: str) -> str:
     """A short answer as it is, and ``(noise)`` for what a model of random weights says."""
     repeats = len(zlib.compress(text.encode())) < len(text) // 2
-    return "(noise)" if repeats or not 0 < len(text) < 90 else text
+    return "(noise)" if repeats or "\ufffd" in text or not 0 < len(text) < 90 else text
 
 
 if __name__ == "__main__":

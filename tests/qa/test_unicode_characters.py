@@ -43,14 +43,18 @@ def test_a_held_out_character_is_never_asked_about_in_train_nor_is_its_other_let
 @pytest.mark.parametrize(
     ("question", "answer"),
     [
-        ("Which script has GREEK SMALL LETTER ALPHA?", "GREEK"),
-        ("What is the capital form of GREEK SMALL LETTER ALPHA?", "GREEK CAPITAL LETTER ALPHA"),
-        ("What number is VULGAR FRACTION ONE HALF?", "1 over 2"),
-        ("What kind of character is EURO SIGN?", "a symbol"),
-        ("What is LATIN SMALL LETTER E WITH ACUTE made of?", "LATIN SMALL LETTER E + COMBINING ACUTE ACCENT"),
+        ("GREEK SMALL LETTER ALPHA: which script has it?", "GREEK"),
+        ("GREEK SMALL LETTER ALPHA: what is its capital form?", "GREEK CAPITAL LETTER ALPHA"),
+        ("VULGAR FRACTION ONE HALF: what number is it?", "1 over 2"),
+        ("EURO SIGN: what kind of character is it?", "a symbol"),
+        (
+            "LATIN SMALL LETTER E WITH ACUTE: what is it made of?",
+            "LATIN SMALL LETTER E + COMBINING ACUTE ACCENT",
+        ),
     ],
 )
 def test_the_answers_are_those_of_the_database(question: str, answer: str) -> None:
     answers = {row.question: row.answer for row in unicode_characters.every_question()}
     assert answers[question] == answer
-    assert "What is the small form of KELVIN SIGN?" not in answers
+    assert "KELVIN SIGN: what is its small form?" not in answers  # a K, which its name does not say
+    assert "HIRAGANA LETTER GA: what is it made of?" not in answers  # KA with a mark

@@ -141,6 +141,12 @@ def test_the_tokenizer_keeps_every_text_and_its_ids_fit_the_embedding(micro: Pat
     assert len(tokenizer) <= 1024
 
 
+def test_the_words_of_the_template_which_stand_in_every_row_are_a_token_each(micro: Path) -> None:
+    tokenizer = load_tokenizer(locate_model(micro))
+    assert tokenizer.tokenize("user") == ["user"]
+    assert tokenizer.tokenize("assistant") == ["assistant"]
+
+
 def test_padding_end_and_start_are_the_same_in_tokenizer_model_and_generation(micro: Path) -> None:
     tokenizer, model = load_tokenizer(locate_model(micro)), load_model(locate_model(micro))
     assert tokenizer.eos_token == template.TURN_END

@@ -70,23 +70,28 @@ def _group(character: str, name: str) -> str:
 
 
 def _facts(character: str, name: str) -> Iterator[tuple[str, str, str]]:
-    """(kind, question, answer) of one character."""
+    """(kind, question, answer) of one character.
+
+    The name comes first, as in the answers that begin with it: behind a space a tokenizer has other tokens
+    for the same word, and a small model would have to learn them as pairs.
+    """
     code = unicodedata.category(character)
     if category := _CATEGORIES.get(code) or _CATEGORIES.get(code[0]):
-        yield "category", f"What kind of character is {name}?", category
+        yield "category", f"{name}: what kind of character is it?", category
     if script := _SCRIPT.match(name):
-        yield "script", f"Which script has {name}?", script[1]
+        yield "script", f"{name}: which script has it?", script[1]
     for form, other in (("capital", character.upper()), ("small", character.lower())):
         other_name = unicodedata.name(other, "") if len(other) == 1 and other != character else ""
         # not KELVIN SIGN, whose small form is LATIN SMALL LETTER K: the answer must follow from the name
         if other_name and _CASE.sub("", other_name) == _CASE.sub("", name):
-            yield "letter case", f"What is the {form} form of {name}?", other_name
+            yield "letter case", f"{name}: what is its {form} form?", other_name
     value = unicodedata.numeric(character, -1)
     if value >= 0:
         number = Fraction(value).limit_denominator(1000)
         # not 1/2: exact match looks past punctuation
         answer = str(number) if number.denominator == 1 else f"{number.numerator} over {number.denominator}"
-        yield "number", f"What number is {name}?", answer
-    parts = unicodedata.normalize("NFD", character)
-    if len(parts) > 1:
-        yield "made of", f"What is {name} made of?", " + ".join(unicodedata.name(part) for part in parts)
+        yield "number", f"{name}: what number is it?", answer
+    parts = [unicodedata.name(part) for part in unicodedata.normalize("NFD", character)]
+    # not HIRAGANA LETTER GA, which is KA with a mark: the answer must follow from the name here, too
+    if len(parts) > 1 and name.startswith(parts[0]):
+        yield "made of", f"{name}: what is it made of?", " + ".join(parts)

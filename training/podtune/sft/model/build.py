@@ -41,8 +41,8 @@ class Dimensions:
 
 
 SIZES: dict[str, Dimensions] = {
-    "micro": Dimensions(1024, 64, 192, 4, 2, 1),  # 0.26 M parameters: tests
-    "tiny": Dimensions(4096, 256, 1024, 6, 4, 2),  # 7.0 M parameters: the demo
+    "micro": Dimensions(1024, 64, 192, 4, 2, 1),  # 0.26 M parameters: the demo, tests
+    "tiny": Dimensions(4096, 256, 1024, 6, 4, 2),  # 7.0 M parameters: dry runs
 }
 
 
@@ -124,7 +124,8 @@ def train_tokenizer(corpus: list[str], shape: Dimensions) -> PreTrainedTokenizer
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(corpus, trainer)
+    # with the template's own words, which stand in every row and would else be spelled out in it
+    tokenizer.train_from_iterator((f"user\n{text}\nassistant\n" for text in corpus), trainer)
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token=TURN_END,
