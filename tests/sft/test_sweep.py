@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import yaml
+from click.testing import CliRunner
 from launch import Launcher
-from typer.testing import CliRunner
 
 from podtune.cli import load
 from podtune.run.errors import UserError
@@ -113,28 +113,35 @@ def test_a_finished_run_is_repeated_only_if_its_configuration_changed(tmp_path: 
     assert not {run.name for run in other.runs} & {run.name for run in found.runs}
 
 
+def test_a_run_that_training_refuses_is_said_to_have_failed_and_the_sweep_goes_on(tmp_path: Path) -> None:
+    file = written(tmp_path, options=BASE | {"model_name_or_path": str(tmp_path)}, seed=[1, 2])
+    ended = CliRunner().invoke(load("sweep"), [str(file), "--output", str(tmp_path / "out"), "--json"])
+    assert ended.exit_code == 70, ended.output
+    states = json.loads((tmp_path / "out" / "sweep.json").read_text())["runs"]
+    assert list(states.values()) == ["failed", "failed"]
+    log = (tmp_path / "out" / next(iter(states)) / "log.txt").read_text()
+    assert "rows.jsonl: no such file or folder" in log
+
+
+class Forked:
+    """A training of the launcher, as the process that a sweep waits for."""
+
+    def __init__(self, launcher: Launcher, config: Path) -> None:
+        self.rank = launcher.start("--config", config).ranks[0]
+
+    def poll(self) -> int | None:
+        code: int | None = self.rank.exitcode
+        return code
+
+    returncode = property(poll)
+
+    def wait(self, timeout: float) -> None:
+        self.rank.join(timeout)
+
+
 def test_a_sweep_trains_every_run_and_compares_them(
-    launcher: Launcher,
-    qa_data: Path,
-    micro_model: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    launcher: Launcher, qa_data: Path, micro_model: Path, tmp_path: Path
 ) -> None:
-    class Forked:
-        """A program of the launcher, as a process."""
-
-        def __init__(self, config: Path) -> None:
-            self.program = launcher.start("--config", config)
-
-        def poll(self) -> int | None:
-            return self.program.ranks[0].exitcode
-
-        returncode = property(poll)
-
-        def wait(self, timeout: float) -> None:
-            self.program.ranks[0].join(timeout)
-
-    monkeypatch.setattr(sweep.Sweeper, "begin", staticmethod(lambda config, processes, log: Forked(config)))
     options = {
         "model_name_or_path": str(micro_model),
         "dataset_name": str(qa_data / "train.parquet"),
@@ -142,12 +149,14 @@ def test_a_sweep_trains_every_run_and_compares_them(
         "max_length": 32,
         "save_strategy": "no",
         "logging_steps": 1,
-        "use_cpu": True,
     }
     file = written(tmp_path, options=options, learning_rate=[1e-3, 1e-4])
+    start: Any = lambda config, processes, log: Forked(launcher, config)  # noqa: E731
+    sweeper = sweep.Sweeper(sweep.read(file), tmp_path / "out", start, print)
+    assert list(sweeper.run().values()) == ["ok", "ok"]
     ended = CliRunner().invoke(load("sweep"), [str(file), "--output", str(tmp_path / "out")])
     assert ended.exit_code == 0, ended.output
     states = json.loads((tmp_path / "out" / "sweep.json").read_text())["runs"]
-    assert list(states.values()) == ["ok", "ok"]
+    assert list(states.values()) == ["kept", "kept"]
     page = (tmp_path / "out" / "compare.html").read_text()
     assert all(name in page for name in states)
