@@ -83,6 +83,7 @@ def _plan(record: Json, rate: float | None) -> Plan | None:
             activation_checkpointing=config.get("activation_checkpointing", "none"),
             optimizer=config.get("optimizer", "adamw"),
             shard_size=config.get("shard_size") or None,
+            zero_bucket=True,
             bucket_view=config.get("gradient_as_bucket_view") is not False,
             utilisation=utilisation,
         )

@@ -16,6 +16,7 @@ from podtune.plan.hardware import Link
 from podtune.plan.shapes import Checkpointing, Kept, Opaque, Shape, Transformer
 
 DDP_BUCKET = 25 * 2**20
+ZERO_BUCKET = 500_000_000  # elements of DeepSpeed's, if the model has as many
 FUSED_TILE = (4096, 32768)  # tokens x vocabulary that TRL's fused head projects at once
 DATA_PARALLEL = ("ddp", "fsdp", "fsdp-grad-op", "hsdp", "zero2", "zero3")
 PIPELINES = ("pipeline-gpipe", "pipeline-1f1b")
@@ -86,6 +87,7 @@ class Layout:
     lora_cast: bool = False
     bucket_view: bool = True
     shard_size: int | None = None
+    zero_bucket: bool = False
 
     @property
     def width(self) -> float:
@@ -247,17 +249,25 @@ class Layout:
 
     def buffers(self, trained: float) -> float:
         """Bytes of what is gathered, bucketed or cast for a moment: with full sharding two units (at work and
-        prefetched) and a unit's whole gradients, in the backward pass, when the head's bytes are gone.
+        prefetched) and a unit's whole gradients, in the backward pass, when the head's bytes are gone; of
+        ZeRO its bucket of gradients, which stage 3 never lets go.
         """
+        bucket = 4.0 * min(ZERO_BUCKET, trained) if self.zero_bucket else 0.0
         if self.strategy in ("fsdp", "hsdp", "zero3"):
             units = (2.0 * self.width + 4.0) * self.shape.largest_unit
-            if isinstance(self.shape, Opaque):
-                return units
-            again = self._layers_bytes(self.shape.units / self.stages)[1]
-            return max(0.0, units - max(0.0, self._head_bytes() - again) * self._samples)
+            return self._behind_head(units) + (bucket if self.strategy == "zero3" else 0.0)
+        if self.strategy == "zero2":
+            return self.casts() + self._behind_head(bucket)
         if self.strategy == "ddp" and not self.bucket_view:
             return 4.0 * trained + self.casts()  # gradients in their buckets, beside themselves
         return self.casts()
+
+    def _behind_head(self, needed: float) -> float:
+        """Of ``needed`` bytes in the backward pass, those that do not lie where the head's were."""
+        if isinstance(self.shape, Opaque):
+            return needed
+        again = self._layers_bytes(self.shape.units / self.stages)[1]
+        return max(0.0, needed - max(0.0, self._head_bytes() - again) * self._samples)
 
     def casts(self) -> float:
         """Bytes of the 16-bit copies of 32-bit weights that autocast keeps over a forward pass; none where

@@ -147,6 +147,7 @@ def estimate(
     quantized: bool = False,
     fused_head: bool = False,
     bucket_view: bool = True,
+    zero_bucket: bool = False,
     shard_size: int | None = None,
     gradient_bytes: float | None = None,
     utilisation: float = UTILISATION,
@@ -165,6 +166,7 @@ def estimate(
         quantized: QLoRA, the frozen linear maps in four bits and the adapters in 16.
         fused_head: the loss projects tile by tile and never holds logits, as a fine-tune on a GPU does.
         bucket_view: ddp's gradients are views of its buckets (``gradient_as_bucket_view``).
+        zero_bucket: ZeRO's gradients are gathered in a bucket of DeepSpeed's default size.
         shard_size: of hsdp, the ranks that share one copy; by default a machine's.
         gradient_bytes: width of the gradients on the wire, where it differs from the precision's.
         utilisation: the share of peak FLOP/s that the compute reaches.
@@ -194,6 +196,7 @@ def estimate(
         lora_cast,
         bucket_view,
         shard_size,
+        zero_bucket,
     )
     trained = shape.parameters if lora_r is None else shape.lora_parameters(lora_r)
     kept_states = _states(shape, precision, optimizer, lora_r, quantized)
