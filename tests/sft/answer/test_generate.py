@@ -163,7 +163,7 @@ def test_sampled_answers_to_a_file_are_the_same_with_and_without_an_interruption
             output=tmp_path / name,
             against=str(micro),
             temperature=1.0,
-            max_new_tokens=5,
+            max_new_tokens=24,
             batch_size=5,
         )
         return tmp_path / name
@@ -187,12 +187,12 @@ def stop_after_one_batch(done: int) -> None:
 def test_one_prompt_prints_one_answer_and_two_models_two_columns(
     micro: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command.generate(str(micro), prompt="What is number 3?", max_new_tokens=6, temperature=1.0, seed=5)
+    command.generate(str(micro), prompt="What is number 3?", max_new_tokens=24, temperature=1.0, seed=5)
     first = capsys.readouterr().out
-    command.generate(str(micro), prompt="What is number 3?", max_new_tokens=6, temperature=1.0, seed=5)
+    command.generate(str(micro), prompt="What is number 3?", max_new_tokens=24, temperature=1.0, seed=5)
     assert capsys.readouterr().out == first
     assert first.strip()
-    command.generate(str(micro), prompt="What is number 3?", against=str(micro), max_new_tokens=6)
+    command.generate(str(micro), prompt="What is number 3?", against=str(micro), max_new_tokens=24)
     assert "│" in capsys.readouterr().out
 
 
