@@ -1,6 +1,7 @@
 """What podtune uses of libraries without their promise: each such name is still there.
 
-Checked against torch 2.13, transformers 5.23, trl 1.16, accelerate 1.15, datasets 5.2 and aim 3.29. After
+Checked against torch 2.13, transformers 5.23, trl 1.16, accelerate 1.15, datasets 5.2, fsspec 2026.9,
+deepspeed 0.19 and aim 3.29. After
 raising one of them: a name that is gone is said here, with the file that uses it, and not by a pod.
 """
 
@@ -41,9 +42,9 @@ NAMES = {
     "_scaled_mm": ("torch", "bench/strategies/float8.py"),
     "_shared_state": ("accelerate.PartialState", "sft/train/trainer.py"),
     "_tokenize": ("trl.data_utils", "sft/data/encode.py"),
-    # aim; the ones of its objects are made with a run
-    # deepspeed
+    "_strip_protocol": ("fsspec.AbstractFileSystem", "sft/store.py"),
     "build_shm_op": ("deepspeed.comm.torch", "machine/building.py"),
+    # aim; the ones of its objects are made with a run
     "_cleanup": ("aim.ext.cleanup.AutoClean", "run/aim/tracking.py"),
     "_add_value": ("aim.sdk.tracker.RunTracker", "run/aim/tracking.py"),
     "_init_sequence_info": ("aim.sdk.tracker.RunTracker", "run/aim/tracking.py"),
