@@ -1,8 +1,8 @@
 """What podtune uses of libraries without their promise: each such name is still there.
 
 Checked against torch 2.13, transformers 5.23, trl 1.16, accelerate 1.15, datasets 5.2, fsspec 2026.9,
-deepspeed 0.19 and aim 3.29. After
-raising one of them: a name that is gone is said here, with the file that uses it, and not by a pod.
+deepspeed 0.19 and aim 3.29. After raising one of them: a name that is gone is said here, with the file that
+uses it, and not by a pod.
 """
 
 from __future__ import annotations
