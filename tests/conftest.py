@@ -21,6 +21,22 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 os.environ.setdefault("AIM_UI_TELEMETRY_ENABLED", "0")
 
+#: files that take minutes: begun first, so that no process is left alone with one of them at the end
+LONGEST = (
+    "test_readme",
+    "test_strategies",
+    "test_faults",
+    "test_sweep",
+    "test_api",
+    "test_gpu_path",
+    "test_sft",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest files first, the others as they were."""
+    items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))
+
 
 @pytest.fixture(scope="session")
 def qa_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
