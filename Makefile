@@ -17,10 +17,9 @@ setup:
 demo: setup
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python scripts/demo.py --output $(DEMO_DIR) $(DEMO_ARGS)
 
-# A file's tests share what they start, so that files are what is dealt out, in the order of tests/conftest.py. Three
-# processes on two cores, too: much of the time is spent waiting.
+# A file's tests share what they start, so that files are what is dealt out, in the order of tests/conftest.py
 test: setup
-	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 test-cluster: setup
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest tests/cluster/real -m cluster -v
