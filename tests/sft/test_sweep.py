@@ -15,7 +15,7 @@ from launch import Launcher
 
 from podtune.cli import load
 from podtune.run.errors import UserError
-from podtune.run.record import write_json
+from podtune.run.record import SCHEMA, write_json
 from podtune.sft import sweep
 
 BASE = {"model_name_or_path": "m", "dataset_name": "rows.jsonl", "eval_strategy": "steps"}
@@ -76,13 +76,13 @@ for step, loss in enumerate(losses[config["seed"]], 1):
         file.write(json.dumps({"step": step, "split": "eval", "loss": loss}) + "\\n")
 if config["seed"] == int(sys.argv[3]):
     time.sleep(60)
-open(folder + "/run.json", "w").write(json.dumps({"status": "ok"}))
+open(folder + "/run.json", "w").write(json.dumps({"schema": sys.argv[4], "status": "ok"}))
 """
 
 
 def begin(losses: list[list[float]], waits: int = -1) -> sweep.Start:
     def start(config: Path, processes: str, log: Path) -> subprocess.Popen[bytes]:
-        words = [sys.executable, "-c", PROGRAM, str(config), json.dumps(losses), str(waits)]
+        words = [sys.executable, "-c", PROGRAM, str(config), json.dumps(losses), str(waits), SCHEMA]
         return subprocess.Popen(words)
 
     return start
@@ -106,7 +106,7 @@ def test_a_finished_run_is_repeated_only_if_its_configuration_changed(tmp_path: 
     found = sweep.read(written(tmp_path, seed=[0, 1]))
     for run in found.runs:
         (tmp_path / "out" / run.name).mkdir(parents=True)
-        write_json(tmp_path / "out" / run.name / "run.json", {"status": "ok"})
+        write_json(tmp_path / "out" / run.name / "run.json", {"schema": SCHEMA, "status": "ok"})
     sweeper = sweep.Sweeper(found, tmp_path / "out", begin([[1.0], [1.0]]), lambda line: None)
     assert list(sweeper.run().values()) == ["kept", "kept"]
     other = sweep.read(written(tmp_path, seed=[0, 2], options=BASE | {"max_steps": 7}))

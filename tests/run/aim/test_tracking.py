@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,7 +21,9 @@ from typing import Any
 import pytest
 
 from podtune.run.aim.follower import Follower
+from podtune.run.aim.sync import sync
 from podtune.run.aim.tracking import AimRun, start_tracker
+from podtune.run.errors import UserError
 from podtune.run.record import METRICS_FILE, RUN_FILE, Json, end_record, read_metrics, write_json
 
 RunMaker = Callable[..., Path]
@@ -48,6 +51,14 @@ if sys.stdin.readline().strip() == "end":
     write_json(run_dir / "run.json", record)
     heartbeat.stop()
     tracker.finish(60.0)
+"""
+
+HOLDER = """
+import sys
+from podtune.run.aim.follower import Follower
+keep = [Follower(folder, sys.argv[1]) for folder in sys.argv[2:]]
+print(flush=True)
+sys.stdin.read()
 """
 
 
@@ -243,6 +254,28 @@ def test_a_killed_tracker_costs_one_warning_and_aim_sync_completes_the_view(
     run, points = in_aim(repo, facts["hash"])
     assert points == in_files(run_dir)
     assert (run["status"], run.active) == ("ok", False)
+
+
+def test_the_tracker_of_a_run_that_has_ended_is_waited_for_and_that_of_a_running_one_is_not(
+    make_run: RunMaker, repo: str
+) -> None:
+    ended, running = make_run("just-ended", steps=5), make_run("goes-on", status="running", steps=5)
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, repo, str(ended), str(running)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert holder.stdin
+    assert holder.stdout
+    holder.stdout.readline()
+    once = {"follow": False, "forever": False, "rebuild": False, "as_json": True}
+    with pytest.raises(UserError, match="another process is writing this run"):
+        sync(running, repo, **once)
+    end = threading.Timer(1.0, holder.stdin.close)
+    end.start()
+    assert sync(ended, repo, **once) == 0
+    end.join()
+    holder.wait(30)
 
 
 def test_several_trackers_may_open_one_fresh_repo_at_once(make_run: RunMaker, tmp_path: Path) -> None:

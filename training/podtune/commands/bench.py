@@ -165,6 +165,7 @@ def run(
     from podtune.bench.sweep import sweep as sweeps
     from podtune.commands.preflight import step_zero
     from podtune.run.distributed import in_pod, read_pod
+    from podtune.run.sweeps import SweepStopped
 
     if bool(preset) == bool(sweep):
         fix = f"--preset {' or '.join(sweeps.preset_names())}, or --sweep FILE"
@@ -189,7 +190,7 @@ def run(
     job = runner.Runner(asked, expansion, output, resume=resume, pod=pod, emit=emit)
     try:
         progress = job.run()
-    except runner.SweepStopped as stopped:
+    except SweepStopped as stopped:
         typer.echo(f"stopped; what is done is in {output}, and the same command goes on from there", err=True)
         raise typer.Exit(stopped.code) from None
     failed = [name for name, state in progress.states.items() if state == "error"]

@@ -39,12 +39,13 @@ def sweep(
       stop: median
     """
     from podtune.run.errors import SOFTWARE
-    from podtune.sft.sweep import Stopped, Sweeper, read
+    from podtune.run.sweeps import SweepStopped
+    from podtune.sft.sweep import Sweeper, read
 
     sweeper = Sweeper(read(file), output)
     try:
         states = sweeper.run()
-    except Stopped as stopped:
+    except SweepStopped as stopped:
         typer.echo(f"stopped; what is done is in {output}, and the same command goes on from there", err=True)
         raise typer.Exit(stopped.code) from None
     if as_json:

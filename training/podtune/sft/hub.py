@@ -139,18 +139,19 @@ def cached(name: str, kind: Kind = "dataset") -> bool:
         return True
     if kind == "model":
         return False
-    home = Path(os.environ.get("HF_DATASETS_CACHE") or _hf_home() / "datasets")
+    home = Path(os.environ.get("HF_DATASETS_CACHE") or hf_home() / "datasets")
     return (home / name.replace("/", "___").lower()).is_dir() or (home / name.replace("/", "___")).is_dir()
 
 
-def _hf_home() -> Path:
+def hf_home() -> Path:
+    """The Hugging Face cache: HF_HOME, or where its libraries have it without."""
     default = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "huggingface"
     return Path(os.environ.get("HF_HOME") or default).expanduser()
 
 
 def _cache_root() -> Path:
     return Path(
-        os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE") or _hf_home() / "hub"
+        os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE") or hf_home() / "hub"
     )
 
 

@@ -12,7 +12,6 @@ import contextlib
 import functools
 import hashlib
 import json
-import os
 import re
 import shutil
 import time
@@ -90,9 +89,9 @@ def file_system(protocol: str) -> Any:
     try:
         kind = fsspec.get_filesystem_class(protocol)
     except ValueError:
-        known = sorted(fsspec.available_protocols())
+        protocols = sorted(fsspec.available_protocols())
         raise UserError(
-            f"no kind of storage is called {protocol}://{near(protocol, known)}",
+            f"no kind of storage is called {protocol}://{near(protocol, protocols)}",
             where="URL",
             fix="s3://, gs://, az://, hf:// or another protocol of fsspec",
         ) from None
@@ -315,9 +314,8 @@ def copy_of(url: str) -> Path:
 
 
 def _entry(url: str) -> Path:
-    home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "huggingface"
     key = hashlib.sha256(url.rstrip("/").encode()).hexdigest()[:20]
-    return Path(home).expanduser() / "podtune" / "store" / key
+    return hub.hf_home() / "podtune" / "store" / key
 
 
 def _seal(url: str) -> dict[str, Any] | None:
@@ -411,7 +409,9 @@ def _fetch(url: str, entry: Path, current: str, unwanted: Sequence[str]) -> None
         raise UserError("changed while it was fetched", where=url, fix="start again", code=UNAVAILABLE)
     name = copy_of(url).name
     folder = set(objects) != {name} or objects[name].path != Remote(url).path()
-    wanted = {key: each for key, each in objects.items() if not any(fnmatch(key, one) for one in unwanted)}
+    wanted = {
+        key: each for key, each in objects.items() if not any(fnmatch(key, pattern) for pattern in unwanted)
+    }
     total = sum(each.bytes for each in wanted.values())
     print(f"podtune: fetching {url}: {len(wanted)} objects, {total / 2**20:,.1f} MiB", flush=True)
     Remote(url).download(wanted, aside / name if folder else aside)

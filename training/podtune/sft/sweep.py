@@ -26,15 +26,16 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from podtune.run.errors import CANNOT_CREATE, CONFIG, PREEMPTED, UserError
+from podtune.run.errors import CANNOT_CREATE, CONFIG, UserError
 from podtune.run.files import write_whole
-from podtune.run.grid import check_keys, combinations, read_mapping
-from podtune.run.record import METRICS_FILE, RUN_FILE, now, number, write_json
+from podtune.run.follow import read_record
+from podtune.run.record import METRICS_FILE, metrics_entries, now, number, write_json
+from podtune.run.sweeps import check_keys, combinations, read_mapping, stoppable
 from podtune.sft.config import settings as config
 
 KEYS = ("config", "options", "runs", "processes", "stop", "timeout_per_run_s")
@@ -142,14 +143,6 @@ def _check(run: FineTuneOf, path: Path, *, median: bool) -> None:
         )
 
 
-class Stopped(Exception):
-    """The sweep was asked to end; ``code`` is its exit code."""
-
-    def __init__(self, code: int) -> None:
-        super().__init__()
-        self.code = code
-
-
 Start = Callable[[Path, str, Path], subprocess.Popen[bytes]]
 
 
@@ -178,7 +171,8 @@ class Sweeper:
         """All runs; how each ended, by name. A run that fails does not end the sweep.
 
         Raises:
-            Stopped: on Ctrl-C or SIGTERM; the running one saves first, and the same command goes on with it.
+            SweepStopped: on Ctrl-C or SIGTERM; the running one saves first, and the same command goes on
+            with it.
             UserError: the folder cannot be written.
         """
         try:
@@ -189,12 +183,12 @@ class Sweeper:
             ) from None
         states: dict[str, State] = {}
         stopped = self._stopped_before()
-        with _signals_as(Stopped):
+        with stoppable():
             for index, run in enumerate(self.sweep.runs):
                 self.say(f"[{index + 1}/{len(self.sweep.runs)}] {run.name}")
                 if run.name in stopped:
                     states[run.name] = "stopped"
-                elif self._record(run).get("status") == "ok":
+                elif (read_record(self.folder(run)) or {}).get("status") == "ok":
                     states[run.name] = "kept"
                 else:
                     whole = [name for name, state in states.items() if state in ("ok", "kept")]
@@ -252,15 +246,8 @@ class Sweeper:
         )
         return True
 
-    def _record(self, run: FineTuneOf) -> Mapping[str, Any]:
-        try:
-            record = json.loads((self.folder(run) / RUN_FILE).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return {}
-        return record if isinstance(record, dict) else {}
-
     def _summary(self, run: FineTuneOf) -> str:
-        record = self._record(run)
+        record = read_record(self.folder(run)) or {}
         losses = _evaluations(self.folder(run))
         best = f"best eval loss {min(losses.values()):.4f}" if losses else ""
         return best or str(
@@ -282,14 +269,13 @@ class Sweeper:
 
 def _evaluations(folder: Path) -> dict[int, float]:
     """Evaluation losses of a run by step, as far as it is."""
-    losses = {}
-    with contextlib.suppress(OSError):
-        for line in (folder / METRICS_FILE).read_text(encoding="utf-8").splitlines():
-            with contextlib.suppress(ValueError, KeyError, TypeError):
-                entry = json.loads(line)
-                if entry["split"] == "eval" and (loss := number(entry.get("loss"))) is not None:
-                    losses[int(entry["step"])] = loss
-    return losses
+    try:
+        lines = (folder / METRICS_FILE).read_bytes().splitlines()
+    except OSError:
+        return {}
+    entries, _ = metrics_entries(lines)
+    losses = {entry["step"]: number(entry.get("loss")) for entry in entries if entry["split"] == "eval"}
+    return {step: loss for step, loss in losses.items() if loss is not None}
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -302,20 +288,3 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-
-
-@contextlib.contextmanager
-def _signals_as(error: type[Stopped]) -> Iterator[None]:
-    """Ctrl-C and SIGTERM become ``error``, so that the running one is ended and what is done is kept."""
-
-    def stop(number: int, _frame: object) -> None:
-        for each in before:
-            signal.signal(each, signal.SIG_IGN)  # while the run saves
-        raise error(PREEMPTED if number == signal.SIGTERM else 128 + number)
-
-    before = {each: signal.signal(each, stop) for each in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)

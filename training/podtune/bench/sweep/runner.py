@@ -13,10 +13,9 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Literal
 
 from podtune.bench.cell.record import summary
 from podtune.bench.sweep.launch import ForkServer, Launcher, Outcome, Torchrun
@@ -26,17 +25,10 @@ from podtune.run.collect import emit_record
 from podtune.run.distributed import PodPlace
 from podtune.run.errors import CANNOT_CREATE, OUT_OF_MEMORY, PEER_LOST, SOFTWARE, UserError
 from podtune.run.record import RUN_FILE, Json, Status, end_record, new_record, now, write_json
+from podtune.run.sweeps import stoppable
 
 CELL_FILE, SWEEP_FILE, LOG_FILE = "cell.json", "sweep.json", "log.txt"
 State = Literal["ok", "oom", "error", "kept"]
-
-
-class SweepStopped(Exception):
-    """The sweep was asked to end (Ctrl-C or SIGTERM); ``code`` is the exit code."""
-
-    def __init__(self, code: int) -> None:
-        super().__init__()
-        self.code = code
 
 
 @dataclass
@@ -90,7 +82,7 @@ class Runner:
             self.say(f"skipped {name}: {why}")
         waited = 0.0
         try:
-            with _termination_as(SweepStopped):
+            with stoppable():
                 for index, cell in enumerate(cells):
                     if finished.get(cell.name):
                         progress.states[cell.name] = "kept"
@@ -103,8 +95,6 @@ class Runner:
                         continue
                     self._measure(launcher, cell, index, progress, waited)
                     waited = 0.0
-        except KeyboardInterrupt:
-            raise SweepStopped(130) from None
         finally:
             launcher.close()
             self._write(progress)
@@ -270,19 +260,3 @@ def _kernel_kills() -> int:
         return int(events[events.index("oom_kill") + 1])
     except (OSError, ValueError, IndexError):
         return 0
-
-
-@contextmanager
-def _termination_as(error: type[SweepStopped]) -> Any:
-    """SIGTERM becomes ``error`` with exit code 143, so that the running cell is ended and what is done is
-    written.
-    """
-
-    def stop(signum: int, frame: object) -> None:
-        raise error(128 + signum)
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -32,7 +32,7 @@ from podtune.bench.strategies.table import STRATEGIES
 from podtune.machine.facts import visible_gpus
 from podtune.run.distributed import World
 from podtune.run.errors import CONFIG, USAGE, UserError, near
-from podtune.run.grid import check_keys, combinations, read_mapping
+from podtune.run.sweeps import check_keys, combinations, read_mapping
 
 PRESETS = Path(__file__).with_name("presets")
 ROOT = Path(__file__).parents[2]

@@ -29,7 +29,7 @@ def compare(runs: Sequence[Run]) -> Json:
         UserError: one folder twice, or two records of one run that contradict each other.
     """
     _refuse_twins(runs)
-    names = unique_names(list(runs))
+    names = unique_names([(run.name, run.path) for run in runs])
     why_not = left_out(runs)
     ranked = [run for run, why in zip(runs, why_not, strict=True) if not why]
     ranked_names = [name for name, why in zip(names, why_not, strict=True) if not why]

@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import re
 import time
-from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from podtune.report.draw.tables import Column, Table, duration
-from podtune.report.runs.runs import Run, load_run, progress
+from podtune.report.runs.runs import Run, load_run, progress, unique_names
 from podtune.run.collection import without_collection
 from podtune.run.errors import USAGE, UserError, near
 from podtune.run.record import Json, Losses, number
@@ -74,11 +73,9 @@ def rows_of(runs: Sequence[Run]) -> list[ListedRun]:
 
 
 def _told_apart(rows: list[ListedRun]) -> list[ListedRun]:
-    """The rows; a name that occurs twice has got its folder beside it."""
-    often = Counter(row.values["name"] for row in rows)
-    for row in rows:
-        if often[row.values["name"]] > 1:
-            row.values["name"] += f" ({row.values['path']})"
+    names = unique_names([(row.values["name"], row.values["path"]) for row in rows])
+    for row, name in zip(rows, names, strict=True):
+        row.values["name"] = name
     return rows
 
 

@@ -274,10 +274,10 @@ def _check(run: Run) -> None:
             )
 
 
-def unique_names(runs: Sequence[Run]) -> list[str]:
-    """Names to show: a name that occurs twice gets the folder beside it."""
-    often = Counter(run.name for run in runs)
-    return [run.name if often[run.name] == 1 else f"{run.name} ({run.path})" for run in runs]
+def unique_names(named: Sequence[tuple[str, Path | str]]) -> list[str]:
+    """Names of runs to show, of names and folders: a name that occurs twice gets its folder beside it."""
+    often = Counter(name for name, _ in named)
+    return [name if often[name] == 1 else f"{name} ({path})" for name, path in named]
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,13 @@ import json
 import os
 import signal
 import threading
+import time
 from pathlib import Path
 
 from podtune.run.aim.follower import Busy, Follower, silent
+from podtune.run.aim.tracking import CLOSE_LIMIT_S
 from podtune.run.errors import CANNOT_CREATE, NO_INPUT, OK, UNAVAILABLE, UserError, warn
-from podtune.run.follow import find_runs, read_record
+from podtune.run.follow import find_runs, read_record, state
 from podtune.run.record import RUN_FILE
 
 FOLLOW_POLL_S = 2.0
@@ -77,7 +79,7 @@ def _update(
                     where=str(run_dir / RUN_FILE),
                     code=NO_INPUT,
                 )
-            followers[run_dir] = Follower(run_dir, repo, rebuild=rebuild)
+            followers[run_dir] = _follower(run_dir, repo, rebuild=rebuild, patient=patient)
         follower = followers[run_dir]
         before = follower.lines
         with silent():
@@ -105,6 +107,25 @@ def _update(
             raise UserError(what, where=f"{run_dir} -> {repo}", fix=fix, code=code) from error
         warn(f"{run_dir}: {what}; trying again")
         return False
+
+
+def _follower(run_dir: Path, repo: str, *, rebuild: bool, patient: bool) -> Follower:
+    """The run's one writer. The tracker of a run that has ended is waited for: it is at most
+    ``CLOSE_LIMIT_S`` seconds from its own end. ``patient``: the caller comes again, so nothing is waited for.
+
+    Raises:
+        Busy: another process goes on writing this run.
+    """
+    deadline = time.monotonic() + CLOSE_LIMIT_S
+    while True:
+        try:
+            return Follower(run_dir, repo, rebuild=rebuild)
+        except Busy:
+            record = read_record(run_dir)
+            live = record is None or state(run_dir, record)[0] == "running"
+            if patient or live or time.monotonic() > deadline:
+                raise
+        time.sleep(0.2)
 
 
 def _say(follower: Follower, status: str | None, as_json: bool) -> None:

@@ -1,8 +1,12 @@
-"""Sweep files: a YAML mapping of known keys, and every combination of its lists. Needs no torch."""
+"""What sweeps of fine-tunes and of benchmark cells share: the file, a YAML mapping of known keys; every
+combination of its lists; and how they end when they are asked to. Needs no torch.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import signal
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -48,3 +52,30 @@ def combinations(axes: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
     """Every combination of one value of each axis, the last axis turning fastest."""
     for values in itertools.product(*axes.values()):
         yield dict(zip(axes, values, strict=True))
+
+
+class SweepStopped(Exception):
+    """The sweep was asked to end (Ctrl-C or SIGTERM); ``code`` is the exit code."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__()
+        self.code = code
+
+
+@contextlib.contextmanager
+def stoppable() -> Iterator[None]:
+    """Ctrl-C and SIGTERM raise :class:`SweepStopped` in the block, once: the running one is ended, and what
+    is done is kept.
+    """
+
+    def stop(number: int, _frame: object) -> None:
+        for each in before:
+            signal.signal(each, signal.SIG_IGN)  # while that goes on
+        raise SweepStopped(128 + number)
+
+    before = {each: signal.signal(each, stop) for each in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
