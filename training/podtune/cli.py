@@ -28,6 +28,7 @@ PANELS: dict[str, dict[str, Subcommand]] = {
         "train": Subcommand("train", "fine-tune on this machine, on one process or several"),
         "sweep": Subcommand("sweep", "fine-tunes over a grid, one after another, compared"),
         "generate": Subcommand("generate", "ask a model, talk with it, or answer a file"),
+        "eval": Subcommand("eval", "scores on lm-evaluation-harness, base beside tuned"),
     },
     "Compare": {
         "runs": Subcommand("runs", "list runs with state, progress and loss"),
@@ -138,9 +139,13 @@ def podtune(
     """Fine-tune small language models on Kubernetes, from one pod to many, and measure what it costs."""
 
 
-EXTRAS = {"aim": "aim", "deepspeed": "deepspeed", "bitsandbytes": "qlora", "s3fs": "s3"} | dict.fromkeys(
-    ("kubernetes", "jsonschema", "helm_python"), "cluster"
-)
+EXTRAS = {
+    "aim": "aim",
+    "deepspeed": "deepspeed",
+    "bitsandbytes": "qlora",
+    "s3fs": "s3",
+    "lm_eval": "eval",
+} | dict.fromkeys(("kubernetes", "jsonschema", "helm_python"), "cluster")
 
 
 def not_installed(error: ModuleNotFoundError) -> Exception:

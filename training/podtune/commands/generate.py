@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from podtune.sft.answer.answers import Sampling
     from podtune.sft.model.template import Messages
+    from podtune.sft.origin import Origin
 
 
 def generate(
@@ -110,15 +111,15 @@ def resolve_run(name: str) -> str:
     return name
 
 
-def load(name: str, trust_remote_code: bool) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def load(model: str | Origin, trust_remote_code: bool) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Model (on the GPU if there is one) and tokenizer."""
     from podtune.sft.answer.evaluate import on_device
     from podtune.sft.data.tokenizer import load_tokenizer
     from podtune.sft.model.load import load_model
     from podtune.sft.origin import locate_model
 
-    working(f"loading {name}")
-    origin = locate_model(name)
+    origin = locate_model(model) if isinstance(model, str) else model
+    working(f"loading {origin.name}")
     tokenizer = load_tokenizer(origin, trust_remote_code=trust_remote_code)
     return on_device(load_model(origin, trust_remote_code=trust_remote_code)), tokenizer
 

@@ -192,6 +192,7 @@ class Measurements:
     time_to_first_step_s: float | None = None
     saves: SaveTimes | None = None
     answers: Json | None = None
+    tasks: Json | None = None  # scores of lm-evaluation-harness, by podtune eval
     parity: Parity | None = None
     telemetry: Json | None = None
     profile: Json | None = None
@@ -260,7 +261,7 @@ def number(value: object) -> float | None:
         return None
 
 
-_TEXTS = ("mode", "name", "started_at", "ended_at", "status", "reason", "strategy", "model")
+_TEXTS = ("mode", "name", "started_at", "ended_at", "evaluated_at", "status", "reason", "strategy", "model")
 _COUNTS = ("world_size", "nnodes", "nproc_per_node", "global_batch_size", "seed", "exit_code")
 _SHAPE: Json = {
     **dict.fromkeys(_TEXTS, str),

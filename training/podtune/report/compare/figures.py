@@ -131,11 +131,32 @@ def final_figures(run: Run) -> Json:
         "mfu": measured.mfu,
         "peak_memory_gib": peaks.max if peaks else None,
     }
-    return figures | {
+    answers = {
         f"answers {key}": value
         for key, value in flat(measured.answers).items()
         if key.endswith(("exact_match", "loss", "perplexity")) and number(value) is not None
     }
+    return figures | answers | _task_scores(measured.tasks or {})
+
+
+def _task_scores(tasks: Json) -> Json:
+    """Of ``podtune eval``: the tuned model's metrics. How they were asked is in the name, where it was not
+    the task's own way: others cannot be set beside them.
+    """
+    figures: Json = {}
+    for task, score in _mapping(tasks.get("scores")).items():
+        asked = flat(_mapping(score).get("asked"))
+        way = "".join(
+            f", {key} {asked[key]}" for key in ("limit", "fewshot", "chat_template") if asked.get(key)
+        )
+        for metric, value in flat(_mapping(score).get("tuned")).items():
+            if not metric.endswith("_stderr") and number(value) is not None:
+                figures[f"{task} {metric}{way}"] = value
+    return figures
+
+
+def _mapping(value: object) -> Json:
+    return value if isinstance(value, dict) else {}
 
 
 def _whole(value: float | None) -> int | None:

@@ -69,6 +69,7 @@ class Follower:
         if ended and status == "running":
             status, reason = "error", "died"
         end = f"{status} {reason} {record.get('ended_at', '')}" if status != "running" else ""
+        end += f" {record['evaluated_at']}" if end and "evaluated_at" in record else ""
         before = self._tail.position
         entries, rewritten = self._tail.read()
         if (
@@ -132,6 +133,12 @@ class Follower:
         """Close what is open, as far as it was written, and let another process write this run."""
         self._let_go()
         self._lock.close()
+
+
+def known_repos(run_dir: Path) -> list[str]:
+    """The Aim repositories that have ``run_dir``, folders as absolute paths."""
+    keys = _read_state(run_dir / STATE_FILE)["repos"]
+    return [key if "://" in key else str((run_dir / key).resolve()) for key in keys]
 
 
 class Busy(RuntimeError):

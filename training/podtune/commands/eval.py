@@ -1,0 +1,169 @@
+"""podtune eval: scores of a run, or of any model, on the tasks of lm-evaluation-harness."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from podtune.run.errors import CANNOT_CREATE, NO_INPUT, USAGE, UserError, printable, warn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from podtune.run.record import Json
+    from podtune.sft.origin import Origin
+
+
+def eval(
+    model: Annotated[str, typer.Argument(help="Folder of a run, model or adapter folder, or hub id.")],
+    tasks: Annotated[str, typer.Option(help="Names of tasks or groups, with commas.", metavar="A,B,...")],
+    task_folder: Annotated[
+        Path | None,
+        typer.Option(help="YAML files of tasks of your own; what they call in Python is run."),
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Questions a task, for a quick look.")] = None,
+    fewshot: Annotated[
+        int | None, typer.Option(min=0, help="Examples before each question; default: the task's.")
+    ] = None,
+    chat_template: Annotated[
+        bool, typer.Option("--chat-template", help="Ask in the model's chat template, not as bare text.")
+    ] = False,
+    base: Annotated[bool, typer.Option(help="Ask the model that a run started from, too.")] = True,
+    batch_size: Annotated[str, typer.Option(help="Questions at once, or auto.")] = "8",
+    seed: Annotated[int, typer.Option(help="Of the examples, and of what is sampled.")] = 0,
+    again: Annotated[bool, typer.Option("--again", help="Ask also what was asked before.")] = False,
+    trust_remote_code: Annotated[bool, typer.Option(help="Run Python code that the model brings.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="All scores, for scripts.")] = False,
+) -> None:
+    """Ask a model the tasks of lm-evaluation-harness (pip install 'podtune[eval]').
+
+    Of a run its final model is asked, and beside it the one that it started from. The scores are kept in its
+    run.json, so podtune compare and the run's page in Aim have them; a killed evaluation goes on with the
+    task that it was at, and tasks that were asked in the same way are not asked again.
+
+    \b
+    Examples:
+      podtune eval runs/demo --tasks arc_easy,hellaswag --limit 200
+      podtune eval runs/demo --tasks my_questions --task-folder tasks
+      podtune eval HuggingFaceTB/SmolLM3-3B --tasks gsm8k --chat-template --json
+    """
+    from podtune.commands.generate import load, resolve_run
+    from podtune.run.follow import read_record
+    from podtune.sft.answer import harness
+    from podtune.sft.origin import locate_model
+
+    names = [name for name in map(str.strip, tasks.split(",")) if name]
+    if not names:
+        raise UserError("there is no name in it", where="--tasks", fix="--tasks arc_easy", code=USAGE)
+    if batch_size != "auto" and not batch_size.isdecimal():
+        raise UserError(f"{batch_size!r} is no number and not auto", where="--batch-size", code=USAGE)
+    run_dir = Path(model).expanduser()
+    record = read_record(run_dir)
+    if record is not None:
+        _refuse_a_running_one(run_dir, record)
+    origins = {"tuned" if record else "model": locate_model(resolve_run(model))}
+    if record and base:
+        origins = {"base": _base(record, run_dir)} | origins
+    models: dict[str, Callable[[], Any]] = {
+        name: partial(load, origin, trust_remote_code) for name, origin in origins.items()
+    }
+    kept = None if record is None or again else (record.get("measurements") or {}).get("tasks")
+    result = harness.evaluate(
+        harness.Harness(names, task_folder, harness.Asking(limit, fewshot, chat_template, seed)),
+        models,
+        kept,
+        (lambda result: None) if record is None else (lambda result: _keep(run_dir, result)),
+        batch_size=batch_size,
+    )
+    if as_json:
+        typer.echo(json.dumps(result, indent=2))
+        return
+    typer.echo(printable(table(result, list(models), names)))
+    if record is not None:
+        _show_in_aim(run_dir)
+
+
+def _refuse_a_running_one(run_dir: Path, record: Json) -> None:
+    """Its end would write the record over what is kept here."""
+    from podtune.run.follow import state
+
+    if state(run_dir, record)[0] == "running":
+        raise UserError(
+            "the run has not ended",
+            where=str(run_dir),
+            fix=f"wait for it, or ask a checkpoint: podtune eval {run_dir}/checkpoint-N",
+            code=NO_INPUT,
+        )
+
+
+def _base(record: Json, run_dir: Path) -> Origin:
+    from podtune.sft.origin import locate_model
+
+    config = record.get("config") or {}
+    name = config.get("model_name_or_path")
+    if not isinstance(name, str):
+        raise UserError(
+            "does not say what the run started from", where=str(run_dir), fix="give --no-base", code=NO_INPUT
+        )
+    try:
+        return locate_model(name, config.get("model_revision"))
+    except UserError as error:
+        error.fix = f"{error.fix}, or give --no-base" if error.fix else "give --no-base"
+        raise
+
+
+def _keep(run_dir: Path, result: Json) -> None:
+    """Into run.json, as it is by now."""
+    from podtune.run.follow import read_record
+    from podtune.run.record import RUN_FILE, now, write_json
+
+    record = read_record(run_dir) or {}
+    record["measurements"] = {**(record.get("measurements") or {}), "tasks": result}
+    try:
+        write_json(run_dir / RUN_FILE, record | {"evaluated_at": now()})
+    except OSError as error:
+        raise UserError(
+            f"cannot be written: {error.strerror}", where=str(run_dir / RUN_FILE), code=CANNOT_CREATE
+        ) from None
+
+
+def _show_in_aim(run_dir: Path) -> None:
+    """In the Aim repositories that have the run."""
+    from podtune.run.aim.follower import known_repos
+    from podtune.run.aim.sync import sync
+
+    for repo in known_repos(run_dir):
+        try:
+            sync(run_dir, repo, follow=False, forever=False, rebuild=False, as_json=False)
+        except UserError as error:
+            warn(f"Aim: {error.what}; later: podtune aim-sync {run_dir} --repo {repo}")
+
+
+def table(result: Json, models: list[str], names: list[str]) -> str:
+    """The scores as text: a row for each metric, a column for each model; of a group its own if it has
+    any.
+    """
+    from podtune.report.draw.tables import Column, Table
+
+    scores = result["scores"]
+    shown = [name for name in names if name in scores and scores[name].get(models[-1])]
+    shown = shown if len(shown) == len(names) else list(scores)
+    rows = [
+        [task, metric, *(_figure(scores[task], model, metric) for model in models), scores[task].get("rows")]
+        for task in shown
+        for metric in scores[task].get(models[-1], {})
+        if not metric.endswith("_stderr")
+    ]
+    return Table([Column("task"), Column("metric"), *map(Column, models), Column("rows")], rows).text()
+
+
+def _figure(score: Json, model: str, metric: str) -> str | None:
+    metrics = score.get(model, {})
+    if metric not in metrics:
+        return None
+    error = metrics.get(f"{metric}_stderr")
+    return f"{metrics[metric]:.4f}" + ("" if error is None else f" ± {error:.4f}")
