@@ -6,14 +6,16 @@ The position survives a restart of the reader, and a metrics file that was cut b
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from podtune.run.heartbeat import life
+from podtune.run.heartbeat import STALE_S, life
 from podtune.run.record import METRICS_FILE, RUN_FILE, SCHEMA, Json, metrics_entries
 
 _FINGERPRINT_BYTES = 4096
@@ -91,8 +93,19 @@ def state(run_dir: Path, record: Json) -> tuple[str, str]:
     status, reason = str(record.get("status", "running")), str(record.get("reason") or "")
     if status == "running":
         alive = life(run_dir)
+        # a copy, or killed before its first beat; cells of the benchmark have none
+        if alive == "unknown" and record.get("mode") == "sft" and _untouched_s(run_dir) > STALE_S:
+            alive = "silent"
         return ("error", "died") if alive == "dead" else (status, alive if alive == "silent" else reason)
     return status, reason
+
+
+def _untouched_s(run_dir: Path) -> float:
+    changed = 0.0
+    for name in (RUN_FILE, METRICS_FILE):
+        with contextlib.suppress(OSError):
+            changed = max(changed, (Path(run_dir) / name).stat().st_mtime)
+    return time.time() - changed
 
 
 def find_runs(root: Path) -> list[Path]:
