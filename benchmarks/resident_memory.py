@@ -66,14 +66,14 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
     import datasets
     import psutil
     import torch
-    from sft_vs_trl import load_model, plain_trl, podtune, quiet
+    from sft_vs_trl import plain_trl, podtune, quiet, random_model
     from transformers import TrainerCallback
 
     from podtune.sft.train.heap import GiveBack
 
     torch.set_num_threads(1)
     datasets.disable_progress_bars()
-    model, tokenizer = load_model(argparse.Namespace(model=None))
+    model, tokenizer = random_model()
     generator = torch.Generator().manual_seed(0)
     lengths = (torch.randn(2000, generator=generator) * 0.9).exp() * 0.35 * args.longest
     counts = lengths.clamp(16, args.longest).int().tolist()

@@ -37,12 +37,12 @@ def main() -> int:
 
     import datasets
     import transformers
-    from sft_vs_trl import load_model, podtune, quiet
+    from sft_vs_trl import podtune, quiet, random_model
 
     from podtune.run.distributed import World
 
     datasets.disable_progress_bars()
-    _, tokenizer = load_model(argparse.Namespace(model=None))
+    _, tokenizer = random_model()
     sizes = {
         "hidden_size": args.hidden,
         "intermediate_size": 4 * args.hidden,

@@ -3,6 +3,7 @@ interleaved.
 
     python benchmarks/sft_vs_trl.py                                   # random short rows, one process
     python benchmarks/sft_vs_trl.py --processes 2 --rows mixed        # two gloo ranks under torchrun
+    python benchmarks/sft_vs_trl.py --rows full --lora                # adapters alone are trained
     python benchmarks/sft_vs_trl.py --model demo/model --data demo/data/train.parquet --rows data
 
 Plain TRL is ``SFTTrainer`` with its defaults: padded batches, bf16, activation checkpointing. Both sides
@@ -116,6 +117,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--rows", choices=("short", "mixed", "full", "data"), default="short", help="lengths of the rows"
     )
+    parser.add_argument("--lora", action="store_true", help="LoRA of rank 16 on all linear layers")
     parser.add_argument("--processes", type=int, default=1, help="data-parallel ranks, started with torchrun")
     parser.add_argument("--threads", type=int, help="threads a rank; default: its share of the CPUs")
     parser.add_argument("--batch", type=int, default=8, help="rows a rank and step")
@@ -134,11 +136,16 @@ def load_model(args: argparse.Namespace) -> tuple[Any, Any]:
     import torch
     import transformers
 
-    if args.model is not None:
-        return (
-            transformers.AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32),
-            transformers.AutoTokenizer.from_pretrained(args.model),
-        )
+    if args.model is None:
+        return random_model()
+    model = transformers.AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32)
+    return model, transformers.AutoTokenizer.from_pretrained(args.model)
+
+
+def random_model() -> tuple[Any, Any]:
+    """SmolLM3's architecture with 7.0 M random parameters, and a tokenizer of 4,096 words."""
+    import torch
+    import transformers
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
 
@@ -195,14 +202,22 @@ def tokenised(data: Path, tokenizer: Any) -> Any:
 
 
 # ---- the two sides ----
-def plain_trl(model: Any, tokenizer: Any, rows: Any, common: dict[str, Any]) -> Any:
+def plain_trl(model: Any, tokenizer: Any, rows: Any, common: dict[str, Any], peft_config: Any = None) -> Any:
     """What a user writes."""
     from trl import SFTConfig, SFTTrainer
 
-    return SFTTrainer(model=model, args=SFTConfig(**common), train_dataset=rows, processing_class=tokenizer)
+    return SFTTrainer(
+        model=model,
+        args=SFTConfig(**common),
+        train_dataset=rows,
+        processing_class=tokenizer,
+        peft_config=peft_config,
+    )
 
 
-def podtune(model: Any, tokenizer: Any, rows: Any, common: dict[str, Any], world: Any) -> Any:
+def podtune(
+    model: Any, tokenizer: Any, rows: Any, common: dict[str, Any], world: Any, peft_config: Any = None
+) -> Any:
     """What ``podtune.training`` sets up."""
     from podtune.sft.config.resolve import resolve
     from podtune.sft.config.settings import Settings
@@ -218,6 +233,7 @@ def podtune(model: Any, tokenizer: Any, rows: Any, common: dict[str, Any], world
         args=arguments.training,
         train_dataset=rows,
         processing_class=tokenizer,
+        peft_config=peft_config,
         world=world,
         meter=Meter(world, arguments.strategy),
         facts={},
@@ -244,6 +260,8 @@ def run(
     """
     import copy
 
+    import peft
+    import torch
     from accelerate.state import AcceleratorState
 
     AcceleratorState._reset_state()  # the precision of the side before; the process group stays
@@ -262,10 +280,12 @@ def run(
     if fp32:
         common |= {"bf16": False, "logging_steps": 1}
     mine = copy.deepcopy(model)
+    torch.manual_seed(0)  # the adapters' first weights
+    adapter = peft.LoraConfig(r=16, target_modules="all-linear", task_type="CAUSAL_LM") if args.lora else None
     trainer = (
-        plain_trl(mine, tokenizer, rows, common)
+        plain_trl(mine, tokenizer, rows, common, adapter)
         if side == "trl"
-        else podtune(mine, tokenizer, rows, common, world)
+        else podtune(mine, tokenizer, rows, common, world, adapter)
     )
     seen = Seen(trainer.data_collator)
     trainer.data_collator = seen
@@ -375,6 +395,7 @@ def print_table(
     pairs = list(zip(timed["trl"], timed["podtune"], strict=True))
     result: dict[str, Any] = {
         "rows": args.rows,
+        "lora": args.lora,
         "processes": world.world_size,
         "threads": threads,
         "batch": args.batch,
@@ -392,8 +413,8 @@ def print_table(
         print(json.dumps(result, indent=2))
         return
     print(
-        f"{args.rows} rows, {world.world_size} process(es) x {threads} thread(s), batch {args.batch}, "
-        f"{args.repeats} x {args.steps} steps"
+        f"{args.rows} rows{', LoRA' * args.lora}, {world.world_size} process(es) x {threads} thread(s), "
+        f"batch {args.batch}, {args.repeats} x {args.steps} steps"
     )
     print(f"{'':10}{'real tokens/s (min - max)':>32}{'per CPU-second':>32}{'loss':>9}{'grad norm':>11}")
     for side in SIDES:

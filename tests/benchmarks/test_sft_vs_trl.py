@@ -29,7 +29,7 @@ def script() -> Any:
 
 
 def test_six_steps_in_fp32_have_the_loss_and_gradient_norm_of_plain_trl(script: Any, tmp_path: Path) -> None:
-    args = argparse.Namespace(model=None, data=None, rows="short", batch=2)
+    args = argparse.Namespace(model=None, data=None, rows="short", batch=2, lora=False)
     large, tokenizer = script.load_model(args)
     small = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
     model = type(large)(
