@@ -329,6 +329,9 @@ def test_the_command_gives_the_promised_json_and_needs_no_torch() -> None:
     ):
         assert key in found, key
     assert found["fits"] is True
+    # the states are the ZeRO paper's; beside them lies DeepSpeed's bucket of 500 million fp32 elements
+    assert found["total_gib"] - found["buffers_gib"] == pytest.approx(7.5e9 * 16 / 64 / 2**30)
+    assert found["buffers_gib"] == pytest.approx(5e8 * 4 / 2**30, rel=0.01)
     code = (
         "import sys, podtune.commands.bench, podtune.plan.beside, podtune.bench.sweep.runner; "
         "print('torch' in sys.modules)"

@@ -109,6 +109,7 @@ def plan(
         "lora_dropout": lora_dropout,
         "quantized": quantized,
         "fused_head": fused_head,
+        "zero_bucket": True,  # as the benchmark sets DeepSpeed up
     }
     if strategy != "all":
         plan_of_strategy = planner.estimate(shape, strategy=strategy, **settings)
