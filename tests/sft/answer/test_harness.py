@@ -155,6 +155,7 @@ def test_what_was_asked_in_the_same_way_is_not_asked_again(
     assert asked(*words).exit_code == 130
     ended = asked(*words, "--json")
     assert ended.exit_code == 0, ended.output
+    assert set(json.loads(ended.stdout)["scores"]) == {"choose", "write"}
     assert seen == ["choose", "write", "write"]
     assert asked(*words[:-1], "--json").exit_code == 0
     assert seen[3:] == ["choose", "write"], "of the base alone"
@@ -166,6 +167,16 @@ def test_what_was_asked_in_the_same_way_is_not_asked_again(
     scores = json.loads((run_dir / RUN_FILE).read_text())["measurements"]["tasks"]["scores"]
     assert "base" not in scores["choose"], "asked otherwise: not beside the tuned model's"
     assert final_figures(load_run(run_dir))["choose acc, limit 5"] == scores["choose"]["tuned"]["acc"]
+
+
+def test_scores_that_somebody_damaged_are_asked_for_anew(run_dir: Path, tasks: Path) -> None:
+    record = json.loads((run_dir / RUN_FILE).read_text())
+    record["measurements"]["tasks"] = {"asked": {"choose": 7}, "scores": {"choose": ["acc"]}}
+    write_json(run_dir / RUN_FILE, record)
+    assert final_figures(load_run(run_dir))["steps"] is None
+    ended = asked(run_dir, "--tasks", "choose", "--task-folder", tasks, "--limit", 2, "--no-base")
+    assert ended.exit_code == 0, ended.output
+    assert final_figures(load_run(run_dir))["choose acc, limit 2"] is not None
 
 
 def test_a_task_says_how_long_an_answer_may_be(micro_model: Path, tasks: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sys
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -53,6 +55,7 @@ def eval(
     """
     from podtune.commands.generate import load, resolve_run
     from podtune.run.follow import read_record
+    from podtune.run.record import Measurements
     from podtune.sft.answer import harness
     from podtune.sft.origin import locate_model
 
@@ -71,7 +74,7 @@ def eval(
     models: dict[str, Callable[[], Any]] = {
         name: partial(load, origin, trust_remote_code) for name, origin in origins.items()
     }
-    kept = None if record is None or again else (record.get("measurements") or {}).get("tasks")
+    kept = None if record is None or again else Measurements.read(record).tasks
     result = harness.evaluate(
         harness.Harness(names, task_folder, harness.Asking(limit, fewshot, chat_template, seed)),
         models,
@@ -79,12 +82,10 @@ def eval(
         (lambda result: None) if record is None else (lambda result: _keep(run_dir, result)),
         batch_size=batch_size,
     )
-    if as_json:
-        typer.echo(json.dumps(result, indent=2))
-        return
-    typer.echo(printable(table(result, list(models), names)))
+    typer.echo(json.dumps(result, indent=2) if as_json else printable(table(result, list(models), names)))
     if record is not None:
-        _show_in_aim(run_dir)
+        with contextlib.redirect_stdout(sys.stderr):
+            _show_in_aim(run_dir)
 
 
 def _refuse_a_running_one(run_dir: Path, record: Json) -> None:
@@ -101,9 +102,10 @@ def _refuse_a_running_one(run_dir: Path, record: Json) -> None:
 
 
 def _base(record: Json, run_dir: Path) -> Origin:
+    from podtune.run.record import mapping
     from podtune.sft.origin import locate_model
 
-    config = record.get("config") or {}
+    config = mapping(record.get("config"))
     name = config.get("model_name_or_path")
     if not isinstance(name, str):
         raise UserError(
@@ -119,10 +121,10 @@ def _base(record: Json, run_dir: Path) -> Origin:
 def _keep(run_dir: Path, result: Json) -> None:
     """Into run.json, as it is by now."""
     from podtune.run.follow import read_record
-    from podtune.run.record import RUN_FILE, now, write_json
+    from podtune.run.record import RUN_FILE, mapping, now, write_json
 
     record = read_record(run_dir) or {}
-    record["measurements"] = {**(record.get("measurements") or {}), "tasks": result}
+    record["measurements"] = mapping(record.get("measurements")) | {"tasks": result}
     try:
         write_json(run_dir / RUN_FILE, record | {"evaluated_at": now()})
     except OSError as error:

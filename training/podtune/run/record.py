@@ -249,6 +249,11 @@ def _read(kind: Any, value: Any) -> Any:
     return value if _is(value, kind) else None
 
 
+def mapping(value: object) -> Json:
+    """``value`` if it is a mapping, else an empty one: records may be somebody else's, or damaged."""
+    return value if isinstance(value, dict) else {}
+
+
 def number(value: object) -> float | None:
     """``value`` as a float, the "nan", "inf" and "-inf" of :func:`finite` included; else None."""
     if isinstance(value, str):

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from podtune.report.runs.runs import Curve, Run
-from podtune.run.record import Json, Losses, number
+from podtune.run.record import Json, Losses, mapping, number
 
 SHARES = (0.25, 0.5, 0.75, 1.0)
 COMPARED = (("eval", "loss"), ("eval", "mean_token_accuracy"), ("train", "loss"))
@@ -144,19 +144,15 @@ def _task_scores(tasks: Json) -> Json:
     the task's own way: others cannot be set beside them.
     """
     figures: Json = {}
-    for task, score in _mapping(tasks.get("scores")).items():
-        asked = flat(_mapping(score).get("asked"))
+    for task, score in mapping(tasks.get("scores")).items():
+        asked = flat(mapping(score).get("asked"))
         way = "".join(
             f", {key} {asked[key]}" for key in ("limit", "fewshot", "chat_template") if asked.get(key)
         )
-        for metric, value in flat(_mapping(score).get("tuned")).items():
+        for metric, value in flat(mapping(score).get("tuned")).items():
             if not metric.endswith("_stderr") and number(value) is not None:
                 figures[f"{task} {metric}{way}"] = value
     return figures
-
-
-def _mapping(value: object) -> Json:
-    return value if isinstance(value, dict) else {}
 
 
 def _whole(value: float | None) -> int | None:

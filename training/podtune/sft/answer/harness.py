@@ -5,6 +5,7 @@ one's own.
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -12,8 +13,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from podtune.run.errors import CONFIG, UNAVAILABLE, UserError, near, working
-from podtune.run.record import Json, number
+from podtune.run.errors import CONFIG, OUT_OF_MEMORY, UNAVAILABLE, UserError, near, working
+from podtune.run.record import Json, mapping, number
 
 if TYPE_CHECKING:
     from lm_eval.tasks import TaskManager
@@ -55,6 +56,7 @@ class Harness:
         Raises:
             UserError: the task's data cannot be had, or it cannot be asked in this way.
         """
+        import torch
         from lm_eval import evaluator
         from lm_eval.models.huggingface import HFLM
 
@@ -78,6 +80,13 @@ class Harness:
                 torch_random_seed=asking.seed,
                 fewshot_random_seed=asking.seed,
             )
+        except torch.OutOfMemoryError as error:
+            raise UserError(
+                f"out of GPU memory with batches of {batch_size}",
+                where=f"task {task}",
+                fix="a smaller --batch-size",
+                code=OUT_OF_MEMORY,
+            ) from error
         except ConnectionError as error:
             raise UserError(
                 f"its data cannot be had: {_first_line(error)}",
@@ -120,13 +129,13 @@ def evaluate(
         metrics of each model under its name.
     """
     way = asdict(harness.asking) | {"harness": version()}
-    asked, scores = ({**(kept or {}).get(key, {})} for key in ("asked", "scores"))
+    asked, scores = ({**mapping((kept or {}).get(key))} for key in ("asked", "scores"))
     result = {"asked": asked, "scores": scores}
     for name, load in models.items():
         left = [
             task
             for task in harness.names
-            if not (_same_way(asked.get(task), way) and name in asked[task]["models"])
+            if not (_same_way(asked.get(task), way) and name in asked[task].get("models", ()))
         ]
         if not left:
             continue
@@ -135,17 +144,19 @@ def evaluate(
             working(f"{name}: {task}")
             for part, score in harness.score(model, tokenizer, task, batch_size).items():
                 metrics = score.pop("metrics")
-                earlier = scores[part] if _same_way(scores.get(part, {}).get("asked"), way) else {}
+                earlier = mapping(scores.get(part))
+                earlier = earlier if _same_way(earlier.get("asked"), way) else {}
                 scores[part] = {**earlier, "asked": way, **score, name: metrics}
-            others = asked[task]["models"] if _same_way(asked.get(task), way) else []
+            others = asked[task].get("models", ()) if _same_way(asked.get(task), way) else ()
             asked[task] = {**way, "models": [*others, name]}
             keep(result)
         del model
+        gc.collect()
     return result
 
 
 def _same_way(asked: object, way: Json) -> bool:
-    return isinstance(asked, dict) and {key: asked.get(key) for key in way} == way
+    return {key: mapping(asked).get(key) for key in way} == way
 
 
 def _manager(names: Sequence[str], folder: Path | None) -> TaskManager:
