@@ -28,8 +28,11 @@ def script() -> Any:
     return module
 
 
-def test_six_steps_in_fp32_have_the_loss_and_gradient_norm_of_plain_trl(script: Any, tmp_path: Path) -> None:
-    args = argparse.Namespace(model=None, data=None, rows="short", batch=2, lora=False)
+@pytest.mark.parametrize("lora", [False, True])
+def test_six_steps_in_fp32_have_the_loss_and_gradient_norm_of_plain_trl(
+    script: Any, tmp_path: Path, lora: bool
+) -> None:
+    args = argparse.Namespace(model=None, data=None, rows="short", batch=2, lora=lora)
     large, tokenizer = script.load_model(args)
     small = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
     model = type(large)(
