@@ -48,7 +48,7 @@ def main() -> int:
                     done[key] = measured(words)
                     if kept:
                         kept.write_text(json.dumps(done))
-    text = page(list(done.values()), args.repeats)
+    text = page([done[key] for key in sorted(done, key=_place)], args.steps, args.repeats)
     if args.output and kept:
         args.output.write_text(text, encoding="utf-8")
         kept.unlink()
@@ -67,22 +67,32 @@ def measured(words: list[str]) -> dict[str, Any]:
     return row
 
 
-def page(rows: list[dict[str, Any]], repeats: int) -> str:
+def _place(key: str) -> tuple[int, bool, str]:
+    words = key.split()
+    return ROWS.index(words[1]), "--lora" in words, key
+
+
+def page(rows: list[dict[str, Any]], steps: int, repeats: int) -> str:
     """The table with what it was measured on."""
     import torch
     import transformers
     import trl
 
+    shape = f"--steps {steps} --repeats {repeats}"
+    versions = (
+        f"torch {torch.__version__.partition('+')[0]}, transformers {transformers.__version__}, "
+        f"trl {trl.__version__}"
+    )
     lines = [
         "# Speed of a fine-tune on the CPU, against plain TRL",
         "",
-        f"`python benchmarks/speed_table.py --output docs/results/cpu-speed.md`, on {os.cpu_count()} cores "
-        f"({platform.machine()}), torch {torch.__version__.partition('+')[0]}, transformers "
-        f"{transformers.__version__}, trl {trl.__version__}. A model of 7 M parameters, batches of 8 rows a "
-        "process, AdamW; plain TRL is `SFTTrainer` with its defaults (padded batches, bf16, activation "
-        "checkpointing). Both sides train on the same rows in the same order, interleaved; real tokens are "
-        f"counted. Median and (lowest - highest) of {repeats} pairs; the last column is the largest relative "
-        "difference of loss and of gradient norm over six steps in fp32.",
+        f"`python benchmarks/speed_table.py {shape} --output docs/results/cpu-speed.md`, "
+        f"on {os.cpu_count()} cores ({platform.machine()}), {versions}. A model of 7 M parameters, batches "
+        "of 8 rows a process, AdamW; plain TRL is `SFTTrainer` with its defaults (padded batches, bf16, "
+        "activation checkpointing). Both sides train on the same rows in the same order, interleaved; real "
+        f"tokens are counted. Median and (lowest - highest) of {repeats} pairs of {steps} timed steps (full "
+        "rows: a third of them); the last column is the largest relative difference of loss and of gradient "
+        "norm over six steps in fp32.",
         "",
         "| rows | trained | processes x threads | TRL, tokens/s | podtune, tokens/s | **faster by** | fp32 |",
         "|---|---|---|---|---|---|---|",
