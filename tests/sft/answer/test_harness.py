@@ -167,6 +167,8 @@ def test_what_was_asked_in_the_same_way_is_not_asked_again(
     scores = json.loads((run_dir / RUN_FILE).read_text())["measurements"]["tasks"]["scores"]
     assert "base" not in scores["choose"], "asked otherwise: not beside the tuned model's"
     assert final_figures(load_run(run_dir))["choose acc, limit 5"] == scores["choose"]["tuned"]["acc"]
+    assert asked(*others, "--fewshot", 0).exit_code == 0
+    assert "choose acc, limit 5, fewshot 0" in final_figures(load_run(run_dir))
 
 
 def test_scores_that_somebody_damaged_are_asked_for_anew(run_dir: Path, tasks: Path) -> None:

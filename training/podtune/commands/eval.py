@@ -150,10 +150,12 @@ def table(result: Json, models: list[str], names: list[str]) -> str:
     any.
     """
     from podtune.report.draw.tables import Column, Table
+    from podtune.run.record import mapping
 
     scores = result["scores"]
-    shown = [name for name in names if name in scores and scores[name].get(models[-1])]
-    shown = shown if len(shown) == len(names) else list(scores)
+    shown = [name for name in names if mapping(scores.get(name)).get(models[-1])]
+    if len(shown) < len(names):  # a group without a score of its own: whatever has one
+        shown = [name for name, score in scores.items() if mapping(score).get(models[-1])]
     rows = [
         [task, metric, *(_figure(scores[task], model, metric) for model in models), scores[task].get("rows")]
         for task in shown

@@ -146,8 +146,10 @@ def _task_scores(tasks: Json) -> Json:
     figures: Json = {}
     for task, score in mapping(tasks.get("scores")).items():
         asked = flat(mapping(score).get("asked"))
+        ways = {key: asked.get(key) for key in ("limit", "fewshot", "chat_template")}
+        # no examples are a way of their own: the task may have some
         way = "".join(
-            f", {key} {asked[key]}" for key in ("limit", "fewshot", "chat_template") if asked.get(key)
+            f", {key} {value}" for key, value in ways.items() if value is not None and value is not False
         )
         for metric, value in flat(mapping(score).get("tuned")).items():
             if not metric.endswith("_stderr") and number(value) is not None:
