@@ -270,8 +270,11 @@ def test_the_port_is_a_value_for_jobs_on_the_nodes_network(job):
     assert container(made)["ports"] == [{"name": "pytorchjob-port", "containerPort": 24000}]
 
 
-def test_kueue_is_told_by_a_label_on_the_job(job):
-    assert job("two-node", "kueue")["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "user-queue"
+@pytest.mark.parametrize("api", ["pytorchjob", "trainjob"])
+def test_kueue_is_told_by_labels_on_the_job(job, api):
+    found = job("two-node", "kueue", sets=["kueue.priorityClass=urgent", f"api={api}"])["metadata"]["labels"]
+    assert found["kueue.x-k8s.io/queue-name"] == "user-queue"
+    assert found["kueue.x-k8s.io/priority-class"] == "urgent"
 
 
 def test_nccl_settings_are_the_same_on_every_pod_and_a_value_of_ones_own_wins(job):

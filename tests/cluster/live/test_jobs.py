@@ -11,6 +11,7 @@ from cluster_api import NAMESPACE, Serving
 from typer.testing import CliRunner, Result
 
 from podtune.cli import app
+from podtune.cluster.job.pytorchjob import QUEUE
 from podtune.cluster.live.client import Unreachable
 from podtune.run.errors import UserError
 
@@ -47,6 +48,8 @@ class Api:
             return 200, b'{"gitVersion": "v1"}'
         if path.endswith("selfsubjectaccessreviews"):
             return 201, b'{"status": {"allowed": true}}'
+        if path == "/apis/kueue.x-k8s.io" and "workloads" in self.objects:
+            return 200, b'{"preferredVersion": {"groupVersion": "kueue.x-k8s.io/v1beta1"}}'
         if path.count("/") == 3:  # /apis/GROUP/VERSION
             return 200, b'{"resources": [{"name": "pytorchjobs"}]}'
         if method in ("PATCH", "POST"):
@@ -172,3 +175,32 @@ def test_a_name_never_leaves_its_place_in_the_path(api: Api, name: str) -> None:
         assert isinstance(error, UserError), words
         assert (error.code, repr(name) in error.what) == (64, True)
     assert set(api.asked) <= {"/version"}
+
+
+@pytest.mark.parametrize("words", [("status", "run"), ("watch", "run", "--once")])
+def test_a_job_that_kueue_holds_back_says_why(api: Api, words: tuple[str, ...]) -> None:
+    api.add("pytorchjobs", "run", **{QUEUE: "team"})
+    api.objects["pytorchjobs"][0]["status"] = {"conditions": [{"type": "Suspended", "status": "True"}]}
+    for name, of, message in (("a", "run", "insufficient quota for cpu"), ("b", "other", "another job's")):
+        api.add("workloads", name, **{"kueue.x-k8s.io/job-uid": of})
+        reserved = {"type": "QuotaReserved", "status": "False", "message": message}
+        api.objects["workloads"][-1]["status"] = {"conditions": [reserved]}
+    said = " ".join(podtune(*words).output.replace("│", " ").split())
+    assert "waits in the queue team of Kueue: insufficient quota for cpu" in said
+    assert "another job's" not in said
+
+
+def test_without_the_right_to_see_kueues_objects_the_rest_is_shown(api: Api) -> None:
+    api.add("pytorchjobs", "run", **{QUEUE: "team"})
+    api.objects["pytorchjobs"][0]["status"] = {"conditions": [{"type": "Suspended", "status": "True"}]}
+    api.objects["workloads"] = []
+    ordinary = api.answer
+
+    def answer(method: str, path: str, query: dict[str, str], body: Any) -> tuple[int, bytes] | None:
+        refused = path.endswith("/workloads")
+        return (403, b'{"message": "no"}') if refused else ordinary(method, path, query, body)
+
+    api.answer = answer  # type: ignore[method-assign]
+    shown = podtune("status", "run")
+    assert shown.exit_code == 0
+    assert "Suspended" in shown.output

@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from real_cluster import VOLUMES, Cluster
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -43,3 +45,23 @@ def namespace(api: Any) -> Iterator[str]:
     core.create_namespace({"metadata": {"name": name}})
     yield name
     core.delete_namespace(name)
+
+
+@pytest.fixture(scope="module")
+def cluster(api: Any, namespace: str, tmp_path_factory: pytest.TempPathFactory) -> Cluster:
+    """The namespace after ``helm install first``: suspended, so that its volumes are there and no pod is."""
+    image = os.environ.get("IMAGE", "")
+    if not image:
+        pytest.skip(
+            "IMAGE is not set: these tests need an image made by scripts/build_image.sh that the "
+            "nodes can get"
+        )
+    if not shutil.which("helm"):
+        pytest.skip("helm is not on PATH")
+    made = Cluster(api, namespace, image, tmp_path_factory.mktemp("values"))
+    classes = {"storageClass": os.environ.get("STORAGE_CLASS", ""), "accessModes": ["ReadWriteMany"]}
+    made.install("first", persistence=dict.fromkeys(VOLUMES, classes), runPolicy={"suspend": True})
+    made.until("the volumes", lambda: len(made.bound()) == 3, 60)
+    # Where a class does not honour fsGroup (hostPath, some NFS), its folders are root's.
+    made.run_pod("own", "chown", "1000:0", *(f"/{volume}" for volume in VOLUMES), user=0)
+    return made

@@ -21,6 +21,7 @@ Json = dict[str, Any]
 PORT, PORT_NAME, CONTAINER = 23456, "pytorchjob-port", "pytorch"
 INIT_CONTAINER, INIT_IMAGE, INIT_TRIES, INIT_WAIT_S = "init-pytorch", "alpine:3.10", 100, 2
 LABEL = "training.kubeflow.org/"
+QUEUE = "kueue.x-k8s.io/queue-name"  # the label by which Kueue admits a job
 REPLICA_TYPES = ("Master", "Worker")
 RETRYABLE = 128  # restartPolicy ExitCode: exit codes from here on recreate the pod, lower ones fail the job
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from podtune.cluster.job.pytorchjob import QUEUE
 from podtune.cluster.lint.command import NEVER_ENDS
 from podtune.cluster.lint.job import Job
 from podtune.cluster.lint.rules import BOTH, WITH_PODS, Hit, Severity, rule
@@ -11,7 +12,6 @@ from podtune.cluster.lint.rules import BOTH, WITH_PODS, Hit, Severity, rule
 # between SIGTERM and SIGKILL for its children, unless --shutdown-timeout says otherwise
 TORCHRUN_SHUTDOWN_S = 30
 RUN_POLICY = ("spec", "runPolicy")
-QUEUE = "kueue.x-k8s.io/queue-name"
 
 
 @rule("PT201", "note", fix="cleanPodPolicy: Running", values="runPolicy.cleanPodPolicy")

@@ -261,6 +261,27 @@ class Cluster:
             items, key=lambda pod: ("-master-" not in pod["metadata"]["name"], pod["metadata"]["name"])
         )
 
+    def kueue(self, plural: str, selector: str = "") -> list[Json] | None:
+        """Kueue's objects in the namespace, None if it is not installed.
+
+        Raises:
+            Refused: they may not be read.
+        """
+        group = self.get("/apis/kueue.x-k8s.io")
+        if group is None:
+            return None
+        version = group["preferredVersion"]["groupVersion"]
+        path = f"/apis/{version}/namespaces/{self.namespace}/{plural}"
+        listing = self.get(path, [("labelSelector", selector)] * bool(selector))
+        return list((listing or {}).get("items", []))
+
+    def workloads(self, job: Json) -> list[Json]:
+        """What Kueue keeps of the job; none where it may not be read."""
+        try:
+            return self.kueue("workloads", f"kueue.x-k8s.io/job-uid={job['metadata']['uid']}") or []
+        except Refused:
+            return []
+
     def events(self, names: list[str]) -> list[Json]:
         """Events about objects of these names, oldest first; none where they may not be read."""
         try:

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from podtune.cluster.job.pytorchjob import QUEUE
 from podtune.run.errors import PEER_LOST, PREEMPTED
 
 Json = dict[str, Any]
@@ -85,6 +86,35 @@ def problems(pods: Iterable[Json], events: Iterable[Json]) -> list[PodProblem]:
     events_read = list(events)
     problems_of_pods = [problem for pod in pods for problem in _of_pod(pod, events_read)]
     return sorted(problems_of_pods, key=lambda problem: problem.text.endswith(EXIT_CODES[PEER_LOST]))
+
+
+def in_a_queue(job: Json) -> str:
+    """The queue of Kueue in which the job waits to be admitted; empty if it is in none, or runs."""
+    queue = (job["metadata"].get("labels") or {}).get(QUEUE, "")
+    return queue if state(job)[0] in ("Pending", "Suspended") else ""
+
+
+def held_back(job: Json, workloads: Iterable[Json]) -> list[PodProblem]:
+    """Why Kueue has not admitted the job, from what it keeps of it."""
+    conditions = [
+        condition
+        for workload in workloads
+        for condition in (workload.get("status") or {}).get("conditions") or []
+    ]
+    reasons = [
+        str(condition.get("message"))
+        for condition in conditions
+        if condition["type"] == "QuotaReserved" and condition["status"] == "False"
+    ]
+    if not reasons:
+        return []
+    fix = "it starts by itself when the queue has room for all of it"
+    if "maximum capacity" in reasons[-1]:
+        fix = "the queue's quota is less than the job: ask for less under `resources` and `prepare.resources`"
+    elif "exist" in reasons[-1] or "inactive" in reasons[-1]:
+        fix = "`podtune doctor --cluster` lists the queues of the namespace"
+    text = f"waits in the queue {in_a_queue(job)} of Kueue: {reasons[-1]}"
+    return [PodProblem(job["metadata"]["name"], "Queued", text, fix, fatal=False)]
 
 
 def _of_pod(pod: Json, events: list[Json]) -> Iterable[PodProblem]:

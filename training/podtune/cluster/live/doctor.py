@@ -27,6 +27,7 @@ RIGHTS = (
     *(("v1", kind, "", _EDIT) for kind in ("ConfigMap", "ServiceAccount", "PersistentVolumeClaim")),
     ("networking.k8s.io/v1", "NetworkPolicy", "", _EDIT),
     *(("v1", kind, part, ("get", "list")) for kind, part in (("Pod", ""), ("Pod", "log"), ("Event", ""))),
+    *(("kueue.x-k8s.io/v1beta1", kind, "", ("get", "list")) for kind in ("LocalQueue", "Workload")),
 )
 
 
@@ -215,8 +216,10 @@ def _ready_deployment(cluster: Cluster) -> bool | None:
 
 
 def permissions(cluster: Cluster) -> Check:
-    """Each verb that podtune's cluster commands need, asked of the API server."""
-    kinds = [right for right in RIGHTS if right[1] != "TrainJob" or cluster.serves("TrainJob")]
+    """Each verb that podtune's cluster commands need, of what is installed, asked of the API server."""
+    optional = {"kueue.x-k8s.io", "trainer.kubeflow.org"}
+    missing = {group for group in optional if cluster.get(f"/apis/{group}") is None}
+    kinds = [right for right in RIGHTS if right[0].partition("/")[0] not in missing]
     asked = [(verb, version, kind, part) for version, kind, part, verbs in kinds for verb in verbs]
 
     def may(right: tuple[str, str, str, str]) -> bool:
@@ -332,13 +335,10 @@ def network_policies(cluster: Cluster) -> Check:
 
 def queues(cluster: Cluster) -> Check:
     """Kueue's queues that the namespace may use."""
-    group = cluster.get("/apis/kueue.x-k8s.io")
-    if group is None:
+    found = cluster.kueue("localqueues")
+    if found is None:
         return Check("kueue", "ok", "not installed; jobs start as soon as their pods fit")
-    version = group["preferredVersion"]["groupVersion"]
-    listing = cluster.get(f"/apis/{version}/namespaces/{cluster.namespace}/localqueues") or {}
-    names = [queue["metadata"]["name"] for queue in listing.get("items", [])]
-    if names:
+    if names := [queue["metadata"]["name"] for queue in found]:
         return Check("kueue", "ok", f"queues: {', '.join(names)} (kueue.queueName)")
     return Check(
         "kueue",

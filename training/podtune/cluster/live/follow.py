@@ -12,7 +12,7 @@ from typing import Any
 from podtune.cluster.job import pytorchjob as contract
 from podtune.cluster.job import trainjob
 from podtune.cluster.live.client import Cluster, Refused, Unreachable, connect
-from podtune.cluster.live.diagnose import PodProblem, phase, problems, state
+from podtune.cluster.live.diagnose import PodProblem, held_back, in_a_queue, phase, problems, state
 from podtune.run.errors import NO_INPUT, UserError
 
 Json = dict[str, Any]
@@ -141,13 +141,19 @@ def _follow_pods(
 
 
 def _tell(cluster: Cluster, job: Json, pods: list[Json], emitted: set[str], emit: Emit) -> None:
-    names = [job["metadata"]["name"], *(pod["metadata"]["name"] for pod in pods)]
-    waiting = any(pod.get("status", {}).get("phase") == "Pending" for pod in pods)
-    for problem in problems(pods, cluster.events(names) if waiting else []):
+    for problem in problems_of(cluster, job, pods):
         line = sentence(problem)
         if line not in emitted:
             emitted.add(line)
             emit("job", line)
+
+
+def problems_of(cluster: Cluster, job: Json, pods: list[Json]) -> list[PodProblem]:
+    """Why the job does not run, or no longer does; events and Kueue are asked only where they can say it."""
+    held = held_back(job, cluster.workloads(job)) if in_a_queue(job) else []
+    waiting = any((pod.get("status") or {}).get("phase") == "Pending" for pod in pods)
+    names = [job["metadata"]["name"], *(pod["metadata"]["name"] for pod in pods)]
+    return held + problems(pods, cluster.events(names) if waiting else [])
 
 
 def sentence(problem: PodProblem) -> str:
@@ -185,7 +191,7 @@ def summary(cluster: Cluster, job: Json) -> Json:
         ],
         "problems": [
             {"pod": problem.pod, "reason": problem.reason, "text": problem.text, "fix": problem.fix}
-            for problem in problems(pods, events)
+            for problem in problems_of(cluster, job, pods)
         ],
         "warnings": [" ".join(str(event.get("message")).split())[:300] for event in warnings[-5:]],
     }

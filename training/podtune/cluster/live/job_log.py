@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from podtune.cluster.live.client import JOB_KINDS, Cluster, Refused, Unreachable
-from podtune.cluster.live.diagnose import phase, problems, restarts, state
-from podtune.cluster.live.follow import ENDED, TRAINING_CONTAINER, Unseen, sentence
+from podtune.cluster.live.diagnose import PodProblem, phase, problems, restarts, state
+from podtune.cluster.live.follow import ENDED, TRAINING_CONTAINER, Unseen, problems_of, sentence
 from podtune.run.collect import collect
 from podtune.run.errors import MARKER, NO_INPUT, NO_PERMISSION, UserError
 from podtune.run.log_lines import parse
@@ -112,7 +112,7 @@ def declared(job: Json) -> Json:
     return said
 
 
-def story(cluster: Cluster, job: Json, pods: list[Json], events: list[Json], log: RunLog) -> Json:
+def story(cluster: Cluster, job: Json, pods: list[Json], wrong: list[PodProblem], log: RunLog) -> Json:
     """All of it: the job's condition, its pods, what is wrong, and what the log says."""
     condition, message = state(job)
     if condition == "Pending" and any((pod.get("status") or {}).get("phase") != "Pending" for pod in pods):
@@ -131,7 +131,7 @@ def story(cluster: Cluster, job: Json, pods: list[Json], events: list[Json], log
         "pods": [
             {"name": pod["metadata"]["name"], "phase": phase(pod), "restarts": restarts(pod)} for pod in pods
         ],
-        "problems": [sentence(problem) for problem in problems(pods, events)],
+        "problems": [sentence(problem) for problem in wrong],
         "head": log.head,
         "max_steps": log.max_steps,
         "entries": log.entries,
@@ -165,12 +165,10 @@ class JobWatch:
         try:
             job = self._cluster.job(self._name)
             pods = self._cluster.pods(job)
-            waiting = any((pod.get("status") or {}).get("phase") == "Pending" for pod in pods)
-            names = [self._name, *(pod["metadata"]["name"] for pod in pods)]
-            events = self._cluster.events(names) if waiting else []
+            wrong = problems_of(self._cluster, job, pods)
             if pods:
                 self._read(job, pods[0])
-            self._story = story(self._cluster, job, pods, events, self._log)
+            self._story = story(self._cluster, job, pods, wrong, self._log)
         except Unreachable as error:
             if not self._story:
                 raise
@@ -210,7 +208,9 @@ def stories(cluster: Cluster) -> list[Json]:
 
     def one(job: Json) -> Json:
         own = pods[job["kind"], job["metadata"]["name"]]
-        return story(cluster, job, own, [], _ends_of_log(cluster, job, own[0]) if own else RunLog())
+        return story(
+            cluster, job, own, problems(own, []), _ends_of_log(cluster, job, own[0]) if own else RunLog()
+        )
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
         return list(pool.map(one, jobs))
