@@ -80,12 +80,15 @@ open(folder + "/run.json", "w").write(json.dumps({"schema": sys.argv[4], "status
 """
 
 
-def begin(losses: list[list[float]], waits: int = -1) -> sweep.Start:
-    def start(config: Path, processes: str, log: Path) -> subprocess.Popen[bytes]:
-        words = [sys.executable, "-c", PROGRAM, str(config), json.dumps(losses), str(waits), SCHEMA]
-        return subprocess.Popen(words)
+def begin(monkeypatch: pytest.MonkeyPatch, losses: list[list[float]], waits: int = -1) -> None:
+    """Let a sweep start this program where it would start training."""
+    ordinary = subprocess.Popen
 
-    return start
+    def start(words: list[str], **options: Any) -> subprocess.Popen[bytes]:
+        own = [sys.executable, "-c", PROGRAM, words[-1], json.dumps(losses), str(waits), SCHEMA]
+        return ordinary(own, **options)
+
+    monkeypatch.setattr(subprocess, "Popen", start)
 
 
 def test_a_run_that_is_worse_than_the_median_ends_early_and_stays_ended(
@@ -95,10 +98,11 @@ def test_a_run_that_is_worse_than_the_median_ends_early_and_stays_ended(
     losses = [[3.0, 2.0], [3.0, 2.1], [3.0, 2.2], [3.0, 2.5]]
     found = sweep.read(written(tmp_path, seed=[0, 1, 2, 3], stop="median"))
     said: list[str] = []
-    states = sweep.Sweeper(found, tmp_path / "out", begin(losses, waits=3), said.append).run()
+    begin(monkeypatch, losses, waits=3)
+    states = sweep.Sweeper(found, tmp_path / "out", say=said.append).run()
     assert list(states.values()) == ["ok", "ok", "ok", "stopped"]
     assert any("eval loss 2.5000, the median of 3 others had 2.1000" in line for line in said)
-    again = sweep.Sweeper(found, tmp_path / "out", begin(losses), said.append).run()
+    again = sweep.Sweeper(found, tmp_path / "out", say=said.append).run()
     assert list(again.values()) == ["kept", "kept", "kept", "stopped"]
 
 
@@ -107,7 +111,7 @@ def test_a_finished_run_is_repeated_only_if_its_configuration_changed(tmp_path: 
     for run in found.runs:
         (tmp_path / "out" / run.name).mkdir(parents=True)
         write_json(tmp_path / "out" / run.name / "run.json", {"schema": SCHEMA, "status": "ok"})
-    sweeper = sweep.Sweeper(found, tmp_path / "out", begin([[1.0], [1.0]]), lambda line: None)
+    sweeper = sweep.Sweeper(found, tmp_path / "out", say=lambda line: None)
     assert list(sweeper.run().values()) == ["kept", "kept"]
     other = sweep.read(written(tmp_path, seed=[0, 2], options=BASE | {"max_steps": 7}))
     assert not {run.name for run in other.runs} & {run.name for run in found.runs}
@@ -124,19 +128,49 @@ def test_a_run_that_training_refuses_is_said_to_have_failed_and_the_sweep_goes_o
 
 
 class Forked:
-    """A training of the launcher, as the process that a sweep waits for."""
+    """A training of the launcher, in the place of a process of its own."""
 
-    def __init__(self, launcher: Launcher, config: Path) -> None:
+    def __init__(self, launcher: Launcher, run: sweep.FineTuneOf, folder: Path) -> None:
+        config = folder / "config.yaml"
+        config.write_text(yaml.safe_dump(run.content | {"output_dir": str(folder), "run_name": run.name}))
         self.rank = launcher.start("--config", config).ranks[0]
 
-    def poll(self) -> int | None:
-        code: int | None = self.rank.exitcode
-        return code
+    def ended(self, wait_s: float) -> bool | None:
+        self.rank.join(wait_s)
+        return None if self.rank.exitcode is None else self.rank.exitcode == 0
 
-    returncode = property(poll)
+    def end(self) -> None:
+        self.rank.terminate()
 
-    def wait(self, timeout: float) -> None:
-        self.rank.join(timeout)
+    leave = end
+
+
+def test_so_many_runs_as_asked_for_go_on_at_once(tmp_path: Path) -> None:
+    goes_on: list[str] = []
+    most: list[int] = []
+
+    class Counted:
+        def __init__(self, run: sweep.FineTuneOf, folder: Path) -> None:
+            self.name, self.looks = run.name, 0
+            goes_on.append(run.name)
+            most.append(len(goes_on))
+
+        def ended(self, wait_s: float) -> bool | None:
+            self.looks += 1
+            if self.looks < 3:
+                return None
+            goes_on.remove(self.name)
+            return True
+
+        def end(self) -> None: ...
+
+        def leave(self) -> None: ...
+
+    found = sweep.read(written(tmp_path, seed=[0, 1, 2, 3, 4]))
+    states = sweep.Sweeper(found, tmp_path / "out", Counted, 2, lambda line: None).run()
+    assert list(states.values()) == ["ok"] * 5
+    assert list(states) == [run.name for run in found.runs]
+    assert max(most) == 2
 
 
 def test_a_sweep_trains_every_run_and_compares_them(
@@ -151,8 +185,9 @@ def test_a_sweep_trains_every_run_and_compares_them(
         "logging_steps": 1,
     }
     file = written(tmp_path, options=options, learning_rate=[1e-3, 1e-4])
-    start: Any = lambda config, processes, log: Forked(launcher, config)  # noqa: E731
-    sweeper = sweep.Sweeper(sweep.read(file), tmp_path / "out", start, print)
+    sweeper = sweep.Sweeper(
+        sweep.read(file), tmp_path / "out", lambda run, folder: Forked(launcher, run, folder), say=print
+    )
     assert list(sweeper.run().values()) == ["ok", "ok"]
     ended = CliRunner().invoke(load("sweep"), [str(file), "--output", str(tmp_path / "out")])
     assert ended.exit_code == 0, ended.output

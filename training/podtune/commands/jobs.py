@@ -56,7 +56,7 @@ def submit(
 
     name = name or (values[0].stem if values else manifest.stem if manifest else "run")
     text = _manifests(values or [], sets or [], name, manifest, namespace)
-    documents = steps.installable(_linted(text, refuse=not no_lint))
+    documents = steps.installable(linted(text, refuse=not no_lint))
     cluster = connect(namespace, context)
     for note in steps.check(cluster, documents):
         print(f"podtune: note: {note}", file=sys.stderr)
@@ -220,11 +220,11 @@ def _manifests(values: list[Path], sets: list[str], name: str, manifest: Path | 
         raise UserError(f"cannot read it: {error.strerror}", where=str(manifest)) from error
 
 
-def _linted(text: str, *, refuse: bool) -> list[dict[str, Any]]:
+def linted(text: str, *, refuse: bool = True, tell: bool = True) -> list[dict[str, Any]]:
     """The documents.
 
     What the API server, the webhook or the operator would refuse ends it, unless not ``refuse``; everything
-    else that lint finds is named.
+    else that lint finds is named, unless not ``tell``.
     """
     from podtune.cluster.lint.check import lint
     from podtune.cluster.lint.documents import JOBS, read
@@ -234,7 +234,8 @@ def _linted(text: str, *, refuse: bool) -> list[dict[str, Any]]:
     documents = [document.content for document in read(text, "manifest")[0] if not document.holder]
     jobs = [document for document in documents if document.get("kind") in JOBS]
     refused = any(finding.refused for finding in verdict.findings)
-    if verdict.count("error") or verdict.count("warning") or len(jobs) != 1:
+    told = verdict.count("error") or (tell and verdict.count("warning"))
+    if told or len(jobs) != 1:
         print(as_text(verdict), file=sys.stderr)
     if len(jobs) != 1:
         what = f"{len(jobs)} jobs in the manifests"

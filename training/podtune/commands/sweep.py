@@ -1,12 +1,22 @@
-"""podtune sweep: fine-tunes over a grid or a list, one after another on this machine, compared at the end."""
+"""podtune sweep: fine-tunes over a grid or a list, here or in a cluster, compared at the end."""
 
 from __future__ import annotations
 
 import json
+import re
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from podtune.commands.jobs import Context, Namespace
+from podtune.run.errors import CONFIG, USAGE, UserError
+
+if TYPE_CHECKING:
+    from podtune.sft.sweep import Begin, FineTuneOf, SweepFile
+
+NAME_LENGTH = 40  # of a job: its pods' names are longer, and end at 63
 
 
 def sweep(
@@ -14,19 +24,37 @@ def sweep(
     output: Annotated[
         Path, typer.Option(help="Folder for the runs; an earlier sweep there is gone on with.")
     ],
+    values: Annotated[
+        list[Path] | None,
+        typer.Option("-f", "--values", help="In the cluster, as jobs of the chart with these values."),
+    ] = None,
+    sets: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="As helm's --set, with --values.")
+    ] = None,
+    at_once: Annotated[
+        int, typer.Option(min=1, help="So many jobs at a time, with --values; a queue may hold them back.")
+    ] = 1,
+    namespace: Namespace = "",
+    context: Context = "",
     as_json: Annotated[bool, typer.Option("--json", help="How each run ended, for scripts.")] = False,
 ) -> None:
-    """Fine-tune over a grid or a list, one run after another, each as podtune train would.
+    """Fine-tune over a grid or a list, one run after another here, each as podtune train would; with
+    --values as jobs in the cluster, some at once, each as podtune submit would.
 
     Every configuration is checked before the first run starts. Finished runs are kept; one that was broken
     off goes on from its checkpoint. With `stop: median` a run ends early that is worse than half of those
     before it at the same step. The comparison of all is OUTPUT/compare.html. Exit code 0: every run finished
-    or was stopped by the rule; 70: one failed. In a cluster, submit a release for each instead.
+    or was stopped by the rule; 70: one failed.
+
+    In a cluster the config of the values is what all runs have in common, and the sweep's keys overrule it.
+    Name claims that exist (persistence.*.existingClaim), so that model and data are prepared once. Ctrl-C
+    leaves the jobs to themselves; the same command comes back to them. They stay until they are deleted.
 
     \b
     Examples:
       podtune sweep sweep.yaml --output runs/rates
       podtune sweep sweep.yaml --output runs/rates --json
+      podtune sweep sweep.yaml --output runs/rates -f two-node -f claims.yaml --at-once 2
 
     \b
     A sweep.yaml:
@@ -35,24 +63,88 @@ def sweep(
       learning_rate: [1.0e-4, 3.0e-4]        # any key with a list is an axis of the grid
       seed: [1, 2]
       runs: [{}, {use_peft: true}]           # and a list of its own, each with every point of the grid
-      processes: 1                           # of each run, or gpu
+      processes: 1                           # of each run on this machine, or gpu
       stop: median
     """
     from podtune.run.errors import SOFTWARE
+    from podtune.run.record import RUN_FILE
     from podtune.run.sweeps import SweepStopped
     from podtune.sft.sweep import Sweeper, read
 
-    sweeper = Sweeper(read(file), output)
+    if values:
+        found, begin = _in_the_cluster(file, values, sets or [], namespace, context)
+        sweeper = Sweeper(found, output, begin, at_once)
+    elif sets or namespace or context or at_once > 1:
+        raise UserError(
+            "--set, --at-once, --namespace and --context are for a sweep in a cluster",
+            where="podtune sweep",
+            fix="add -f VALUES, or leave them out",
+            code=USAGE,
+        )
+    else:
+        sweeper = Sweeper(read(file), output)
     try:
         states = sweeper.run()
     except SweepStopped as stopped:
-        typer.echo(f"stopped; what is done is in {output}, and the same command goes on from there", err=True)
+        left = "; jobs in the cluster go on, `podtune delete NAME` ends one" if values else ""
+        typer.echo(
+            f"stopped; what is done is in {output}, and the same command goes on from there{left}", err=True
+        )
         raise typer.Exit(stopped.code) from None
     if as_json:
         typer.echo(json.dumps({"runs": states, "output": str(output)}, indent=2))
-    _compare([output / name for name, state in states.items() if state != "failed"], output, quiet=as_json)
+    # a job that was stopped has left its evaluations, and no record
+    recorded = [name for name in states if states[name] != "failed" and (output / name / RUN_FILE).exists()]
+    _compare([output / name for name in recorded], output, quiet=as_json)
     if "failed" in states.values():
         raise typer.Exit(SOFTWARE)
+
+
+def _in_the_cluster(
+    file: Path, values: list[Path], sets: list[str], namespace: str, context: str
+) -> tuple[SweepFile, Begin]:
+    """The sweep on top of the values' config, and what starts a run of it.
+
+    Raises:
+        UserError: the chart, lint or the cluster would refuse one of the runs; nothing is created then.
+    """
+    import yaml
+
+    from podtune.cluster.chart.render import effective_values, merged_values, rendered
+    from podtune.cluster.live import release, submit
+    from podtune.cluster.live.client import connect
+    from podtune.commands.jobs import linted
+    from podtune.sft.sweep import read
+
+    own = merged_values(values, sets)
+    try:
+        below = yaml.safe_load(effective_values(own).get("config") or "{}")
+    except yaml.YAMLError as error:
+        raise UserError(
+            f"is no YAML: {' '.join(str(error).split())}", where="config of the values", code=CONFIG
+        ) from None
+    own.pop("config", None)
+    sweep_file = read(file, place=json.dumps(own, sort_keys=True, default=str), below=below)
+    cluster = connect(namespace, context)
+
+    def documents(run: FineTuneOf, *, tell: bool) -> list[dict[str, Any]]:
+        config = yaml.safe_dump(run.content, sort_keys=False)
+        text = rendered({**own, "config": config}, job_name(run), cluster.namespace)
+        return submit.installable(linted(text, tell=tell))
+
+    jobs = {run.name: documents(run, tell=run is sweep_file.runs[0]) for run in sweep_file.runs}
+    notes: dict[str, None] = {}
+    for each in jobs.values():
+        if not release.exists(cluster, each):
+            notes |= dict.fromkeys(submit.check(cluster, each))
+    for note in notes:
+        print(f"podtune: note: {note}", file=sys.stderr)
+    return sweep_file, lambda run, folder: release.Release(cluster, jobs[run.name], folder)
+
+
+def job_name(run: FineTuneOf) -> str:
+    """The run's name as Kubernetes allows it, without its beginning if it is long: its end is a hash."""
+    return re.sub(r"[^a-z0-9]+", "-", run.name.lower())[-NAME_LENGTH:].lstrip("-0123456789")
 
 
 def _compare(folders: list[Path], output: Path, *, quiet: bool) -> None:

@@ -1,4 +1,5 @@
-"""A sweep of fine-tunes: one after another on this machine, each with what it varies. Needs no torch.
+"""A sweep of fine-tunes, each with what it varies: one after another on this machine, or some at once where
+others start them. Needs no torch.
 
 A sweep file is YAML::
 
@@ -12,8 +13,8 @@ A sweep file is YAML::
     timeout_per_run_s: 36000
 
 Below the output folder: ``sweep.json`` and, for each run, a folder with its ``config.yaml``, ``log.txt`` and
-what training leaves there. A run's folder is named by what it varies and a hash of its whole configuration,
-so that another configuration is another run.
+what training leaves there (of a run elsewhere: its ``run.json`` and ``metrics.jsonl``). A run's folder is
+named by what it varies and a hash of its whole configuration, so that another configuration is another run.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from podtune.run.errors import CANNOT_CREATE, CONFIG, UserError
 from podtune.run.files import write_whole
@@ -49,16 +50,18 @@ State = Literal["ok", "kept", "stopped", "failed"]
 
 @dataclass(frozen=True)
 class FineTuneOf:
-    """One run of a sweep: what it ``varies``, and its whole training YAML."""
+    """One run of a sweep: what it ``varies``, its whole training YAML, and where it runs: ``processes`` of
+    this machine, or what else tells places apart.
+    """
 
     varies: dict[str, Any]
     content: dict[str, Any]
-    processes: str
+    place: str
 
     @property
     def key(self) -> str:
         """A hash of all that was asked: a finished run of an equal one need not be repeated."""
-        asked = json.dumps([self.content, self.processes], sort_keys=True, default=str)
+        asked = json.dumps([self.content, self.place], sort_keys=True, default=str)
         return hashlib.sha256(asked.encode()).hexdigest()
 
     @property
@@ -77,8 +80,12 @@ class SweepFile:
     timeout_s: float
 
 
-def read(path: Path) -> SweepFile:
+def read(path: Path, *, place: str = "", below: Mapping[str, Any] | None = None) -> SweepFile:
     """Parse a sweep file, and check each run's configuration as training would. Starts nothing.
+
+    Args:
+        place: where the runs are started, if not in processes of this machine.
+        below: training keys that the file's own ones overrule.
 
     Raises:
         UserError: unreadable, a key that neither sweeps nor training know, or a value that training refuses.
@@ -110,6 +117,13 @@ def read(path: Path) -> SweepFile:
     listed = content.get("runs") or [{}]
     if not all(isinstance(entry, dict) for entry in listed):
         raise wrong("runs", "a list of mappings")
+    if place and "processes" in content:
+        raise UserError(
+            "how many processes a run has in a cluster is said by the values",
+            where=f"{path}: processes",
+            fix="remove the key, and set distributed.nodes and nprocPerNode",
+            code=CONFIG,
+        )
     processes = str(content.get("processes", 1))
     if processes != "gpu" and not (processes.isdigit() and int(processes)):
         raise wrong("processes", "a number of processes, or gpu")
@@ -118,13 +132,16 @@ def read(path: Path) -> SweepFile:
     timeout_s = content.get("timeout_per_run_s", 7 * 86400)
     if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or timeout_s <= 0:
         raise wrong("timeout_per_run_s", "a positive number of seconds")
-    shared = config.read_yaml(path.parent / str(content["config"])) if content.get("config") else {}
+    shared = dict(below or {})
+    if content.get("config"):
+        shared |= config.read_yaml(path.parent / str(content["config"]))
     runs = []
     for entry in listed:
         for point in combinations(axes):
             varies = entry | point
             whole = shared | (content.get("options") or {}) | varies
-            runs.append(FineTuneOf(varies, {k: v for k, v in whole.items() if k not in NAMED}, processes))
+            kept = {key: value for key, value in whole.items() if key not in NAMED}
+            runs.append(FineTuneOf(varies, kept, place or processes))
     if len({run.key for run in runs}) < len(runs):
         raise UserError("two runs are the same", where=str(path), fix="name each combination once")
     for run in runs:
@@ -143,14 +160,67 @@ def _check(run: FineTuneOf, path: Path, *, median: bool) -> None:
         )
 
 
-Start = Callable[[Path, str, Path], subprocess.Popen[bytes]]
+class Running(Protocol):
+    """A run of a sweep that has been started, on this machine or elsewhere."""
+
+    def ended(self, wait_s: float) -> bool | None:
+        """Whether it ended well, None while it goes on; an end within ``wait_s`` is not missed."""
+
+    def end(self) -> None:
+        """Ask it to save and end, if it goes on, and see that it does."""
+
+    def leave(self) -> None:
+        """The sweep itself is ended: what becomes of a run that goes on."""
 
 
-def start(config_file: Path, processes: str, log: Path) -> subprocess.Popen[bytes]:
-    """``podtune train`` in a process group of its own, its output in ``log``."""
-    words = [sys.executable, "-m", "podtune.cli", "train", "-n", processes, "--config", str(config_file)]
-    with log.open("ab") as output:
-        return subprocess.Popen(words, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+Begin = Callable[[FineTuneOf, Path], Running]  # a run, and its folder
+
+
+class Process:
+    """``podtune train`` on this machine, in a process group of its own, its output in ``log.txt``."""
+
+    def __init__(self, run: FineTuneOf, folder: Path) -> None:
+        import yaml
+
+        whole = run.content | {"output_dir": str(folder), "run_name": run.name}
+        write_whole(folder / CONFIG_FILE, yaml.safe_dump(whole, sort_keys=False))
+        words = [sys.executable, "-m", "podtune.cli", "train", "-n", run.place]
+        with (folder / LOG_FILE).open("ab") as output:
+            self._process = subprocess.Popen(
+                [*words, "--config", str(folder / CONFIG_FILE)],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def ended(self, wait_s: float) -> bool | None:
+        """Whether it ended with 0."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(wait_s)
+        code = self._process.poll()
+        return None if code is None else code == 0
+
+    def end(self) -> None:
+        """SIGTERM, and SIGKILL for one that has not saved within :data:`ENDING_S`."""
+        if self._process.poll() is not None:
+            return
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            self._process.wait(ENDING_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    leave = end
+
+
+@dataclass
+class _Current:
+    """A run that goes on, and until when it may."""
+
+    run: FineTuneOf
+    running: Running
+    deadline: float
 
 
 @dataclass
@@ -158,21 +228,24 @@ class Sweeper:
     """Runs a sweep into a folder, and goes on with one that was ended.
 
     Args:
-        begin: starts a run, see :func:`start`.
+        begin: starts a run, which leaves ``run.json`` and ``metrics.jsonl`` in its folder.
+        at_once: how many runs go on at a time.
         say: takes progress lines.
     """
 
     sweep: SweepFile
     output: Path
-    begin: Start = start
+    begin: Begin = Process
+    at_once: int = 1
     say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True)
+    states: dict[str, State] = field(init=False, default_factory=dict)
 
     def run(self) -> dict[str, State]:
         """All runs; how each ended, by name. A run that fails does not end the sweep.
 
         Raises:
-            SweepStopped: on Ctrl-C or SIGTERM; the running one saves first, and the same command goes on
-            with it.
+            SweepStopped: on Ctrl-C or SIGTERM; one that goes on is left as its kind does, and the same
+            command goes on with it.
             UserError: the folder cannot be written.
         """
         try:
@@ -181,67 +254,78 @@ class Sweeper:
             raise UserError(
                 f"cannot be written: {error.strerror}", where=str(self.output), code=CANNOT_CREATE
             ) from None
-        states: dict[str, State] = {}
         stopped = self._stopped_before()
-        with stoppable():
-            for index, run in enumerate(self.sweep.runs):
-                self.say(f"[{index + 1}/{len(self.sweep.runs)}] {run.name}")
-                if run.name in stopped:
-                    states[run.name] = "stopped"
-                elif (read_record(self.folder(run)) or {}).get("status") == "ok":
-                    states[run.name] = "kept"
-                else:
-                    whole = [name for name, state in states.items() if state in ("ok", "kept")]
-                    states[run.name] = self._train(run, whole)
-                self._write(states)
-                self.say(f"    {states[run.name]}: {self._summary(run)}")
-        return states
+        waiting: list[FineTuneOf] = []
+        for run in self.sweep.runs:
+            if run.name in stopped:
+                self._has_ended(run, "stopped")
+            elif (read_record(self.folder(run)) or {}).get("status") == "ok":
+                self._has_ended(run, "kept")
+            else:
+                waiting.append(run)
+        current: list[_Current] = []
+        try:
+            with stoppable():
+                while waiting or current:
+                    while waiting and len(current) < self.at_once:
+                        current.append(self._begun(waiting.pop(0)))
+                    for each in tuple(current):
+                        if state := self._state(each, POLL_S / len(current)):
+                            current.remove(each)
+                            self._has_ended(each.run, state)
+        finally:
+            for each in current:
+                each.running.leave()
+        return {run.name: self.states[run.name] for run in self.sweep.runs}
 
     def folder(self, run: FineTuneOf) -> Path:
         """Where a run is."""
         return self.output / run.name
 
-    def _train(self, run: FineTuneOf, before: Sequence[str]) -> State:
-        import yaml
-
+    def _begun(self, run: FineTuneOf) -> _Current:
+        self.say(f"[{self.sweep.runs.index(run) + 1}/{len(self.sweep.runs)}] {run.name}")
         folder = self.folder(run)
         folder.mkdir(exist_ok=True)
-        whole = run.content | {"output_dir": str(folder), "run_name": run.name}
-        write_whole(folder / CONFIG_FILE, yaml.safe_dump(whole, sort_keys=False))
-        process = self.begin(folder / CONFIG_FILE, run.processes, folder / LOG_FILE)
-        end = time.monotonic() + self.sweep.timeout_s
-        verdict: State | None = None
-        try:
-            while process.poll() is None:
-                if verdict is None and self.sweep.median and self._is_worse(run, before):
-                    verdict = "stopped"
-                elif verdict is None and time.monotonic() > end:
-                    self.say(f"    not done after {self.sweep.timeout_s:.0f} s, ended")
-                    verdict = "failed"
-                if verdict:
-                    break
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(POLL_S)
-        finally:
-            _end(process)
-        if verdict:
-            return verdict
-        return "ok" if process.returncode == 0 else "failed"
+        return _Current(run, self.begin(run, folder), time.monotonic() + self.sweep.timeout_s)
 
-    def _is_worse(self, run: FineTuneOf, before: Sequence[str]) -> bool:
+    def _state(self, current: _Current, wait_s: float) -> State | None:
+        """How the run ended, None while it goes on."""
+        well = current.running.ended(wait_s)
+        if well is not None:
+            return "ok" if well else "failed"
+        verdict: State | None = None
+        if self.sweep.median and self._is_worse(current.run):
+            verdict = "stopped"
+        elif time.monotonic() > current.deadline:
+            self.say(f"    {current.run.name}: not done after {self.sweep.timeout_s:.0f} s, ended")
+            verdict = "failed"
+        if verdict:
+            current.running.end()
+        return verdict
+
+    def _has_ended(self, run: FineTuneOf, state: State) -> None:
+        self.states[run.name] = state
+        runs = {run.name: self.states.get(run.name, "not run") for run in self.sweep.runs}
+        varies = {run.name: run.varies for run in self.sweep.runs}
+        write_json(self.output / SWEEP_FILE, {"written_at": now(), "runs": runs, "varies": varies})
+        self.say(f"    {run.name}: {state}, {self._summary(run)}")
+
+    def _is_worse(self, run: FineTuneOf) -> bool:
         """The median rule: the best evaluation so far is above the median of what the others had by then."""
         mine = _evaluations(self.folder(run))
-        others = [_evaluations(self.output / name) for name in before]
-        if not mine or len(others) < MOST_JUDGES:
+        whole = [name for name, state in self.states.items() if state in ("ok", "kept")]
+        if not mine or len(whole) < MOST_JUDGES:
             return False
         step = max(mine)
         theirs = [
-            min(by_then) for losses in others if (by_then := [v for s, v in losses.items() if s <= step])
+            min(by_then)
+            for losses in map(_evaluations, (self.output / name for name in whole))
+            if (by_then := [v for s, v in losses.items() if s <= step])
         ]
         if len(theirs) < MOST_JUDGES or min(mine.values()) <= statistics.median(theirs):
             return False
         self.say(
-            f"    stopped at step {step}: eval loss {min(mine.values()):.4f}, the median of "
+            f"    {run.name}: stopped at step {step}, eval loss {min(mine.values()):.4f}, the median of "
             f"{len(theirs)} others had {statistics.median(theirs):.4f}"
         )
         return True
@@ -261,11 +345,6 @@ class Sweeper:
         except (OSError, ValueError, KeyError, AttributeError):
             return set()
 
-    def _write(self, states: Mapping[str, State]) -> None:
-        runs = {run.name: states.get(run.name, "not run") for run in self.sweep.runs}
-        varies = {run.name: run.varies for run in self.sweep.runs}
-        write_json(self.output / SWEEP_FILE, {"written_at": now(), "runs": runs, "varies": varies})
-
 
 def _evaluations(folder: Path) -> dict[int, float]:
     """Evaluation losses of a run by step, as far as it is."""
@@ -276,15 +355,3 @@ def _evaluations(folder: Path) -> dict[int, float]:
     entries, _ = metrics_entries(lines)
     losses = {entry["step"]: number(entry.get("loss")) for entry in entries if entry["split"] == "eval"}
     return {step: loss for step, loss in losses.items() if loss is not None}
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ask a run that goes on to save and end, and see that it does."""
-    if process.poll() is not None:
-        return
-    process.send_signal(signal.SIGTERM)
-    try:
-        process.wait(ENDING_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()

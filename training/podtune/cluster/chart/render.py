@@ -59,6 +59,13 @@ def render(
         UserError: a values file that is missing or not a mapping, a value that the schema refuses (with the
             near name of an unknown key), a combination that a template refuses, or no engine at all.
     """
+    return rendered(merged_values(values_files, sets), name, namespace, chart=chart, engine=engine)
+
+
+def rendered(
+    values: Values, name: str, namespace: str = "default", *, chart: Path = CHART, engine: Engine = "auto"
+) -> str:
+    """:func:`render` of values that are merged already."""
     if not (chart / "Chart.yaml").is_file():
         raise UserError(
             "there is no chart",
@@ -66,7 +73,6 @@ def render(
             fix="install podtune from a wheel, or run from a checkout",
             code=NO_INPUT,
         )
-    values = merged_values(values_files, sets)
     if engine == "auto":
         engine = "helm" if shutil.which("helm") else "python"
     documents = (_by_helm if engine == "helm" else _by_python)(chart, values, name, namespace)

@@ -1,0 +1,74 @@
+"""A run of a sweep as a job in the cluster: created if it is not there, watched, and copied to a folder as
+far as its log tells, so that it can be judged and compared like one of this machine.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from podtune.cluster.live import submit
+from podtune.cluster.live.client import Cluster
+from podtune.cluster.live.job_log import JobWatch
+from podtune.run.errors import NO_INPUT, UserError
+from podtune.run.files import write_whole
+from podtune.run.record import METRICS_FILE, RUN_FILE, write_json
+
+Json = dict[str, Any]
+PROBLEMS_FILE = "log.txt"
+
+
+class Release:
+    """The job of ``documents`` (the last of them), which goes on if the sweep is ended.
+
+    Raises:
+        UserError: the cluster refuses it, or does not answer.
+    """
+
+    def __init__(self, cluster: Cluster, documents: list[Json], folder: Path) -> None:
+        self._cluster, self._folder, self._written = cluster, folder, 0
+        self._name = documents[-1]["metadata"]["name"]
+        if not exists(cluster, documents):
+            submit.create(cluster, documents)
+        self._watch = JobWatch(cluster, self._name)
+
+    def ended(self, wait_s: float) -> bool | None:
+        """Whether the job has succeeded; deleted by somebody, it has not."""
+        time.sleep(wait_s)  # the API is asked again; nothing here can be waited on
+        try:
+            story = self._watch.look()
+        except UserError as error:
+            if error.code != NO_INPUT:
+                raise
+            write_whole(self._folder / PROBLEMS_FILE, f"{error.what}\n")
+            return False
+        self._copy(story)
+        return story["condition"] == "Succeeded" if story["ended"] else None
+
+    def end(self) -> None:
+        """Delete the job; its pods have their grace time to save. Its volumes stay."""
+        job = self._cluster.job(self._name)
+        parts, _ = submit.parts_of(self._cluster, job, volumes=False)
+        submit.delete(self._cluster, job, parts)
+
+    def leave(self) -> None:
+        """It goes on, and the same sweep comes back to it."""
+
+    def _copy(self, story: Json) -> None:
+        entries = [entry for split in story["entries"].values() for entry in split]
+        if len(entries) != self._written:
+            self._written = len(entries)
+            lines = [json.dumps(entry) for entry in sorted(entries, key=lambda entry: entry["step"])]
+            write_whole(self._folder / METRICS_FILE, "".join(f"{line}\n" for line in lines))
+        if story["records"]:
+            write_json(self._folder / RUN_FILE, story["records"][-1])
+        if problems := story["problems"] or ([story["message"]] if story["condition"] == "Failed" else []):
+            write_whole(self._folder / PROBLEMS_FILE, "".join(f"{line}\n" for line in problems))
+
+
+def exists(cluster: Cluster, documents: list[Json]) -> bool:
+    """Whether the job of ``documents`` is there already."""
+    job = documents[-1]
+    return cluster.get(cluster.path(job, name=job["metadata"]["name"])) is not None
