@@ -31,7 +31,7 @@ def test_a_storm_of_kills_changes_no_bit_of_the_outcome(
     dice, steps = random.Random(SEED), 8 + 3 * KILLS
     words: list[object] = ["--model_name_or_path", micro_model, "--dataset_name", qa_data / "train.parquet"]
     words += ["--global_batch_size", 4, "--bf16", "false", "--logging_steps", 1, "--max_length", 48]
-    words += ["--max_steps", steps, "--save_steps", 2, "--save_total_limit", 2, "--timeout_s", 60]
+    words += ["--max_steps", steps, "--save_steps", 2, "--save_total_limit", 2, "--timeout_s", 20]
     whole, run = tmp_path / "whole", tmp_path / "run"
     launcher.run(*words, "--output_dir", whole, ranks=2)
     kills = 0
