@@ -1,6 +1,6 @@
 """Write training/podtune/sft/model/end_to_end.json: the architectures whose rows may lie end to end.
 
-    python scripts/end_to_end.py             # after a new transformers; ten minutes on two quiet cores
+    python scripts/end_to_end.py             # after a new transformers; four minutes on two quiet cores
     python scripts/end_to_end.py LlamaForCausalLM ...    # these again, the rest as it stands
 
 Every causal architecture of transformers is built small and trained three steps twice: padded, with its own
@@ -76,6 +76,8 @@ def small_config(model_type: str) -> Any:
     }
     if "qk_rope_head_dim" in wanted:
         wanted.pop("head_dim", None)  # of the part with positions alone
+    if "kv_lora_rank" in wanted and "num_key_value_heads" in wanted:
+        wanted["num_key_value_heads"] = wanted["num_attention_heads"]  # one a head, in latent attention
     for name in ("layer_types", "layers_block_type", "mlp_layer_types", "block_types"):
         kinds = own(text, name)
         if isinstance(kinds, list) and kinds:
