@@ -1,6 +1,6 @@
 """Random kills of a run with saves: it ends bit for bit like one that nobody disturbed, and by itself.
 
-``make chaos`` asks for 500 of them (PODTUNE_CHAOS_KILLS); the suite takes a few with the same seed.
+``make chaos`` asks for 500 of them (PODTUNE_CHAOS_KILLS); the suite takes twenty with the same seed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from launch import Launcher, metrics
 
 from podtune.run import checkpoint
 
-KILLS = int(os.environ.get("PODTUNE_CHAOS_KILLS", "4"))
+KILLS = int(os.environ.get("PODTUNE_CHAOS_KILLS", "20"))
 SEED = int(os.environ.get("PODTUNE_CHAOS_SEED", "1"))
 
 
