@@ -52,6 +52,13 @@ def test_loras_cast_of_its_input_changes_nothing(
     assert furthest(metrics(tmp_path / "without"), metrics(tmp_path / "with")) < 1e-6
 
 
+def test_ligers_kernels_change_rounding_alone(train: Train, tmp_path: Path) -> None:
+    pytest.importorskip("liger_kernel", reason="liger-kernel is not installed")
+    for name, words in (("own", ()), ("liger", ("--use_liger_kernel",))):
+        train(*SHORT, "--bf16", "false", *words, name=name)
+    assert furthest(metrics(tmp_path / "liger"), metrics(tmp_path / "own")) < 1e-4
+
+
 def test_no_line_of_podtune_waits_for_the_gpu_between_logged_steps(
     train: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -149,4 +149,4 @@ def test_kubeflow_asked_for_where_no_controller_offers_it_is_refused(monkeypatch
 
     monkeypatch.delenv("KUBEFLOW_TRAINER_SERVER_URL", raising=False)
     with pytest.raises(UserError, match="TrainJobRuntimeStatus"):
-        check_installed(SimpleNamespace(report_to=["kubeflow"], use_liger_kernel=False))  # type: ignore[arg-type]
+        check_installed(SimpleNamespace(report_to=["kubeflow"]))  # type: ignore[arg-type]

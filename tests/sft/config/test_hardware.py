@@ -111,6 +111,7 @@ def test_a_gpu_without_a_c_compiler_is_refused(monkeypatch: pytest.MonkeyPatch) 
         (["--optim", "adamw_8bit"], "adamw_8bit needs the package bitsandbytes", 69),
         (["--optim", "paged_lion_32bit"], "needs the package bitsandbytes", 69),
         (["--optim", "galore_adamw_8bit"], "needs the package galore_torch", 69),
+        (["--use_liger_kernel"], "the package liger-kernel is not installed", 69),
     ],
 )
 def test_what_is_not_there_is_one_sentence_before_weights_are_read(
@@ -121,6 +122,19 @@ def test_what_is_not_there_is_one_sentence_before_weights_are_read(
     assert says in error.what
     assert error.fix
     assert error.code == code
+
+
+def test_ligers_kernels_are_refused_where_they_would_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("liger_kernel", reason="liger-kernel is not installed")
+    on_cards(monkeypatch, L40S)
+    settings = config.read([*NEEDED, "--use_liger_kernel"], {})
+    refuse_unfit(settings, ON_GPU, "SmolLM3ForCausalLM")
+    for world, architecture, says in (
+        (World(), "SmolLM3ForCausalLM", "need a GPU"),
+        (ON_GPU, "GPT2LMHeadModel", "no kernels for GPT2LMHeadModel"),
+    ):
+        with pytest.raises(UserError, match=says):
+            refuse_unfit(settings, world, architecture)
 
 
 def test_optimizers_of_torch_need_no_package() -> None:

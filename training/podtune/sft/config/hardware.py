@@ -133,12 +133,13 @@ def _data_loading(settings: Settings) -> tuple[dict[str, Any], list[str]]:
     return chosen, notes
 
 
-def refuse_unfit(settings: Settings, world: World) -> None:
-    """What this hardware or installation cannot do, in one sentence each.
+def refuse_unfit(settings: Settings, world: World, architecture: str = "") -> None:
+    """What this hardware or installation cannot do, for a model of the class ``architecture`` if it is known,
+    in one sentence each.
 
     Raises:
         UserError: several GPUs and one process, no C compiler beside a GPU, fp16 without a scaler, flash
-            attention or an optimizer whose package is missing.
+            attention or an optimizer whose package is missing, Liger's kernels where they cannot work.
     """
     import torch
 
@@ -183,6 +184,8 @@ def refuse_unfit(settings: Settings, world: World) -> None:
             fix="--dtype float32 with --fp16, or --dtype bfloat16; or LoRA (--use_peft)",
         )
     _refuse_missing(settings)
+    if values.get("use_liger_kernel"):
+        _refuse_liger(world, architecture)
 
 
 def _refuse_missing(settings: Settings) -> None:
@@ -207,3 +210,23 @@ def _refuse_missing(settings: Settings) -> None:
             else "install it, or use adamw_torch",
             code=UNAVAILABLE,
         )
+
+
+def _refuse_liger(world: World, architecture: str) -> None:
+    """Liger's kernels where they are absent, cannot run, or would be left out without a word."""
+    if importlib.util.find_spec("liger_kernel") is None:
+        raise UserError(
+            "the package liger-kernel is not installed",
+            where="use_liger_kernel",
+            fix="pip install 'podtune[liger]', or leave it off",
+            code=UNAVAILABLE,
+        )
+    wrong = "Liger's kernels need a GPU, and there is none" if world.device_type == "cpu" else ""
+    if architecture and not wrong:
+        from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
+        from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+        known = {MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(each) for each in MODEL_TYPE_TO_APPLY_LIGER_FN}
+        wrong = "" if architecture in known else f"Liger has no kernels for {architecture}"
+    if wrong:
+        raise UserError(wrong, where="use_liger_kernel", fix="leave it off", code=UNAVAILABLE)

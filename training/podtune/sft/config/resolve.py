@@ -199,7 +199,7 @@ def resolve(settings: Settings, world: World, architecture: str = "") -> Argumen
     values |= solve_batch(settings, world)
     strategy = resolve_strategy(values.pop("strategy", "auto"), world)
     values |= strategy_settings(strategy, world)
-    refuse_unfit(settings, world)
+    refuse_unfit(settings, world, architecture)
     chosen, notes = hardware_choices(settings, world, strategy, architecture)
     values |= chosen
     # Ours to decide: the bounds, the screen, and never hiding a NaN behind a zero.
@@ -241,9 +241,8 @@ def resolve(settings: Settings, world: World, architecture: str = "") -> Argumen
 
 
 def check_installed(training: SFTConfig) -> None:
-    """Packages that arguments ask for and the image does not bring. Raises :class:`UserError`."""
+    """Trackers that arguments ask for and the image does not bring. Raises :class:`UserError`."""
     from transformers.integrations import get_available_reporting_integrations
-    from transformers.utils import is_liger_kernel_available
 
     available = get_available_reporting_integrations()
     for tracker in training.report_to:
@@ -262,12 +261,6 @@ def check_installed(training: SFTConfig) -> None:
                 where="report_to",
                 fix="install its package, remove it, or track with --aim_repo FOLDER",
             )
-    if training.use_liger_kernel and not is_liger_kernel_available():
-        raise UserError(
-            ("the package liger-kernel is not installed"),
-            where="use_liger_kernel",
-            fix="install it, or leave it off",
-        )
 
 
 def solve_batch(settings: Settings, world: World) -> dict[str, int]:
