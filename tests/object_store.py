@@ -13,7 +13,7 @@ from typing import Any
 class ObjectStore:
     """The server. ``cut("GET", "rows")`` breaks the next GET of a path with that word in it, half-way."""
 
-    def __init__(self) -> None:
+    def __init__(self, host: str = "127.0.0.1") -> None:
         from moto.moto_server.werkzeug_app import (
             DomainDispatcherApplication,
             MotoRequestHandler,
@@ -25,9 +25,9 @@ class ObjectStore:
         self._moto = DomainDispatcherApplication(create_backend_app)
         self._cuts: list[tuple[str, str]] = []
         self.broken: list[str] = []  # what was cut
-        self._server = make_server("127.0.0.1", 0, self, True, request_handler=MotoRequestHandler)
+        self._server = make_server(host, 0, self, True, request_handler=MotoRequestHandler)
         self.environment = {
-            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self._server.server_address[1]}",
+            "AWS_ENDPOINT_URL": f"http://{host}:{self._server.server_address[1]}",
             "AWS_ACCESS_KEY_ID": "testing",
             "AWS_SECRET_ACCESS_KEY": "testing",
             "AWS_DEFAULT_REGION": "us-east-1",

@@ -172,10 +172,11 @@ class Cluster:
         pattern = re.compile(rf"^step +{step}/", re.MULTILINE)
         self.until(f"{name} to train", lambda: pattern.search(self.log(f"{name}-master-0")))
 
-    def bound(self) -> list[str]:
-        """The namespace's claims that have their volume."""
-        claims = self.core.list_namespaced_persistent_volume_claim(self.namespace).items
-        return sorted(claim.metadata.name for claim in claims if claim.status.phase == "Bound")
+    def claims(self, *phases: str) -> list[str]:
+        """The namespace's claims in these phases, or all."""
+        listed = self.core.list_namespaced_persistent_volume_claim(self.namespace).items
+        found = [claim for claim in listed if not phases or claim.status.phase in phases]
+        return sorted(claim.metadata.name for claim in found)
 
     def need_trainer(self) -> None:
         """Skip the test where there are no TrainJobs."""

@@ -61,7 +61,7 @@ def cluster(api: Any, namespace: str, tmp_path_factory: pytest.TempPathFactory) 
     made = Cluster(api, namespace, image, tmp_path_factory.mktemp("values"))
     classes = {"storageClass": os.environ.get("STORAGE_CLASS", ""), "accessModes": ["ReadWriteMany"]}
     made.install("first", persistence=dict.fromkeys(VOLUMES, classes), runPolicy={"suspend": True})
-    made.until("the volumes", lambda: len(made.bound()) == 3, 60)
+    made.until("the volumes", lambda: len(made.claims("Bound")) == 3, 60)
     # Where a class does not honour fsGroup (hostPath, some NFS), its folders are root's.
     made.run_pod("own", "chown", "1000:0", *(f"/{volume}" for volume in VOLUMES), user=0)
     return made

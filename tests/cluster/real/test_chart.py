@@ -12,13 +12,18 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+import boto3
 import pytest
+from object_store import ObjectStore
 from real_cluster import LONG, VALUES, VOLUMES, Cluster, config
 
 from podtune.cluster.chart.render import CHART
+from podtune.run.collect import collect
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -281,7 +286,67 @@ def test_a_sweep_makes_its_jobs_and_compares_them(cluster: Cluster, tmp_path: Pa
     assert (output / "compare.html").stat().st_size > 10_000
 
 
+@pytest.fixture
+def store(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:
+    """An S3 server at this machine's address in the cluster's network."""
+    host = urlsplit(cluster.core.api_client.configuration.host).hostname or ""
+    for name in ("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION"):
+        monkeypatch.setenv(name, "")  # set by the server, and as it was afterwards
+    try:
+        found = ObjectStore(host)
+    except OSError:
+        pytest.skip(
+            f"{host}, the API server's address, is not this machine's: pods could not reach a server here"
+        )
+    yield found
+    found.close()
+
+
+def test_pods_with_volumes_of_their_own_train_from_a_bucket_and_go_on_from_it(
+    cluster: Cluster, store: ObjectStore, micro_model: Path, qa_data: Path
+) -> None:
+    """Where no volume can be shared, and when all of them are gone."""
+    bucket = store.bucket("team")
+    client = boto3.client("s3")
+    client.upload_file(qa_data / "train.parquet", "team", "rows/train.parquet")
+    for file in micro_model.iterdir():
+        client.upload_file(file, "team", f"model/{file.name}")
+    secret = {"metadata": {"name": "store"}, "stringData": store.environment}
+    cluster.core.create_namespaced_secret(cluster.namespace, secret)
+    port = int(store.environment["AWS_ENDPOINT_URL"].rpartition(":")[2])
+    values = {
+        "config": config(
+            model_name_or_path=f"{bucket}/model",
+            dataset_name=f"{bucket}/rows/train.parquet",
+            publish=f"{bucket}/runs",
+            eval_strategy="no",
+            logging_steps=1,
+            max_steps=120,
+            save_steps=20,
+        ),
+        "prepare": {"build": ""},
+        "distributed": {"nodes": 2, "strategy": "ddp"},
+        "envFrom": [{"secretRef": {"name": "store"}}],
+        "networkPolicy": {"extraEgress": [{"ports": [{"port": port, "protocol": "TCP"}]}]},
+        "persistence": {volume: {"perPod": True, "size": "1Gi"} for volume in VOLUMES},
+        # a class that does not honour fsGroup gives its volumes to root, and nobody can change that before
+        "podSecurityContext": {"runAsUser": 0, "runAsGroup": 0, "runAsNonRoot": False},
+    }
+    cluster.install("alone", **values)
+    cluster.started("alone", 25)
+    cluster.helm("uninstall", "alone")
+    cluster.until("its pods to publish and go", lambda: not cluster.pods("alone"), 120)
+    assert not [claim for claim in cluster.claims() if claim.startswith("alone-")], "volumes of their own go"
+    cluster.install("alone", **values)
+    cluster.ended("alone")
+    (record,) = collect(cluster.log("alone-master-0").splitlines()).records
+    assert (record["status"], record["world_size"], record["measurements"]["steps"]) == ("ok", 2, 120)
+    assert [attempt["from_step"] >= 20 for attempt in record["attempts"]] == [False, True]
+    published = {entry["Key"] for entry in client.list_objects_v2(Bucket="team", Prefix="runs/")["Contents"]}
+    assert {"runs/alone/final/model.safetensors", "runs/alone/run.json"} <= published
+
+
 def test_the_volumes_outlive_the_release(cluster: Cluster) -> None:
     cluster.helm("uninstall", "first")
     cluster.until("the job to go", lambda: not cluster.pods("first"), 60)
-    assert {"first-data", "first-models", "first-output"} <= set(cluster.bound())
+    assert {"first-data", "first-models", "first-output"} <= set(cluster.claims("Bound"))
