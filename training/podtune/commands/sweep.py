@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -139,7 +140,11 @@ def _in_the_cluster(
             notes |= dict.fromkeys(submit.check(cluster, each))
     for note in notes:
         print(f"podtune: note: {note}", file=sys.stderr)
-    return sweep_file, lambda run, folder: release.Release(cluster, jobs[run.name], folder)
+
+    def begin(run: FineTuneOf, folder: Path) -> release.Release:
+        return release.Release(cluster, jobs[run.name], folder, partial(typer.echo, err=True))
+
+    return sweep_file, begin
 
 
 def job_name(run: FineTuneOf) -> str:

@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from podtune.cluster.live import submit
-from podtune.cluster.live.client import Cluster
+from podtune.cluster.live.client import Cluster, Unreachable
 from podtune.cluster.live.job_log import JobWatch
 from podtune.run.errors import NO_INPUT, UserError
 from podtune.run.files import write_whole
@@ -23,22 +24,33 @@ PROBLEMS_FILE = "log.txt"
 class Release:
     """The job of ``documents`` (the last of them), which goes on if the sweep is ended.
 
+    Args:
+        say: takes what keeps its pods from running, each line once.
+
     Raises:
         UserError: the cluster refuses it, or does not answer.
     """
 
-    def __init__(self, cluster: Cluster, documents: list[Json], folder: Path) -> None:
-        self._cluster, self._folder, self._written = cluster, folder, 0
+    def __init__(
+        self, cluster: Cluster, documents: list[Json], folder: Path, say: Callable[[str], None]
+    ) -> None:
+        self._cluster, self._folder, self._say = cluster, folder, say
+        self._written, self._said = 0, set[str]()
         self._name = documents[-1]["metadata"]["name"]
         if not exists(cluster, documents):
             submit.create(cluster, documents)
         self._watch = JobWatch(cluster, self._name)
 
     def ended(self, wait_s: float) -> bool | None:
-        """Whether the job has succeeded; deleted by somebody, it has not."""
+        """Whether the job has succeeded; deleted by somebody, it has not. An API server that is silent for a
+        while is asked again.
+        """
         time.sleep(wait_s)  # the API is asked again; nothing here can be waited on
         try:
             story = self._watch.look()
+        except Unreachable as error:
+            self._tell(error.what)
+            return None
         except UserError as error:
             if error.code != NO_INPUT:
                 raise
@@ -64,8 +76,16 @@ class Release:
             write_whole(self._folder / METRICS_FILE, "".join(f"{line}\n" for line in lines))
         if story["records"]:
             write_json(self._folder / RUN_FILE, story["records"][-1])
-        if problems := story["problems"] or ([story["message"]] if story["condition"] == "Failed" else []):
+        problems = story["problems"] or ([story["message"]] if story["condition"] == "Failed" else [])
+        for line in [*problems, story["silent"]]:
+            self._tell(line)
+        if problems:
             write_whole(self._folder / PROBLEMS_FILE, "".join(f"{line}\n" for line in problems))
+
+    def _tell(self, line: str) -> None:
+        if line and line not in self._said:
+            self._said.add(line)
+            self._say(f"    {line}")
 
 
 def exists(cluster: Cluster, documents: list[Json]) -> bool:
