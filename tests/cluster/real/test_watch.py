@@ -20,9 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster.real.test_chart import Cluster, bound, config
-from cluster.real.test_chart import cluster as cluster  # the namespace with its volumes
 from cluster.real.test_client import documented_rules, kubeconfig_of, podtune
+from real_cluster import Cluster, config
 
 ROOT = Path(__file__).parents[3]
 STEPS = 60
@@ -45,10 +44,10 @@ def user(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def running(cluster: Cluster) -> Iterator[str]:
     """A run of two pods that has logged a step."""
-    assert bound(cluster)
+    assert cluster.claims("Bound")
     short = config(max_steps=STEPS, eval_steps=STEPS, max_eval_rows=8, logging_steps=1, save_strategy="no")
     cluster.install("seen", distributed={"nodes": 2}, config=short)
-    cluster.until("a first step", lambda: re.search(r"^step +2/", cluster.log("seen-master-0"), re.MULTILINE))
+    cluster.started("seen", 2)
     yield "seen"
     cluster.ended("seen")
 
