@@ -20,6 +20,7 @@ from podtune.cli import app
 from podtune.cluster.live.client import connect
 from podtune.cluster.live.follow import Unseen
 from podtune.cluster.live.job_log import JobWatch, RunLog
+from podtune.commands.sweep import job_name
 from podtune.report.runs.job import JobView
 from podtune.run.collect import emit_record
 from podtune.run.errors import UserError
@@ -419,6 +420,7 @@ def test_a_sweep_makes_its_jobs_in_the_cluster_and_judges_and_compares_what_thei
         ("seed: [1]\nprocesses: 2\n", ["-f", "cpu-smoke"], "is said by the values"),
         ("seed: [1]\noptions: {dataset_name: d}\n", ["--at-once", "2"], "for a sweep in a cluster"),
         ("learning_rat: [1]\n", ["-f", "cpu-smoke"], "did you mean 'learning_rate'"),
+        ("seed: [1]\n", ["-f", "cpu-smoke", "--set", "config=[1]"], "is no training YAML"),
     ],
 )
 def test_what_is_wrong_with_a_sweep_is_said_before_the_cluster_is_asked(
@@ -429,3 +431,11 @@ def test_what_is_wrong_with_a_sweep_is_said_before_the_cluster_is_asked(
     assert ended.exit_code != 0
     assert says in str(ended.exception)
     assert not (tmp_path / "out").exists()
+
+
+def test_every_run_has_a_name_that_kubernetes_takes() -> None:
+    varied: list[dict[str, Any]] = [{}, {"learning_rate": 1e-4}, {"model_name_or_path": "Org/Model" * 9}]
+    runs = [sweep.FineTuneOf(varies, {"seed": seed}, "1") for varies in varied for seed in range(30)]
+    names = [job_name(run) for run in runs]
+    assert len(set(names)) == len(runs)
+    assert all(re.fullmatch(r"[a-z]([-a-z0-9]{0,42}[a-z0-9])?", name) for name in names), names

@@ -120,9 +120,11 @@ def _in_the_cluster(
     own = merged_values(values, sets)
     try:
         below = yaml.safe_load(effective_values(own).get("config") or "{}")
+        if not isinstance(below, dict):
+            raise yaml.YAMLError("no mapping of keys to values")
     except yaml.YAMLError as error:
         raise UserError(
-            f"is no YAML: {' '.join(str(error).split())}", where="config of the values", code=CONFIG
+            f"is no training YAML: {' '.join(str(error).split())}", where="config of the values", code=CONFIG
         ) from None
     own.pop("config", None)
     sweep_file = read(file, place=json.dumps(own, sort_keys=True, default=str), below=below)
@@ -149,7 +151,8 @@ def _in_the_cluster(
 
 def job_name(run: FineTuneOf) -> str:
     """The run's name as Kubernetes allows it, without its beginning if it is long: its end is a hash."""
-    return re.sub(r"[^a-z0-9]+", "-", run.name.lower())[-NAME_LENGTH:].lstrip("-0123456789")
+    name = re.sub(r"[^a-z0-9]+", "-", run.name.lower())[-NAME_LENGTH:].lstrip("-")
+    return name if name[0].isalpha() else f"run-{name}"
 
 
 def _compare(folders: list[Path], output: Path, *, quiet: bool) -> None:

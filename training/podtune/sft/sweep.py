@@ -167,7 +167,7 @@ class Running(Protocol):
         """Whether it ended well, None while it goes on; an end within ``wait_s`` is not missed."""
 
     def end(self) -> None:
-        """Ask it to save and end, if it goes on, and see that it does."""
+        """Have it save and end, if it goes on."""
 
     def leave(self) -> None:
         """The sweep itself is ended: what becomes of a run that goes on."""

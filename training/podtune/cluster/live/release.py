@@ -57,6 +57,8 @@ class Release:
             write_whole(self._folder / PROBLEMS_FILE, f"{error.what}\n")
             return False
         self._copy(story)
+        if story["condition"] == "Failed":
+            self._tell(f"podtune delete {self._name}, and the same sweep makes the job again")
         return story["condition"] == "Succeeded" if story["ended"] else None
 
     def end(self) -> None:
