@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -117,7 +118,8 @@ def test_a_gpu_without_a_c_compiler_is_refused(monkeypatch: pytest.MonkeyPatch) 
 def test_what_is_not_there_is_one_sentence_before_weights_are_read(
     words: list[str], says: str, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hardware.importlib.util, "find_spec", lambda name: None)
+    nothing = SimpleNamespace(util=SimpleNamespace(find_spec=lambda name: None))
+    monkeypatch.setattr(hardware, "importlib", nothing)  # here alone: libraries remember what they find
     error = refusal(*words, world=World())
     assert says in error.what
     assert error.fix
