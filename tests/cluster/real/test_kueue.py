@@ -31,6 +31,7 @@ def queue(cluster: Cluster) -> Iterator[str]:
     except KeyError:
         pytest.skip("Kueue is not installed: tests/cluster/real/kueue.sh up")
     name = cluster.namespace
+    cluster.core.patch_namespace(name, {"metadata": {"labels": {"kueue": "true"}}})  # as kueue.sh asks for
     room = {"cpu": "1200m", "memory": "64Gi"}
     flavor = {"name": name, "resources": [{"name": key, "nominalQuota": room[key]} for key in room]}
     spec = {
