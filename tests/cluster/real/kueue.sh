@@ -13,7 +13,11 @@ SERVICE=kueue-webhook-service SECRET=kueue-webhook-server-cert
 end() {
   [ -e "$DIR/pid" ] || return 0
   pid=$(cat "$DIR/pid")
-  case $(tr '\0' ' ' <"/proc/$pid/cmdline" 2>/dev/null) in "$DIR/kueue "*) kill "$pid" ;; esac
+  case $(tr '\0' ' ' <"/proc/$pid/cmdline" 2>/dev/null) in "$DIR/kueue "*)
+    kill "$pid"
+    wait_for "end of process $pid" sh -c "! kill -0 $pid"
+    ;;
+  esac
   rm "$DIR/pid"
 }
 wait_for() { # wait_for WHAT COMMAND...
@@ -27,8 +31,7 @@ wait_for() { # wait_for WHAT COMMAND...
 }
 secret() { kubectl -n kueue-system get secret $SECRET -o "go-template={{index .data \"$1\" | base64decode}}"; }
 answers() {
-  echo '{apiVersion: kueue.x-k8s.io/v1beta1, kind: LocalQueue, metadata: {name: probe, namespace: default}, spec: {clusterQueue: probe}}' |
-    kubectl create --dry-run=server -f -
+  echo '{apiVersion: kueue.x-k8s.io/v1beta1, kind: ResourceFlavor, metadata: {name: probe}}' | kubectl create --dry-run=server -f -
 }
 
 case ${1:-} in
