@@ -40,7 +40,7 @@ def test_steps_of_ever_new_lengths_do_not_add_up_in_memory(launcher: Launcher) -
     results: multiprocessing.Queue[float] = launcher._context.Queue()
     process = launcher._context.Process(target=grown_mib, args=([GiveBack], results))
     process.start()
-    assert results.get(timeout=120) < 40
+    assert results.get(timeout=120) < 60  # 18 to 42 were seen, and 82 to 84 without the callback
     process.join(60)
 
 
