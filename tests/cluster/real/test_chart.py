@@ -336,8 +336,11 @@ def test_pods_with_volumes_of_their_own_train_from_a_bucket_and_go_on_from_it(
     cluster.started("alone", 25)
     cluster.helm("uninstall", "alone")
     cluster.until("its pods to publish and go", lambda: not cluster.pods("alone"), 120)
-    own = lambda: [claim for claim in cluster.claims() if claim.startswith("alone-")]  # noqa: E731
-    cluster.until("their volumes to go with them", lambda: not own(), 60)
+    cluster.until(
+        "their volumes to go with them",
+        lambda: not any(claim.startswith("alone-") for claim in cluster.claims()),
+        60,
+    )
     cluster.install("alone", **values)
     cluster.ended("alone")
     (record,) = collect(cluster.log("alone-master-0").splitlines()).records

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import sys
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -49,7 +48,8 @@ def sweep(
 
     In a cluster the config of the values is what all runs have in common, and the sweep's keys overrule it.
     Name claims that exist (persistence.*.existingClaim), so that model and data are prepared once. Ctrl-C
-    leaves the jobs to themselves; the same command comes back to them. They stay until they are deleted.
+    leaves the jobs to themselves; the same command comes back to them. Ended jobs stay for
+    runPolicy.ttlSecondsAfterFinished.
 
     \b
     Examples:
@@ -74,7 +74,7 @@ def sweep(
 
     if values:
         found, begin = _in_the_cluster(file, values, sets or [], namespace, context)
-        sweeper = Sweeper(found, output, begin, at_once)
+        sweeper = Sweeper(found, output, begin, at_once, _say)
     elif sets or namespace or context or at_once > 1:
         raise UserError(
             "--set, --at-once, --namespace and --context are for a sweep in a cluster",
@@ -83,7 +83,7 @@ def sweep(
             code=USAGE,
         )
     else:
-        sweeper = Sweeper(read(file), output)
+        sweeper = Sweeper(read(file), output, say=_say)
     try:
         states = sweeper.run()
     except SweepStopped as stopped:
@@ -144,9 +144,16 @@ def _in_the_cluster(
         print(f"podtune: note: {note}", file=sys.stderr)
 
     def begin(run: FineTuneOf, folder: Path) -> release.Release:
-        return release.Release(cluster, jobs[run.name], folder, partial(typer.echo, err=True))
+        return release.Release(cluster, jobs[run.name], folder, _say)
 
     return sweep_file, begin
+
+
+def _say(line: str) -> None:
+    """Progress, in which others' words stand: reasons of records, messages of pods."""
+    from podtune.run.errors import printable
+
+    typer.echo(printable(line), err=True)
 
 
 def job_name(run: FineTuneOf) -> str:
