@@ -382,7 +382,7 @@ def test_a_sweep_makes_its_jobs_in_the_cluster_and_judges_and_compares_what_thei
             log = [*HEAD, train(5), eval_line(5, {"loss": 9.0 if worse else 3.0, "perplexity": 20.0})]
             if worse:
                 api.add(name, "Running", log)
-                evicted = {"reason": "Evicted", "message": "the message of a pod \x1b[2J"}
+                evicted = {"reason": "Evicted", "message": "the message of a pod \x07"}
                 api.pods[-1]["status"] = {"phase": "Failed", **evicted}
             else:
                 api.add(name, "Succeeded", [*log, *printed(record_of(name))], phase="Succeeded")
@@ -402,7 +402,7 @@ def test_a_sweep_makes_its_jobs_in_the_cluster_and_judges_and_compares_what_thei
     assert list(states.values()) == ["ok", "ok", "ok", "stopped"]
     assert deleted[0] == created[3][0], "the job that was worse than the median"
     assert "the message of a pod" in first.output
-    assert "\x1b" not in first.output
+    assert "\x07" not in first.output
     assert [name for name, _ in created] == [re.sub("[^a-z0-9]+", "-", name) for name in states], (
         "a job is named as its run"
     )
