@@ -64,8 +64,10 @@ def main() -> int:
         return subprocess.run(command).returncode
 
     from podtune.machine.facts import cpu_threads
-    from podtune.run.distributed import cleanup_distributed, setup_distributed
+    from podtune.run.distributed import cleanup_distributed, read_world, setup_distributed
+    from podtune.training import before_imports
 
+    before_imports(read_world(), use_cpu=True)
     world = setup_distributed(use_cpu=True)
     import datasets
     import torch

@@ -125,10 +125,11 @@ def before_imports(world: World, *, use_cpu: bool = False) -> None:
     if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & set(os.environ):
         # each batch has another length, which leaves gaps in memory that comes in blocks of fixed size
         os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
-    # Each batch has another length, and oneDNN and torch's layer over it keep the kernels, with the memory
-    # that they work in, of the last 1,024 shapes each: more than a gigabyte. A step's own layers share a few.
+    # oneDNN and torch's layer over it keep the kernels, with the memory that they work in, of the last 1,024
+    # shapes each: more than a gigabyte where each batch has another length. Those of a small model, whose
+    # lengths are rounded up (podtune.sft.train.trainer), fit in this.
     for capacity in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
-        os.environ.setdefault(capacity, "64")
+        os.environ.setdefault(capacity, "256")
     if not sys.stderr.isatty():
         os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")  # a bar in a log is a hundred lines
     warnings.filterwarnings(

@@ -15,6 +15,7 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast, SmolLM3Config, SmolLM3ForCausalLM
 from trl import SFTConfig, SFTTrainer
 
+from podtune.sft.data.batching import REAL, EvenBatches
 from podtune.sft.model.attention import PER_ROW, register_attention
 from podtune.sft.train import loss as lean
 from podtune.sft.train.loss import lean_loss, why_not_lean
@@ -122,6 +123,19 @@ def test_padding_changes_nothing(trainers: dict[bool, Any], padding_free: bool) 
     assert padded[0] == pytest.approx(free[0], rel=1e-5)
     for mine, theirs in zip(padded[1], free[1], strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_a_batch_filled_up_to_a_multiple_trains_as_its_rows_do(trainers: dict[bool, Any]) -> None:
+    trainer = trainers[True]
+    expected, reference = value_and_gradients(trainer, trainer.compute_loss, ROWS, torch.tensor(37))
+    batch = EvenBatches(trainer.data_collator, 8)(ROWS)
+    assert (batch["input_ids"].shape, int(batch.pop(REAL))) == ((1, 24), 17)
+    trainer.model.zero_grad()
+    loss = lean_loss(trainer, trainer.model, batch, torch.tensor(37), multiple=8)
+    loss.backward()
+    assert loss.item() == pytest.approx(expected, rel=1e-5)
+    for mine, theirs in zip(trainer.model.parameters(), reference, strict=True):
+        torch.testing.assert_close(mine.grad, theirs, rtol=1e-5, atol=1e-6)
 
 
 def test_more_ranks_scale_the_loss_as_trl_does(

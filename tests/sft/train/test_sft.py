@@ -121,10 +121,11 @@ def system_lines(run: Path) -> list[dict[str, Any]]:
 def test_accumulation_trains_like_a_larger_batch(
     alone: Path, options: list[object], launcher: Launcher, tmp_path: Path
 ) -> None:
-    launcher.run(*options, "--output_dir", tmp_path / "run", "--per_device_train_batch_size", 2)
-    assert (
-        json.loads((tmp_path / "run" / "run.json").read_text())["config"]["gradient_accumulation_steps"] == 4
-    )
+    words = ["--per_device_train_batch_size", 2, "--pad_to_multiple_of", 64]  # rows end to end, filled up
+    launcher.run(*options, "--output_dir", tmp_path / "run", *words)
+    record, other = (json.loads((run / "run.json").read_text()) for run in (tmp_path / "run", alone))
+    assert record["config"]["gradient_accumulation_steps"] == 4
+    assert record["measurements"]["tokens"] == other["measurements"]["tokens"]
     assert largest_difference(metrics(tmp_path / "run"), metrics(alone)) < 1e-5
 
 

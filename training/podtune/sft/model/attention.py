@@ -24,6 +24,7 @@ PER_ROW = "podtune_per_row"
 # would weigh too much.
 _IN_BLOCKS = range(96, 2049)
 _BLOCK = 256  # queries of one product: what a causal mask throws away is at most this many keys a query
+_EVEN = 32  # oneDNN builds a kernel for every length of a row: they are rounded up to few
 _EXTRAS = ("softcap", "position_bias", "s_aux")  # what some models add to attention
 
 
@@ -231,8 +232,10 @@ def in_blocks(
     Shapes ``(1, heads, length, head_dim)``; key and value may have fewer heads, whose queries then share one
     product.
     """
-    _, heads, length, width = query.shape
-    shared = key.shape[1]
+    _, heads, rows, width = query.shape
+    # what is added comes after every token of the row, which therefore does not attend to it
+    query, key, value = (F.pad(each, (0, 0, 0, -rows % _EVEN)) for each in (query, key, value))
+    length, shared = query.shape[2], key.shape[1]
     group = heads // shared
     q = (query * scaling).to(dtype).view(shared, group, length, width)
     k, v = key[0].to(dtype).transpose(1, 2), value[0].to(dtype)
@@ -244,7 +247,7 @@ def in_blocks(
         scores = torch.baddbmm(future, q[:, :, start:end].reshape(shared, group * size, width), k[:, :, :end])
         attended = torch.bmm(torch.softmax(scores, -1), v[:, :end])
         blocks.append(attended.view(shared, group, size, width))
-    return torch.cat(blocks, 2).view(1, heads, length, width)
+    return torch.cat(blocks, 2).view(1, heads, length, width)[:, :, :rows]
 
 
 def _band(length: int, window: int, device: torch.device) -> torch.Tensor:

@@ -22,7 +22,12 @@ _PLAIN_LOGITS_BYTES = 2**30  # beyond it, scoring in chunks (TRL's fused head) i
 
 
 def lean_loss(
-    trainer: Any, model: Any, inputs: dict[str, Any], num_items_in_batch: torch.Tensor | int | None
+    trainer: Any,
+    model: Any,
+    inputs: dict[str, Any],
+    num_items_in_batch: torch.Tensor | int | None,
+    *,
+    multiple: int = 1,
 ) -> torch.Tensor:
     """What ``SFTTrainer.compute_loss`` returns in training, for one micro-batch of token ids, without its
     side effects.
@@ -33,13 +38,18 @@ def lean_loss(
     a differentiable zero where nothing is scored. ``model`` is called as usual, so autocast, DDP, FSDP, ZeRO
     and LoRA see an ordinary forward pass.
 
+    The number of columns that are scored is filled up to a ``multiple`` (see
+    :class:`podtune.sft.data.batching.EvenBatches`).
+
     ``mean_token_accuracy`` is put among TRL's metrics at logging steps only (one reduction over the ranks);
     ``entropy`` and ``num_tokens`` are not kept.
     """
     inputs = {**inputs, "use_cache": False}
     fused = _score_in_chunks(trainer, inputs["labels"])
     total, correct, scored = (
-        _fused(model, inputs) if fused else _plain(model, inputs, accuracy=logs_next(trainer))
+        _fused(model, inputs)
+        if fused
+        else _plain(model, inputs, accuracy=logs_next(trainer), multiple=multiple)
     )
     if num_items_in_batch is None:
         num_items_in_batch = scored
@@ -77,15 +87,17 @@ def why_not_lean(trainer: Any) -> str:
 
 
 def _plain(
-    model: Any, inputs: dict[str, Any], *, accuracy: bool
+    model: Any, inputs: dict[str, Any], *, accuracy: bool, multiple: int
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
     """Summed cross-entropy, correct and scored tokens, from logits at every column that some row is scored
-    at.
+    at, and at the first column again up to a ``multiple``.
     """
     labels = inputs["labels"][:, 1:]
     columns = (labels != IGNORED).any(0).nonzero().flatten()
-    logits = model(**{k: v for k, v in inputs.items() if k != "labels"}, logits_to_keep=columns).logits
-    targets = labels[:, columns].flatten()
+    more = (0, -len(columns) % multiple)
+    kept = F.pad(columns, more)
+    logits = model(**{k: v for k, v in inputs.items() if k != "labels"}, logits_to_keep=kept).logits
+    targets = F.pad(labels[:, columns], more, value=IGNORED).flatten()
     logits = logits.flatten(0, 1).float()
     total = F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
     correct = (logits.detach().argmax(-1) == targets).sum() if accuracy else None

@@ -203,6 +203,8 @@ class FineTune:
         trained = trainer.trained_parameters()
         why, plural = trainer.why_not_lean, "es" if world.world_size > 1 else ""
         notes = [*self._notes, *trainer.adapter_note(), *trainer.how_it_saves()]
+        if trainer.even:
+            notes.append(f"batches filled up to a multiple of {trainer.even} tokens")
         data = record["data"]
         print(
             head_line(

@@ -30,7 +30,16 @@ from podtune.run.distributed import World, forced_gpu_path
 from podtune.run.errors import CONFIG, DATA, UNAVAILABLE, UserError, warn
 from podtune.run.ledger import Ledger
 from podtune.run.record import SaveTimes
-from podtune.sft.data.batching import ROW, LengthGrouped, NumberedBatches, balance, numbered, row_lengths
+from podtune.sft.data.batching import (
+    REAL,
+    ROW,
+    EvenBatches,
+    LengthGrouped,
+    NumberedBatches,
+    balance,
+    numbered,
+    row_lengths,
+)
 from podtune.sft.train.bucket import Bucket
 from podtune.sft.train.early import EarlyStopping
 from podtune.sft.train.job_status import JobStatus
@@ -40,6 +49,10 @@ from podtune.sft.train.publish import Publisher
 
 _RUNNING, _STOP, _NONFINITE = 0, 1, 2
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+# oneDNN builds its bf16 kernels anew for every length of a batch that it meets, which takes a small model a
+# third of its step; a model from here on loses more by the padding than that.
+_EVEN_TOKENS, _EVEN_BELOW = 64, 50_000_000
 
 
 @dataclasses.dataclass
@@ -117,6 +130,11 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
             )
         if forced_gpu_path():
             score_as_on_a_gpu()
+        self.why_not_lean = why_not_lean(self) if lean else "as asked"
+        self.even = self._even_tokens()
+        if self.even:
+            self.data_collator.pad_to_multiple_of = None
+            self.data_collator = EvenBatches(self.data_collator, self.even)
         if ledger is not None:
             self.data_collator = NumberedBatches(self.data_collator)
         self._leave_casts_to_autocast()
@@ -125,7 +143,6 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
             self.add_callback(JobStatus)
         self.world, self.meter, self.facts = world, meter, facts
         self.publisher, self.bucket = Publisher(args, self.hub_model_id), bucket
-        self.why_not_lean = why_not_lean(self) if lean else "as asked"
         self.tokens = (
             tokens_before  # real tokens of all ranks since the very first start, as of the last logging step
         )
@@ -147,6 +164,15 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
         self._said_no_room = False
         self._in_flight = False  # on every rank, while a save may be unfinished
         self._writer: BackgroundSave | None = None  # of this pod, on its first rank
+
+    def _even_tokens(self) -> int:
+        """The tokens that the length of a batch of rows end to end is a multiple of; 0 if of any length."""
+        if not self.padding_free:
+            return 0
+        if self.args.pad_to_multiple_of:
+            return int(self.args.pad_to_multiple_of)
+        pays = self.args.device.type == "cpu" and self.args.bf16 and self.trained_parameters() < _EVEN_BELOW
+        return _EVEN_TOKENS if pays and not self.why_not_lean else 0
 
     def _set_signature_columns_if_needed(self) -> None:
         super()._set_signature_columns_if_needed()
@@ -225,8 +251,9 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
+        inputs.pop(REAL, None)
         if not self.why_not_lean and self.model.training and not return_outputs:
-            return lean_loss(self, model, inputs, num_items_in_batch)
+            return lean_loss(self, model, inputs, num_items_in_batch, multiple=self.even or 1)
         result = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         if not self.model.training:
             mean = (result[0] if return_outputs else result).detach().double().cpu()
@@ -245,7 +272,8 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
             self.ledger.note(self.state.global_step + 1, epoch, inputs.pop(ROW))
         # counted where the batch lies and read when a line is logged: no synchronisation
         mask = inputs.get("attention_mask")
-        counted = torch.tensor(inputs["input_ids"].numel()) if mask is None else mask.sum()
+        whole = inputs.get(REAL, torch.tensor(inputs["input_ids"].numel()))
+        counted = whole if mask is None else mask.sum()
         self._local_tokens = self._local_tokens.to(counted.device) + counted
         with self.meter.forward_of(model, logs_next=logs_next(self)):
             loss: torch.Tensor = super().training_step(model, inputs, num_items_in_batch)
