@@ -156,6 +156,15 @@ def test_the_token_is_a_reference_and_only_the_prepare_step_has_it(job):
     assert "HF_TOKEN" not in env(container(made))
 
 
+@pytest.mark.parametrize(("download", "offline"), [("true", "0"), ("false", "1")])
+def test_a_job_that_streams_its_rows_reaches_the_hub_while_it_trains(job, download, offline):
+    config = "model_name_or_path: a/model\ndataset_name: a/set\nmax_steps: 9\ndataset_streaming: true"
+    sets = [f"config={config}", "hfToken.existingSecret=hub", f"prepare.download={download}"]
+    streaming = env(container(job(sets=sets)))
+    assert streaming["HF_HUB_OFFLINE"] == offline
+    assert ("HF_TOKEN" in streaming) == (offline == "0")
+
+
 def test_the_test_pod_never_has_the_token(manifests):
     for sets in ([], ["api=trainjob"]):
         (test,) = of_kind(manifests(sets=["hfToken.existingSecret=hub", *sets]), "Pod", "-test")

@@ -233,7 +233,6 @@ def load(
     left to do.
     """
     from podtune.sft.config.memory import foresee
-    from podtune.sft.data.batching import row_lengths
     from podtune.sft.data.rows import token_rows
     from podtune.sft.data.tokenizer import load_tokenizer
     from podtune.sft.model.load import load_model
@@ -284,7 +283,7 @@ def load(
         if bucket and (unpublished := on_main(world, bucket.complete)):
             raise not_published(output_dir, unpublished)
         return None
-    memory = foresee(arguments, origin, world, row_lengths(rows.train))
+    memory = foresee(arguments, origin, world, rows.lengths(training.max_length))
     if memory and world.is_main:
         print(memory.line(), flush=True)
     model = load_model(origin, **arguments.model_options())
@@ -302,7 +301,7 @@ def load(
         if world.is_main:
             drop_last = training.dataloader_drop_last
             begin(
-                output_dir, from_step=resume.step if resume else 0, rows=len(rows.train), drop_last=drop_last
+                output_dir, from_step=resume.step if resume else 0, rows=rows.count or 0, drop_last=drop_last
             )
     run = FineTune(
         arguments.record(world, rows.facts),
@@ -318,7 +317,7 @@ def load(
     trainer = PodtuneTrainer(
         model=model,
         args=arguments.training,
-        train_dataset=rows.train,
+        train_dataset=rows.dataset(int(resume.facts.get("position", 0)) if resume else 0),
         eval_dataset=rows.eval,
         processing_class=tokenizer,
         peft_config=arguments.peft_config(model_config.model_type),

@@ -58,6 +58,12 @@ kueue.x-k8s.io/priority-class: {{ . | quote }}
 {{- end }}
 
 {{/* Name of a volume's claim. Call with (dict "root" $ "key" "models"). */}}
+{{/* Whether rows come from the hub while they are trained. */}}
+{{- define "podtune.streams" -}}
+{{- $config := fromYaml .Values.config -}}
+{{- if and (eq .Values.mode "sft") .Values.prepare.download (or $config.dataset_streaming $config.streaming) }}true{{ end -}}
+{{- end }}
+
 {{- define "podtune.claimName" -}}
 {{- $volume := index .root.Values.persistence .key -}}
 {{ $volume.existingClaim | default (printf "%s-%s" (include "podtune.name" .root) .key) }}

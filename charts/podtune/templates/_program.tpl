@@ -102,6 +102,10 @@
   value: {{ .Values.prepare.build | quote }}
 - name: PREPARE_TIMEOUT_S
   value: {{ .Values.prepare.timeoutSeconds | quote }}
+{{- include "podtune.hubToken" . }}
+{{- end }}
+
+{{- define "podtune.hubToken" }}
 {{- with .Values.hfToken.existingSecret }}
 - name: HF_TOKEN
   valueFrom:
@@ -120,7 +124,10 @@
   value: {{ ternary "0" "1" .Values.prepare.download | quote }}
 {{- end }}
 - name: HF_HUB_OFFLINE
-  value: "1"
+  value: {{ ternary "0" "1" (eq (include "podtune.streams" .) "true") | quote }}
+{{- if and (include "podtune.streams" .) (ne .Values.api "trainjob") }}
+{{- include "podtune.hubToken" . }}
+{{- end }}
 {{- end }}
 {{- with get (.Values.resources.limits | default dict) "nvidia.com/gpu" }}
 # What the preflight holds the node to.

@@ -431,13 +431,6 @@ def silent_port() -> Iterator[int]:
         yield server.getsockname()[1]
 
 
-def test_a_streamed_set_is_refused_before_anything_is_loaded() -> None:
-    with pytest.raises(UserError, match="dataset_streaming: a streamed set cannot be trained"):
-        Sources.of(
-            {"dataset_name": "user/set", "dataset_streaming": True, "eval_dataset_name": "user/other"}
-        ).check()
-
-
 def test_a_hub_that_refuses_or_stays_silent_is_answered_within_five_seconds(
     online: Callable[[str], None], silent_port: int
 ) -> None:

@@ -156,6 +156,28 @@ def test_packing_and_masks_run(
     assert losses[STEPS] < losses[1]
 
 
+def test_a_streamed_run_of_two_ranks_goes_on_at_the_row_where_it_stopped(
+    options: list[object], launcher: Launcher, tmp_path: Path
+) -> None:
+    words = [*options, "--dataset_streaming", "--lr_scheduler_type", "constant", "--shuffle_dataset"]
+    launcher.run(*words, "--output_dir", tmp_path / "whole", ranks=2)
+    output = launcher.run(*words, "--output_dir", tmp_path / "run", "--max_steps", 2, ranks=2)
+    assert "streamed rows" in output
+    launcher.run(*words, "--output_dir", tmp_path / "run", "--allow_resume_change", ranks=2)
+    assert largest_difference(metrics(tmp_path / "run"), metrics(tmp_path / "whole")) < 1e-5
+    whole, record = (json.loads((tmp_path / name / "run.json").read_text()) for name in ("whole", "run"))
+    assert record["attempts"][1]["from_step"] == 2
+    assert record["measurements"]["tokens"] == whole["measurements"]["tokens"]
+    assert record["measurements"]["samples"] == 8 * STEPS
+    assert record["data"]["streamed"]
+    assert "rows" not in record["data"]
+    manifest = tmp_path / "run" / f"checkpoint-{STEPS}" / "podtune-manifest.json"
+    assert json.loads(manifest.read_text())["facts"]["position"] == 8 * STEPS
+    assert not any(
+        "epoch" in json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    )
+
+
 def test_the_lean_loss_is_trls(
     alone: Path, options: list[object], launcher: Launcher, tmp_path: Path
 ) -> None:

@@ -262,7 +262,8 @@ def _tokenise(values: dict[str, Any]) -> None:
     )
     for warning in rows.warnings:
         warn(warning)
-    print(f"podtune prepare: {rows.facts['rows']} rows, {rows.facts['tokens']} tokens", flush=True)
+    counted = "streamed rows" if rows.count is None else f"{rows.count} rows, {rows.facts['tokens']} tokens"
+    print(f"podtune prepare: {counted}", flush=True)
 
 
 class _Waiting:

@@ -43,14 +43,13 @@ def head_line(
     device_type: str,
     nnodes: int,
     parameters: int,
-    rows: int,
-    tokens: int,
+    rows: int | None,
+    tokens: int | None,
 ) -> str:
-    """What runs where: the first line of a training."""
+    """What runs where: the first line of a training. Rows that are streamed are not counted."""
     where = f"{world_size} x {device_type} ({nnodes} node{'s' if nnodes > 1 else ''})"
-    return (
-        f"{name}: {strategy} on {where}, {parameters:,} trained parameters, {rows:,} rows, {tokens:,} tokens"
-    )
+    data = "streamed rows" if rows is None else f"{rows:,} rows, {tokens:,} tokens"
+    return f"{name}: {strategy} on {where}, {parameters:,} trained parameters, {data}"
 
 
 def start_line(done: int, max_steps: int) -> str:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from podtune.run.errors import DATA, NO_INPUT, UNAVAILABLE, UserError
 
 if TYPE_CHECKING:
-    from datasets import Dataset
+    from datasets import Dataset, IterableDataset
 
 Kind = Literal["dataset", "model"]
 TIMEOUT_S = 4.0
@@ -186,11 +186,22 @@ def load(name: str, config: str | None, split: str) -> Dataset:
     Raises:
         UserError: as :func:`check`; or no such configuration or split, with those there are.
     """
+    loaded: Dataset = _load(name, config, split, streaming=False)
+    return loaded
+
+
+def stream(name: str, config: str | None, split: str) -> IterableDataset:
+    """The same without a copy: rows come over the network as they are read. Raises as :func:`load`."""
+    streamed: IterableDataset = _load(name, config, split, streaming=True)
+    return streamed
+
+
+def _load(name: str, config: str | None, split: str, *, streaming: bool) -> Any:
     check(name)
     import datasets
 
     try:
-        return datasets.load_dataset(name, config, split=split)
+        return datasets.load_dataset(name, config, split=split, streaming=streaming)
     except ValueError as error:  # unknown split or configuration: the library's message lists those it knows
         raise UserError(
             _first_line(error),

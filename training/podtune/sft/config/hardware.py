@@ -128,8 +128,9 @@ def _data_loading(settings: Settings) -> tuple[dict[str, Any], list[str]]:
         chosen["accelerator_config"] = {**(given or {}), "non_blocking": True}
         notes.append("batches copied while the GPU computes")
     if not settings.given("dataloader_num_workers"):
-        chosen["dataloader_num_workers"] = 2
-        notes.append("2 data loader workers")
+        workers = 1 if settings.sources.streaming else 2  # one reads a stream
+        chosen["dataloader_num_workers"] = workers
+        notes.append(f"{workers} data loader worker{'s' if workers > 1 else ''}")
     return chosen, notes
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from podtune.run.errors import CONFIG, NO_INPUT, USAGE, UserError, near
-from podtune.sft.data.source import Sources
+from podtune.sft.data.source import STREAMING, Sources
 from podtune.sft.store import refuse_secret
 
 ENVIRONMENT = {  # the reference pipeline's names
@@ -467,6 +467,17 @@ def check(settings: Settings) -> None:
         check_url(str(values["notify_url"]), settings.source["notify_url"])
     if "aim" in _items(values.get("report_to", "none")):
         raise wrong("report_to", "Aim is not a tracker of transformers", "--aim_repo FOLDER")
+    streaming = next((key for key in STREAMING if values.get(key)), None)
+    if streaming:
+        if (values.get("max_steps") or -1) < 1:
+            raise wrong(streaming, "nobody counts the rows, so epochs have no end", "set max_steps")
+        needs_all = [key for key in ("packing", "sample_ledger", "eval_split_size") if values.get(key)]
+        if values.get("train_sampling_strategy") == "group_by_length":
+            needs_all.append("group_by_length")
+        if needs_all:
+            raise wrong(streaming, f"{needs_all[0]} needs all rows before the first step", "leave one out")
+        if (values.get("dataloader_num_workers") or 0) > 1:
+            raise wrong(streaming, "one worker reads the stream", "dataloader_num_workers: 1")
     if values.get("sample_ledger") and values.get("auto_find_batch_size"):
         raise wrong("sample_ledger", "auto_find_batch_size begins anew with other batches", "leave one out")
     if values.get("ignore_data_skip"):

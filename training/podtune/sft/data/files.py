@@ -229,14 +229,14 @@ def _folder(root: Path) -> Folder:
     )
 
 
-def rows_at(path: Path) -> Iterator[Row]:
-    """The rows of a data file or of the training split of a folder.
+def rows_at(path: Path, split: str = "train") -> Iterator[Row]:
+    """The rows of a data file or of one split of a folder, one after the other.
 
     Raises:
         UserError: missing, of an unknown kind, or unreadable, by row.
     """
     folder = find(path)
-    for file in folder.files("train"):
+    for file in folder.files(split):
         if folder.format in ("parquet", "arrow"):
             for batch in batches(file, folder.format):
                 yield from batch.to_pylist()

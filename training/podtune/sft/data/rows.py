@@ -7,14 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from podtune.run.errors import CONFIG, DATA, USAGE, UserError
+from podtune.sft.data.batching import row_lengths
 from podtune.sft.data.cache import default_folder_if_usable
 from podtune.sft.data.encode import IGNORED
 from podtune.sft.data.source import Sources, load_split
+from podtune.sft.data.stream import BUFFER, TokenStream
 from podtune.sft.data.tokenise import tokenised
 from podtune.sft.data.tokenizer import TokenizeOptions, tokenizer_hash
 
 if TYPE_CHECKING:
-    from datasets import Dataset
+    from datasets import Dataset, IterableDataset
     from transformers import PreTrainedTokenizerBase
 
 
@@ -55,11 +57,24 @@ class TokenRows:
     record.
     """
 
-    train: Dataset
+    train: Dataset | TokenStream
     eval: Dataset | None
     eval_rows: Dataset | None
     facts: dict[str, Any]
     warnings: tuple[str, ...]
+
+    @property
+    def count(self) -> int | None:
+        """Training rows; None of a stream, whose rows nobody counts."""
+        return None if isinstance(self.train, TokenStream) else len(self.train)
+
+    def lengths(self, longest: int) -> list[int]:
+        """Tokens of every training row; of a stream ``longest``, which they are at most."""
+        return [longest] if isinstance(self.train, TokenStream) else row_lengths(self.train)
+
+    def dataset(self, position: int) -> Dataset | IterableDataset:
+        """What the trainer takes. A stream begins behind ``position`` rows, a set at its first."""
+        return self.train.dataset(position) if isinstance(self.train, TokenStream) else self.train
 
 
 def token_rows(
@@ -74,11 +89,10 @@ def token_rows(
         UserError: no row would be trained, or there is nothing to evaluate on although evaluation is asked
         for.
     """
-    raw, raw_eval = load_split(sources.train), None
+    raw = None if sources.streaming else load_split(sources.train)
     held_out = sources.evaluation
-    if held_out is not None:
-        raw_eval = load_split(held_out)
-    elif size := options.eval_split_size:
+    raw_eval = load_split(held_out) if held_out is not None else None
+    if raw is not None and held_out is None and (size := options.eval_split_size):
         raw, raw_eval = split_off(raw, size, options.seed)
     if raw_eval is None and options.eval_for:
         raise UserError(
@@ -90,37 +104,17 @@ def token_rows(
     if raw_eval is not None and options.max_eval_rows:
         raw_eval = raw_eval.select(range(min(options.max_eval_rows, len(raw_eval))))
     cache = Path(options.cache_dir) if options.cache_dir else default_folder_if_usable()
-    train = tokenised(raw, sources.train, tokenizer, options.tokens, vocabulary=vocabulary, cache_dir=cache)
-    warnings = list(train.warnings)
-    if sources.train.path is not None:
-        unused = ["dataset_config"] if sources.train.config else []
-        unused += [sources.streaming] if sources.streaming else []
-        warnings += [f"{key} has no effect: the rows are local files" for key in unused]
-    rows = train.dataset
-    if len(rows) == 0:
-        raise UserError(
-            (f"none of the {len(raw)} rows has a token to train"),
-            where="dataset_name",
-            fix="podtune data inspect shows why",
-            code=DATA,
-        )
-    facts: dict[str, Any] = {
+    rows: Dataset | TokenStream
+    if raw is None:
+        rows, facts, warnings = _stream(sources, tokenizer, options, vocabulary)
+    else:
+        rows, facts, warnings = _training_set(raw, sources, tokenizer, options, vocabulary, cache)
+    if sources.train.path is not None and sources.train.config:
+        warnings.append("dataset_config has no effect: the rows are local files")
+    facts = {
         "path": sources.train.name or [entry["path"] for entry in sources.train.mixture],
-        "rows": len(rows),
-        "fingerprint": train.stats.fingerprint,
-        "tokens": train.stats.tokens,
-        "trained_tokens": train.stats.trained_tokens,
-        "truncated_rows": train.stats.rows_truncated,
         "tokenizer": tokenizer_hash(tokenizer)[:12],  # vocabulary, rules, special tokens, chat template
-    }
-    if train.digest:
-        facts["tokens_xxh3_128"] = train.digest  # of the token ids as they lie in the cache
-    if options.packing:
-        warnings += cut_by_packing(rows, options.max_length, options.packing)
-        rows = pack(rows, options.max_length, options.packing, options.seed if options.shuffle else None)
-        facts |= packed_tokens(rows)  # bfd cuts long rows
-    if options.shuffle:
-        rows = rows.shuffle(seed=options.seed)
+    } | facts
     evaluation = None
     if raw_eval is not None:
         scored = tokenised(
@@ -141,6 +135,53 @@ def token_rows(
             evaluation = pack(evaluation, options.max_length, options.eval_packing, None)
         evaluation = filled(evaluation, options.eval_multiple)
     return TokenRows(rows, evaluation, raw_eval, facts, tuple(warnings))
+
+
+def _training_set(
+    raw: Dataset,
+    sources: Sources,
+    tokenizer: PreTrainedTokenizerBase,
+    options: RowOptions,
+    vocabulary: int,
+    cache: Path | None,
+) -> tuple[Dataset, dict[str, Any], list[str]]:
+    train = tokenised(raw, sources.train, tokenizer, options.tokens, vocabulary=vocabulary, cache_dir=cache)
+    warnings, rows = list(train.warnings), train.dataset
+    if len(rows) == 0:
+        raise UserError(
+            (f"none of the {len(raw)} rows has a token to train"),
+            where="dataset_name",
+            fix="podtune data inspect shows why",
+            code=DATA,
+        )
+    facts: dict[str, Any] = {
+        "rows": len(rows),
+        "fingerprint": train.stats.fingerprint,
+        "tokens": train.stats.tokens,
+        "trained_tokens": train.stats.trained_tokens,
+        "truncated_rows": train.stats.rows_truncated,
+    }
+    if train.digest:
+        facts["tokens_xxh3_128"] = train.digest  # of the token ids as they lie in the cache
+    if options.packing:
+        warnings += cut_by_packing(rows, options.max_length, options.packing)
+        rows = pack(rows, options.max_length, options.packing, options.seed if options.shuffle else None)
+        facts |= packed_tokens(rows)  # bfd cuts long rows
+    return rows.shuffle(seed=options.seed) if options.shuffle else rows, facts, warnings
+
+
+def _stream(
+    sources: Sources, tokenizer: PreTrainedTokenizerBase, options: RowOptions, vocabulary: int
+) -> tuple[TokenStream, dict[str, Any], list[str]]:
+    seed = options.seed if options.shuffle else None
+    stream = TokenStream(sources.train, tokenizer, options.tokens, vocabulary=vocabulary, seed=seed)
+    warnings = list(stream.warnings)
+    if seed is None:
+        warnings.append(
+            f"{sources.streaming}: the rows are trained in their order; shuffle_dataset shuffles them within "
+            f"{BUFFER:,} rows"
+        )
+    return stream, {"streamed": True, "fingerprint": stream.fingerprint}, warnings
 
 
 def split_off(rows: Dataset, size: float, seed: int) -> tuple[Dataset, Dataset]:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 CHECK_SECONDS = 8.0
 IN_MEMORY_BYTES = 512 * 2**20  # larger files go through the datasets library's memory-mapped cache
 EVALUATES = ("eval_strategy", "eval_on_start", "do_eval", "do_predict", "answer_rows")  # keys that ask for it
+STREAMING = ("dataset_streaming", "streaming")  # TRL's keys for it, of one set and of mixtures
 _EVAL_SPLITS = ("test", "eval", "validation")
 
 
@@ -124,7 +125,7 @@ class Sources:
             None if values.get("dataset_test_split") == "test" else values.get("dataset_test_split"),
             bool(eval_name or any(values.get(key) not in (None, False, 0, "no") for key in EVALUATES)),
             values.get("dataset_text_field") or "text",
-            next((key for key in ("dataset_streaming", "streaming") if values.get(key)), ""),
+            next((key for key in STREAMING if values.get(key)), ""),
         )
 
     @functools.cached_property
@@ -147,12 +148,11 @@ class Sources:
 
     def check(self) -> None:
         """Answer bad data before anything heavy is imported. Raises :class:`UserError`."""
-        if self.streaming and self.train.path is None:
+        if self.streaming and (self.train.mixture or "[" in self.train.split):
             raise UserError(
-                "a streamed set cannot be trained: rows are tokenised and counted before the model is loaded",
+                "a mixture, or a slice of a split, is not streamed",
                 where=self.streaming,
-                fix="leave it off; a slice, such as dataset_train_split: train[:100000], keeps a large set "
-                "small",
+                fix="name one set and a whole split, or leave it off",
             )
         self.train.fetch()
         if self.eval_name:

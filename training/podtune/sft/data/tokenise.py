@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 _VERSION = 4  # raise it when the same input gives other tokens or counts
 _BATCH_ROWS = 2000
 _BATCH_BYTES = 16 * 2**20
-_BESIDE = ("tools", "chat_template_kwargs", "prompt", "completion", "completion_mask", "assistant_masks")
+BESIDE = ("tools", "chat_template_kwargs", "prompt", "completion", "completion_mask", "assistant_masks")
 
 
 @dataclass
@@ -191,7 +191,7 @@ def tokenised(
     from datasets import Dataset
     from datasets.table import MemoryMappedTable
 
-    with _naming(source):
+    with naming(source):
         shape = shape_of(dataset, options.dataset_text_field)
         warnings = check_tokenizer(tokenizer, options, shape)
         warnings += unknown_roles(dataset, tokenizer, shape)
@@ -236,7 +236,7 @@ def _in_memory(dataset: Dataset, encode: Encoder, content: str) -> tuple[Stats, 
 
 
 @contextlib.contextmanager
-def _naming(source: DataSource) -> Iterator[None]:
+def naming(source: DataSource) -> Iterator[None]:
     """Errors about a row of a loaded set name where the row came from, too."""
     try:
         yield
@@ -264,7 +264,7 @@ def _encoded(dataset: Dataset, encode: Encoder, stats: Stats) -> Iterator[Any]:
     Raises:
         UserError: a row that cannot be encoded, or none of them has a token to train.
     """
-    columns = (*encode.shape.columns, *_BESIDE)
+    columns = (*encode.shape.columns, *BESIDE)
     needed = [name for name in dict.fromkeys(columns) if name in dataset.column_names]
     rows = dataset.with_format(None).select_columns(needed)
     per_row = max(1, rows.data.nbytes // max(1, len(rows.data)))

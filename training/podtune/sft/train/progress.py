@@ -34,7 +34,7 @@ class Progress(TrainerCallback):  # type: ignore[misc]
         nproc_per_node: int,
         from_step: int,
         tokens_before: int,
-        rows: int,
+        rows: int | None,
     ) -> None:
         self.step_times: list[float] = []
         self.time_to_first_step_s: float | None = None
@@ -103,9 +103,10 @@ class Progress(TrainerCallback):  # type: ignore[misc]
         self._tokens, self._window_steps = tokens, 0
         self._note_loss("train", logs["loss"])
         logs.pop("num_tokens", None)  # TRL's count, of this attempt only
-        self._log.write("train", state.global_step, {"epoch": state.epoch} | logs)
+        logs.pop("epoch", None)
+        self._log.write("train", state.global_step, self._epoch(state) | logs)
         system = system_metrics(self._meter.ranks, logs.get("step_time_s"))
-        self._log.write("system", state.global_step, {"epoch": state.epoch, "tokens": tokens} | system)
+        self._log.write("system", state.global_step, self._epoch(state) | {"tokens": tokens} | system)
         self._display.train(
             train_line(state.global_step, state.max_steps, logs, system, self._nproc_per_node)
         )
@@ -118,8 +119,12 @@ class Progress(TrainerCallback):  # type: ignore[misc]
             math.exp(min(metrics["loss"], 700.0)) if math.isfinite(metrics["loss"]) else metrics["loss"]
         )
         self._note_loss("eval", metrics["loss"])
-        self._log.write("eval", state.global_step, {"epoch": state.epoch, "tokens": self._tokens} | metrics)
+        self._log.write("eval", state.global_step, self._epoch(state) | {"tokens": self._tokens} | metrics)
         self._display.evaluation(eval_line(state.global_step, metrics))
+
+    def _epoch(self, state: TrainerState) -> dict[str, float | None]:
+        """A stream has none: transformers' is the share of max_steps that this start has done."""
+        return {} if self._rows is None else {"epoch": state.epoch}
 
     def _note_loss(self, split: str, loss: float) -> None:
         first, last = ("first", "last") if split == "train" else ("eval_first", "eval")
@@ -153,14 +158,17 @@ class Progress(TrainerCallback):  # type: ignore[misc]
         )
 
 
-def samples_seen(args: TrainingArguments, steps: int, rows: int) -> int:
-    """Rows trained in the first ``steps`` steps of a set of ``rows``, over all ranks.
+def samples_seen(args: TrainingArguments, steps: int, rows: int | None) -> int:
+    """Rows trained in the first ``steps`` steps of a set of ``rows`` (None: a stream without end), over all
+    ranks.
 
     The last step of an epoch may be a smaller one. Several ranks get equally many rows (see
     :func:`repeated_rows`).
     """
     micro_batch: int = args.train_batch_size * args.world_size
     batch: int = micro_batch * args.gradient_accumulation_steps
+    if rows is None:
+        return steps * batch
     if args.dataloader_drop_last:
         rows = rows // micro_batch * micro_batch
     rows += repeated_rows(args, rows)

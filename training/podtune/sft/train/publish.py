@@ -29,7 +29,9 @@ def model_card(record: Json) -> str:
     path = data["path"] if isinstance(data["path"], list) else [data["path"]]
     cells = {
         "data": ", ".join(f"`{name}`" for name in path),
-        "rows": f"{data['rows']:,} ({data['tokens']:,} tokens, fingerprint {data['fingerprint'][:12]})",
+        "rows": f"{data['rows']:,} ({data['tokens']:,} tokens, fingerprint {data['fingerprint'][:12]})"
+        if "rows" in data
+        else "streamed",
         "steps": f"{measured.steps:,}" if measured.steps is not None else None,
         "tokens seen": f"{measured.tokens:,}" if measured.tokens is not None else None,
         "batch": f"{record['global_batch_size']} rows on {record['world_size']} processes "

@@ -158,7 +158,7 @@ class FineTune:
             nproc_per_node=world.local_world_size,
             from_step=self.step,
             tokens_before=self.tokens_before,
-            rows=len(rows.train),
+            rows=rows.count,
         )
         self._tracker: Any = None
         self._heartbeat: Heartbeat | None = None
@@ -214,8 +214,8 @@ class FineTune:
                 world.device_type,
                 world.nnodes,
                 trained,
-                data["rows"],
-                data["tokens"],
+                data.get("rows"),
+                data.get("tokens"),
             )
         )
         print(
@@ -225,7 +225,7 @@ class FineTune:
             + (f"; TRL's loss ({why})" if why else ""),
             flush=True,
         )
-        rows = len(self.rows.train)
+        rows = self.rows.count or 0
         if (repeated := repeated_rows(trainer.args, rows)) > rows // 100:
             warn(
                 f"each epoch repeats rows {repeated} times (of {rows} rows), so that all ranks have full "
@@ -247,7 +247,8 @@ class FineTune:
         if not self.world.is_main:
             return
         measurements = self.progress.measurements()
-        rows = self.rows.facts
+        data = self.rows.facts  # what is streamed is known by what of it was trained
+        length = data["tokens"] // data["rows"] if "rows" in data else tokens // (measurements.samples or 1)
         kind = CUDA_PEAK if self.world.device_type == "cuda" else RESIDENT_PEAK_SINCE_START
         self.record["measurements"] = replace(
             measurements,
@@ -256,7 +257,7 @@ class FineTune:
             peak_memory_gib=MemoryPeaks(max(peaks), tuple(peaks), kind),
             saves=trainer.save_times(),
             memory_estimate=self._memory.for_record(max(peaks)) if self._memory else None,
-            **trainer.utilisation(measurements.tokens_per_s, max(1, rows["tokens"] // rows["rows"])),
+            **trainer.utilisation(measurements.tokens_per_s, max(1, length)),
         ).to_json()
 
     def end(self, status: Status, code: int, reason: str = "") -> None:

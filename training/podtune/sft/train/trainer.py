@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from accelerate import DistributedDataParallelKwargs, DistributedType, PartialState
-from datasets import Dataset
+from datasets import Dataset, IterableDataset
 from transformers import PrinterCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.integrations import KubeflowCallback
 from trl import SFTConfig, SFTTrainer
@@ -98,6 +98,10 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
         # rows that are no messages.
         args.dataset_kwargs = {**(args.dataset_kwargs or {}), "skip_prepare_dataset": True}
         self.ledger = ledger
+        # rows of a stream bear their places, and a resumed one begins behind those that were trained
+        self.streamed = isinstance(kwargs.get("train_dataset"), IterableDataset)
+        args.ignore_data_skip = self.streamed
+        self._position = 0
         if ledger is not None:
             kwargs["train_dataset"] = numbered(kwargs["train_dataset"])
         asked = args.max_length, args.assistant_only_loss
@@ -135,7 +139,7 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
         if self.even:
             self.data_collator.pad_to_multiple_of = None
             self.data_collator = EvenBatches(self.data_collator, self.even)
-        if ledger is not None:
+        if ledger is not None or self.streamed:
             self.data_collator = NumberedBatches(self.data_collator)
         self._leave_casts_to_autocast()
         self.remove_callback(PrinterCallback)  # podtune.sft.train.progress says it in one tidy line
@@ -177,7 +181,7 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
     def _set_signature_columns_if_needed(self) -> None:
         super()._set_signature_columns_if_needed()
         columns = self._signature_columns or []
-        if self.ledger is not None and ROW not in columns:
+        if (self.ledger is not None or self.streamed) and ROW not in columns:
             self._signature_columns = [*columns, ROW]
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
@@ -267,9 +271,12 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
     def training_step(
         self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None
     ) -> torch.Tensor:
+        places = inputs.pop(ROW, None)
         if self.ledger is not None:
             epoch = int((self.state.epoch or 0.0) + 1e-6)
-            self.ledger.note(self.state.global_step + 1, epoch, inputs.pop(ROW))
+            self.ledger.note(self.state.global_step + 1, epoch, places)
+        elif places:
+            self._position = max(places) + 1
         # counted where the batch lies and read when a line is logged: no synchronisation
         mask = inputs.get("attention_mask")
         whole = inputs.get(REAL, torch.tensor(inputs["input_ids"].numel()))
@@ -298,6 +305,17 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
         self.tokens += int(counted)
         self._local_tokens.zero_()
         return self.tokens
+
+    def position(self) -> dict[str, int]:
+        """For the manifest of a checkpoint of a stream: how many of its rows lie behind. A collective
+        call.
+        """
+        if not self.streamed:
+            return {}
+        last = torch.tensor(self._position)
+        if self.world.world_size > 1:
+            dist.all_reduce(last, op=dist.ReduceOp.MAX)
+        return {"position": int(last)}
 
     def agree(self, stop: bool, *, certain: bool) -> int:
         """What all ranks do after this step: go on, stop and save, or give up on a loss that is not finite.
@@ -379,7 +397,7 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
         output, limit = Path(self.args.output_dir), self.args.save_total_limit
         name = f"checkpoint-{save.step}"
         aside = output / checkpoint.SAVING / name
-        tokens = self.global_tokens()
+        facts = self.facts | {"tokens": self.global_tokens(), **self.position()}
         if self.ledger is not None:
             self.ledger.flush()
         stage = self._room_to_stage()
@@ -412,7 +430,7 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
             self.bucket.saved(name, aside, best.name if best else "", last=last)
 
         def seal() -> None:
-            checkpoint.seal(aside, output / name, save.step, self.facts | {"tokens": tokens})
+            checkpoint.seal(aside, output / name, save.step, facts)
             checkpoint.rotate(output, limit, best, self.bucket.busy if self.bucket else ())
             self.publisher.saved(output / name)
             if self.bucket and self.bucket.shared:

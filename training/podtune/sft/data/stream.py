@@ -1,0 +1,157 @@
+"""Token rows that are read and tokenised while they are trained, for a set that is larger than the disk.
+
+    stream = TokenStream(sources.train, tokenizer, TokenizeOptions(max_length=1024), vocabulary=4096)
+    stream.dataset(position)                                   # goes on behind the first ``position`` rows
+
+Nothing is counted or cached, so there are no epochs: when the source ends it begins again. A row's place is
+its number among all rows read so far, of all passes; a checkpoint keeps the place after its last row, and a
+resumed run begins there instead of training on rows twice or reading them as token rows again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from podtune.run.errors import DATA, UserError
+from podtune.sft import hub
+from podtune.sft.data import files
+from podtune.sft.data.batching import ROW
+from podtune.sft.data.encode import Encoded, Encoder
+from podtune.sft.data.shapes import detect
+from podtune.sft.data.source import DataSource
+from podtune.sft.data.tokenise import BESIDE, naming
+from podtune.sft.data.tokenizer import TokenizeOptions, check_tokenizer
+
+if TYPE_CHECKING:
+    from datasets import IterableDataset
+    from transformers import PreTrainedTokenizerBase
+
+BUFFER = 1000  # rows that are shuffled among each other: the datasets library's own choice
+_CHUNK = 64  # rows tokenised at once
+
+
+class TokenStream:
+    """The rows of ``source`` as TRL's SFTTrainer would tokenise them, in the order of the source, or shuffled
+    within :data:`BUFFER` rows if a ``seed`` is given. Every rank reads all of them and trains its share.
+
+    ``vocabulary`` is the number of rows of the model's embedding.
+
+    Raises:
+        UserError: the first row has no known shape, or the tokenizer lacks what it needs.
+    """
+
+    def __init__(
+        self,
+        source: DataSource,
+        tokenizer: PreTrainedTokenizerBase,
+        options: TokenizeOptions,
+        *,
+        vocabulary: int,
+        seed: int | None = None,
+    ) -> None:
+        self.source, self.vocabulary, self.seed = source, vocabulary, seed
+        with naming(source):
+            first = next(iter(untokenised(source)), None)
+            if first is None:
+                raise _empty(source)
+            self.shape = detect(first, "data set", options.dataset_text_field)
+            self.warnings = check_tokenizer(tokenizer, options, self.shape)
+            self._encode = Encoder(tokenizer, options, self.shape)
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of where the rows come from: they themselves are not read before they are trained."""
+        path = self.source.path
+        parts = (
+            [self.source.name, self.source.config]
+            if path is None
+            else [[file.name, file.stat().st_size] for file in files.find(path).files(self.source.split)]
+        )
+        named = json.dumps([parts, self.source.split, self.seed])
+        return hashlib.sha256(named.encode()).hexdigest()
+
+    def dataset(self, position: int = 0) -> IterableDataset:
+        """Endless rows ``input_ids``, ``labels`` and their place, from the row at ``position`` on."""
+        from datasets import IterableDataset
+
+        return IterableDataset.from_generator(self._token_rows, gen_kwargs={"position": position})
+
+    def _token_rows(self, position: int) -> Iterator[dict[str, Any]]:
+        barren = False  # no row was kept since this pass began
+        for place, begins, rows in self._chunks(position):
+            if begins and barren:
+                raise UserError(
+                    "there is no token to train: every row is empty, or its loss mask is",
+                    where=str(self.source),
+                    fix="raise --max_length, or look with: podtune data inspect",
+                    code=DATA,
+                )
+            barren = barren or begins
+            batch = self._encoded(rows, place)
+            for number, kept in enumerate(batch.kept):
+                barren = False
+                its = slice(batch.offsets[number], batch.offsets[number + 1])
+                yield {
+                    "input_ids": batch.ids[its].tolist(),
+                    "labels": batch.labels[its].tolist(),
+                    ROW: place + int(kept),
+                }
+
+    def _encoded(self, rows: list[dict[str, Any]], place: int) -> Encoded:
+        names = [name for name in (*self.shape.columns, *BESIDE) if any(name in row for row in rows)]
+        with naming(self.source):
+            batch = self._encode({name: [row.get(name) for row in rows] for name in names}, place)
+        if (highest := int(batch.ids.max(initial=-1))) >= self.vocabulary:
+            raise UserError(
+                f"a token has the id {highest}, and the model has {self.vocabulary} embeddings",
+                where=str(self.source),
+                fix="use a model whose embeddings were resized for its tokenizer",
+                code=DATA,
+            )
+        return batch
+
+    def _chunks(self, position: int) -> Iterator[tuple[int, bool, list[dict[str, Any]]]]:
+        """From ``position`` on, rows of one pass with the place of the first, and whether the pass begins
+        with it.
+        """
+        place = passes = size = 0
+        while True:
+            if size:  # what a whole pass would skip need not be read
+                whole = max(0, position - place) // size
+                place, passes = place + whole * size, passes + whole
+            rows = untokenised(self.source)
+            if self.seed is not None:
+                rows = rows.shuffle(seed=self.seed + passes, buffer_size=BUFFER)
+            began, chunk = place, list[dict[str, Any]]()
+            for row in rows:
+                place += 1
+                if place > position:
+                    chunk.append(row)
+                if len(chunk) == _CHUNK:
+                    yield place - _CHUNK, place - _CHUNK == began, chunk
+                    chunk = []
+            if chunk:
+                yield place - len(chunk), place - len(chunk) == began, chunk
+            if not (size := place - began):
+                raise _empty(self.source)
+            passes += 1
+
+
+def untokenised(source: DataSource) -> IterableDataset:
+    """The rows of ``source`` as they are, one after the other."""
+    from datasets import IterableDataset
+
+    if source.path is None:
+        return hub.stream(source.name or "", source.config, source.split)
+    return IterableDataset.from_generator(
+        files.rows_at, gen_kwargs={"path": source.path, "split": source.split}
+    )
+
+
+def _empty(source: DataSource) -> UserError:
+    return UserError(
+        "the data set holds no rows", where=str(source), fix="give a file with rows in it", code=DATA
+    )
