@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from podtune.run.counting import progress
 from podtune.run.errors import DATA, UserError
 from podtune.sft.data import cache
 from podtune.sft.data.encode import IGNORED, Encoded, Encoder
@@ -269,10 +270,11 @@ def _encoded(dataset: Dataset, encode: Encoder, stats: Stats) -> Iterator[Any]:
     rows = dataset.with_format(None).select_columns(needed)
     per_row = max(1, rows.data.nbytes // max(1, len(rows.data)))
     step = max(1, min(_BATCH_ROWS, _BATCH_BYTES // per_row))
-    with _all_cores():
+    with _all_cores(), progress("tokenising", len(rows)) as advance:
         for start in range(0, len(rows), step):
             batch = encode(rows[start : start + step], start)
             stats.add(batch)
+            advance(min(step, len(rows) - start))
             yield _record_batch(batch)
     if stats.rows_untrained >= stats.rows_kept:
         raise UserError(
