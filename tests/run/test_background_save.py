@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -114,3 +115,35 @@ def test_a_folder_of_somebody_elses_in_memory_is_not_followed(stage: Path, tmp_p
     assert not background_save.clear(stage)
     assert (tmp_path / "precious").exists()
     stage.unlink()
+
+
+FROZEN = """
+import functools, os, sys, threading
+from pathlib import Path
+from podtune.run import checkpoint
+from podtune.run.background_save import BackgroundSave
+from podtune.run.heartbeat import VolumeWatch
+stage, run = Path(sys.argv[1]), Path(sys.argv[2])
+(stage / "checkpoint-4").mkdir()
+(stage / "checkpoint-4" / "model.safetensors").write_bytes(b"4" * 1000)
+with VolumeWatch(run, 0.5, interval_s=0.05):
+    os.fsync = os.fdatasync = lambda file: threading.Event().wait()
+    aside = run / checkpoint.SAVING / "checkpoint-4"
+    seal = functools.partial(checkpoint.seal, aside, run / "checkpoint-4", 4, {})
+    save = BackgroundSave(stage / "checkpoint-4", aside, seal, alone=True)
+    print("trains on", save.writes, flush=True)
+    save.wait_written()  # before the next save
+"""
+
+
+def test_a_volume_that_freezes_during_a_save_ends_the_training_and_costs_that_save_alone(
+    stage: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    assert begin(stage, run, 2).join()
+    command = [sys.executable, "-c", FROZEN, str(stage), str(run)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50)
+    assert (done.stdout, done.returncode) == ("trains on True\n", 170)
+    found, _ = checkpoint.newest_complete(run)
+    assert found is not None
+    assert found.step == 2
