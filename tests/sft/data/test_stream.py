@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from small_tokenizers import chatml
 
-from podtune.run.errors import UserError
+from podtune.run.errors import PeerLost, UserError
 from podtune.sft.config import settings as config
 from podtune.sft.data import stream as module
 from podtune.sft.data.batching import ROW
@@ -134,3 +135,15 @@ def test_a_set_of_the_hub_is_read_as_it_comes(
     from_hub = rows(DataSource("user/set"), 120, seed=2)
     assert {row[ROW] for row in from_hub} <= set(range(200))
     assert set(asked) == {("user/set", None, "train", True)}
+
+
+def test_a_hub_that_stops_answering_is_a_reason_to_start_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def rows() -> Iterator[dict[str, str]]:
+        yield from [{"question": "Why?", "answer": "So."}] * 70
+        raise ConnectionError("Server Disconnected")
+
+    monkeypatch.setattr(module.hub, "stream", lambda *_: rows())
+    endless = iter(stream(DataSource("user/set"))._token_rows(0))
+    assert len(list(itertools.islice(endless, 64))) == 64
+    with pytest.raises(PeerLost, match=r"user/set: the hub stopped answering .*Server Disconnected"):
+        next(endless)

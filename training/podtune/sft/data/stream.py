@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from podtune.run.errors import DATA, UserError
+from podtune.run.errors import DATA, PeerLost, UserError
 from podtune.sft import hub
 from podtune.sft.data import files
 from podtune.sft.data.batching import ROW
@@ -54,7 +54,7 @@ class TokenStream:
     ) -> None:
         self.source, self.vocabulary, self.seed = source, vocabulary, seed
         with naming(source):
-            first = next(iter(untokenised(source)), None)
+            first = next(_answered(untokenised(source), source), None)
             if first is None:
                 raise _empty(source)
             self.shape = detect(first, "data set", options.dataset_text_field)
@@ -126,7 +126,7 @@ class TokenStream:
             if self.seed is not None:
                 rows = rows.shuffle(seed=self.seed + passes, buffer_size=BUFFER)
             began, chunk = place, list[dict[str, Any]]()
-            for row in rows:
+            for row in _answered(rows, self.source):
                 place += 1
                 if place > position:
                     chunk.append(row)
@@ -149,6 +149,19 @@ def untokenised(source: DataSource) -> IterableDataset:
     return IterableDataset.from_generator(
         files.rows_at, gen_kwargs={"path": source.path, "split": source.split}
     )
+
+
+def _answered(rows: Iterable[dict[str, Any]], source: DataSource) -> Iterator[dict[str, Any]]:
+    """``rows``, where a hub that stops answering is a reason to start again and not to give up."""
+    from huggingface_hub.utils import httpx  # type: ignore[attr-defined]  # whatever client it uses
+
+    try:
+        yield from rows
+    except (OSError, httpx.HTTPError) as error:
+        if source.path is not None:
+            raise
+        reason = str(error).strip().split("\n")[0][:300] or type(error).__name__
+        raise PeerLost(f"{source}: the hub stopped answering while its rows were read: {reason}") from error
 
 
 def _empty(source: DataSource) -> UserError:
