@@ -114,16 +114,16 @@ def find_runs(root: Path) -> list[Path]:
     """
     if (root / RUN_FILE).exists():
         return [root]
-    run_dirs: list[Path] = []
-    level = [root]
+    run_dirs: list[str] = []
+    level = [str(root)]
     for _ in range(MAX_DEPTH):
         below, level = [entry.path for folder in level for entry in _folders(folder)], []
         for path in below:
-            (run_dirs if os.path.exists(os.path.join(path, RUN_FILE)) else level).append(Path(path))
-    return sorted(run_dirs)
+            (run_dirs if os.path.exists(f"{path}/{RUN_FILE}") else level).append(path)
+    return list(map(Path, sorted(run_dirs)))  # Path compares slowly
 
 
-def _folders(folder: Path) -> list[os.DirEntry[str]]:
+def _folders(folder: str) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as entries:
             return [

@@ -237,7 +237,8 @@ def _read(kind: Any, value: Any) -> Any:
         if not isinstance(value, dict):
             return None
         kinds = _kinds(kind)
-        read = {name: _read(kinds[name][0], value.get(name)) for name in kinds}
+        # most are absent: a list of thousands of runs spends its time here
+        read = {name: _read(kinds[name][0], value[name]) if name in value else None for name in kinds}
         return (
             None if any(read[name] is None for name, (_, needed) in kinds.items() if needed) else kind(**read)
         )
@@ -256,6 +257,8 @@ def mapping(value: object) -> Json:
 
 def number(value: object) -> float | None:
     """``value`` as a float, the "nan", "inf" and "-inf" of :func:`finite` included; else None."""
+    if type(value) is float:
+        return value
     if isinstance(value, str):
         return float(value) if value in ("nan", "inf", "-inf") else None
     if not isinstance(value, int | float) or isinstance(value, bool):
