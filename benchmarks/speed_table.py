@@ -5,8 +5,8 @@ docs/results/cpu-speed.md.
     python benchmarks/speed_table.py --rows short --steps 5 --repeats 1          # minutes; to the terminal
 
 Each row is one ``benchmarks/sft_vs_trl.py``: both sides interleaved on identical batches, equality first.
-Rows that are measured are kept beside the output, and the same command goes on. The machine should do
-nothing else. Ends with 1 if a side's losses differ.
+The page holds the rows that are measured; they are kept beside it, and the same command goes on. The machine
+should do nothing else. Ends with 1 if a side's losses differ.
 """
 
 from __future__ import annotations
@@ -49,14 +49,13 @@ def main() -> int:
                 if key not in done:
                     print(f"sft_vs_trl.py {key}", file=sys.stderr, flush=True)
                     done[key] = measured(words)
-                    if kept:
+                    if args.output and kept:
                         kept.write_text(json.dumps(done))
-    text = page([done[key] for key in sorted(done, key=_place)], args.steps, args.repeats)
-    if args.output and kept:
-        args.output.write_text(text, encoding="utf-8")
+                        args.output.write_text(table(done, args.steps, args.repeats), encoding="utf-8")
+    if kept:
         kept.unlink()
     else:
-        print(text)
+        print(table(done, args.steps, args.repeats))
     return int(any(max(row["fp32_relative_difference"].values()) > TOLERANCE for row in done.values()))
 
 
@@ -68,6 +67,11 @@ def measured(words: list[str]) -> dict[str, Any]:
         sys.exit(done.returncode or 1)
     row: dict[str, Any] = json.loads(done.stdout[done.stdout.index("{") :])
     return row
+
+
+def table(done: dict[str, Any], steps: int, repeats: int) -> str:
+    """The page of what was measured so far."""
+    return page([done[key] for key in sorted(done, key=_place)], steps, repeats)
 
 
 def _place(key: str) -> tuple[int, bool, str]:
