@@ -7,16 +7,12 @@ print it, which is less than the name of the card says: 48 GB of an L40S with EC
 
 from __future__ import annotations
 
-import functools
 import os
 import re
-import socket
-import threading
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from podtune.machine.facts import memory_limit, usable_cpus
+from podtune.plan.calibration import Calibration, at, calibrate
 from podtune.run.errors import USAGE, UserError, near
 
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "fp8")
@@ -35,6 +31,7 @@ class Hardware:
         link: the row of :data:`LINKS` that joins devices of one machine.
         shared: True if the ranks of one machine divide this one device among them (the CPU).
         source: where the figures are from.
+        calibration: what a CPU's operations and messages take, where that was measured.
     """
 
     name: str
@@ -44,6 +41,7 @@ class Hardware:
     link: str
     source: str
     shared: bool = False
+    calibration: Calibration | None = field(default=None, hash=False)
 
     def peak(self, precision: str) -> float | None:
         """Peak FLOP/s for matrix products in ``precision``; ``bf16-mixed`` and ``bf16-autocast`` are bf16's.
@@ -267,15 +265,15 @@ _ALIASES = {
 }
 
 
-def hardware_row(name: str) -> Hardware:
-    """The row called ``name`` (any case, or as ``torch.cuda.get_device_name`` gives it); ``cpu`` probes this
-    machine.
+def hardware_row(name: str, processes: int = 1) -> Hardware:
+    """The row called ``name`` (any case, or as ``torch.cuda.get_device_name`` gives it); ``cpu`` is this
+    machine, with ``processes`` at work.
 
     Raises:
         UserError: no such row; names the nearest.
     """
     if name.lower() == "cpu":
-        return probe_cpu()
+        return calibrated_cpu(processes)
     for row in ROWS.values():
         if row.name.lower() == name.lower():
             return row
@@ -315,7 +313,7 @@ def peak_flops(device_name: str, precision: str) -> float | None:
     """Dense peak FLOP/s of the device that ``torch.cuda.get_device_name`` calls ``device_name``.
 
     None for a device or precision without a row (a MIG slice too: its share of the peak is not the card's),
-    so that no utilisation is ever reckoned against a guess. Never probes the CPU.
+    so that no utilisation is ever reckoned against a guess. Never measures the CPU.
     """
     gpu = _match(device_name)
     return ROWS[gpu].peak(precision) if gpu else None
@@ -345,89 +343,36 @@ def _match(device_name: str) -> str | None:
     return next((name for name, needed in _NAMES if needed <= words), None)
 
 
-PROBE_S = 2.0
+def calibrated_cpu(processes: int = 1, threads: int = 1, *, anew: bool = False) -> Hardware:
+    """This machine's CPU as one device that ``processes`` of ``threads`` share, as it was measured; the first
+    time that takes seconds.
 
+    More processes than cores take turns: those that have a core are measured, two at least.
 
-@functools.cache
-def probe_cpu() -> Hardware:
-    """This machine's CPU as one device, measured in about two seconds with numpy and the usable cores.
-
-    ``fp32`` is a 1024 x 1024 matrix product; lower precisions are given the same rate, which is what a CPU
-    without AMX or AVX512-BF16 does at best. Ranks on one machine divide the rate among them (``shared``).
+    Raises:
+        UserError: torch is not there, or the measurement failed.
     """
-    import numpy  # not at module level: `podtune bench --help` need not wait for it
-
-    matrix = numpy.ones((1024, 1024), dtype=numpy.float32)
-    out = numpy.empty_like(matrix)
-
-    def multiply() -> float:
-        numpy.matmul(matrix, matrix, out=out)
-        return 2 * 1024**3
-
-    source = numpy.ones(32 * 2**20, dtype=numpy.uint8)
-    target = numpy.empty_like(source)
-
-    def copy() -> float:
-        numpy.copyto(target, source)
-        return 2.0 * source.nbytes  # read and written
-
-    flops = _rate(multiply, PROBE_S / 2)
+    measured = min(processes, max(2, usable_cpus() // threads))
+    calibration = calibrate(measured, threads, anew=anew)
+    rate = {
+        precision: measured / at(1024, calibration.together[f"linear {like}"])[1]
+        for precision, like in (("fp32", "fp32"), ("bf16", "bf16"), ("fp16", "fp32"))
+    }
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return Hardware(
         name="cpu",
         memory_gib=min(pages, memory_limit()) / 2**30,
-        flops={"fp32": flops, "bf16": flops, "fp16": flops},
-        memory_bandwidth=_rate(copy, PROBE_S / 4),
+        flops=rate,
+        memory_bandwidth=measured / at(0, calibration.together["copy"])[1],
         link="loopback",
-        source=f"measured on this machine's {usable_cpus()} cores",
+        source=f"measured {calibration.measured_at} with {measured} processes of {threads} threads, "
+        + calibration.said,
         shared=True,
+        calibration=calibration,
     )
 
 
-@functools.cache
 def _loopback() -> Link:
-    """Two processes of one machine over TCP, as gloo uses it: measured for half a second."""
-    size = 4 * 2**20
-    with (
-        socket.create_server(("127.0.0.1", 0)) as server,
-        socket.create_connection(server.getsockname()) as sender,
-    ):
-        receiver, _ = server.accept()
-        with receiver:
-            buffer = bytearray(size)
-
-            def drain() -> None:
-                while receiver.recv_into(buffer):
-                    pass
-
-            thread = threading.Thread(target=drain, daemon=True)
-            thread.start()
-
-            def send() -> float:
-                sender.sendall(payload)
-                return size
-
-            payload = bytes(size)
-            bandwidth = _rate(send, PROBE_S / 4)
-            sender.shutdown(socket.SHUT_WR)
-            thread.join(timeout=5)
-    return Link(
-        "loopback",
-        bandwidth,
-        0.5,
-        100e-6,
-        ("measured on this machine (TCP over 127.0.0.1; gloo copies once more)"),
-    )
-
-
-def _rate(work: Callable[[], float], seconds: float) -> float:
-    """The best rate of ``work()`` (which returns the units it did) over repeats within ``seconds``, after one
-    warm-up.
-    """
-    work()
-    best, end = 0.0, time.perf_counter() + seconds
-    while time.perf_counter() < end:
-        start = time.perf_counter()
-        units = work()
-        best = max(best, units / (time.perf_counter() - start))
-    return best
+    """Two processes of this machine over gloo, by their measured all-reduce."""
+    fixed, slope = at(0, calibrate(2).messages["all_reduce"])
+    return Link("loopback", 1 / slope, 1.0, fixed / 2, "measured on this machine (all-reduce over gloo)")

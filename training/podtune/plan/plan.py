@@ -21,6 +21,8 @@ import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from podtune.plan import cpu_time
+from podtune.plan.calibration import Calibration
 from podtune.plan.hardware import LINKS, Hardware, Link, link_row
 from podtune.plan.layout import DATA_PARALLEL, PIPELINES, PLANNED, Collective, Layout
 from podtune.plan.models import GLOBAL_BATCH_SIZE
@@ -230,6 +232,8 @@ def estimate(
             / (hardware.memory_bandwidth / (ranks_per_node if hardware.shared else 1))
         )
         times = _times(layout, collectives, compute, hardware, interconnect, ranks_per_node)
+        if hardware.calibration is not None and lora_r is None and not isinstance(shape, Opaque):
+            times = _measured_times(layout, collectives, times, hardware.calibration, optimizer, ranks_per_node)
     memory = None if hardware is None else hardware.memory_gib / (ranks_per_node if hardware.shared else 1)
     fits = None if memory is None else total <= memory * USABLE * GIB
     return Plan(
@@ -391,6 +395,27 @@ def _times(
         exposed = max(exposed, communication / max(1, sum(item.calls for item in collectives)))
     idle = compute * layout.bubble / (1 - layout.bubble)
     return _Times(compute, communication, exposed, idle)
+
+
+def _measured_times(
+    layout: Layout,
+    collectives: list[Collective],
+    rough: _Times,
+    calibration: Calibration,
+    optimizer: str,
+    ranks_per_node: int,
+) -> _Times:
+    """As :func:`_times`, from what this CPU's operations and messages take; ``rough`` stays for messages to
+    other machines. More processes than were measured take turns.
+    """
+    turns = max(1.0, ranks_per_node / calibration.processes)
+    passes = turns * cpu_time.forward_backward_s(layout, calibration) * RECOMPUTE[layout.checkpointing]
+    update = turns * cpu_time.update_s(layout, calibration, optimizer)
+    communication = rough.communication
+    if layout.nodes == 1:
+        communication = turns * cpu_time.communication_s(collectives, calibration)
+    idle = passes * layout.bubble / (1 - layout.bubble)
+    return _Times(passes + update, communication, communication, idle)
 
 
 def check_numbers(
