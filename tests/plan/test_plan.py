@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 
 from podtune.plan.beside import plans
 from podtune.plan.fit import cheapest_fits
-from podtune.plan.hardware import ROWS, hardware_row, link_row, peak_flops
+from podtune.plan.hardware import ROWS, hardware_row, peak_flops
 from podtune.plan.layout import PLANNED, bubble_share, partition
 from podtune.plan.models import KNOWN, shape_of
 from podtune.plan.plan import GIB, Plan, estimate, estimate_all, state_bytes
@@ -293,15 +292,6 @@ def test_a_single_cell_sets_the_rate_for_the_plans_of_its_companions() -> None:
     (alone,) = plans([record("ddp", 2, 0.15)])
     assert alone is not None
     assert alone.step_time_s is None  # nothing to reckon a CPU's time from
-
-
-def test_this_cpu_is_measured_in_about_two_seconds() -> None:
-    start = time.perf_counter()
-    cpu = hardware_row("cpu")
-    assert time.perf_counter() - start < 60  # a bound for hangs; a quiet machine takes two
-    assert cpu.flops["fp32"] > 1e9
-    assert cpu.shared
-    assert link_row("loopback").bandwidth > 1e7
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:

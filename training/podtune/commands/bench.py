@@ -41,7 +41,9 @@ def plan(
         int | None, typer.Option(help=("Sequences or images a step over all processes."))
     ] = None,
     sequence_length: Annotated[int | None, typer.Option(help="Tokens a sequence.")] = None,
-    hardware: Annotated[str, typer.Option(help=f"{', '.join(ROWS)}, or cpu: this one, measured once.")] = DEFAULT_HARDWARE,
+    hardware: Annotated[
+        str, typer.Option(help=f"{', '.join(ROWS)}, or cpu: this one, measured once.")
+    ] = DEFAULT_HARDWARE,
     calibrate: Annotated[
         bool, typer.Option("--calibrate", help="With --hardware cpu: measure this machine anew.")
     ] = False,
@@ -295,7 +297,9 @@ def _calibration(row: Hardware) -> str:
     """What a plan for this CPU reckons with."""
     found = row.calibration
     assert found is not None
-    figures = [f"{row.flops[name] / found.processes / 1e9:.0f} GFLOP/s in {name}" for name in ("fp32", "bf16")]
+    figures = [
+        f"{row.flops[name] / found.processes / 1e9:.0f} GFLOP/s in {name}" for name in ("fp32", "bf16")
+    ]
     figures.append(f"{row.memory_bandwidth / found.processes / 1e9:.1f} GB/s of memory")
     if found.messages:
         latency, slope = found.message("all_reduce", 0), found.message("all_reduce", 1, 0)

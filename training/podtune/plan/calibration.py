@@ -1,5 +1,5 @@
 """What this machine's CPU does, measured once and kept in the user's cache folder. Needs torch only to
-measure, in processes of its own.
+measure, in a program of its own (:mod:`podtune.bench.cell.cpu_probe`).
 """
 
 from __future__ import annotations
@@ -171,7 +171,14 @@ def _measure(processes: int, threads: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="podtune-") as folder:
         path = Path(folder) / "found.json"
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nnodes", "1"]
-        command += ["--nproc-per-node", str(processes), "-m", "podtune.plan.probe", str(threads), str(path)]
+        command += [
+            "--nproc-per-node",
+            str(processes),
+            "-m",
+            "podtune.bench.cell.cpu_probe",
+            str(threads),
+            str(path),
+        ]
         env = os.environ | {"OMP_NUM_THREADS": str(threads)}
         process = subprocess.Popen(
             command,

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from podtune.plan.calibration import Calibration
-from podtune.plan.layout import PIPELINES, Collective, Layout
+from podtune.plan.layout import PIPELINES, Layout
 from podtune.plan.shapes import ConvNet, Transformer
 
 
@@ -31,7 +31,9 @@ def forward_backward_s(layout: Layout, calibration: Calibration) -> float:
     assert isinstance(shape, Transformer | ConvNet)
     pieces = layout.micro_batches if layout.strategy in PIPELINES else layout.accumulation
     samples = layout.batch_size / (layout.replicas * pieces)
-    works = _transformer(layout, shape, samples) if isinstance(shape, Transformer) else _convnet(shape, samples)
+    works = (
+        _transformer(layout, shape, samples) if isinstance(shape, Transformer) else _convnet(shape, samples)
+    )
     # of naive model parallelism one rank works at a time
     alone = layout.strategy == "naive-mp"
     seconds = sum(
@@ -48,11 +50,6 @@ def update_s(layout: Layout, calibration: Calibration, optimizer: str) -> float:
     share = layout.states((0.0, 0.0, float(shape.parameters)))[2]
     name = "sgd" if optimizer == "sgd" else "adamw"
     return calibration.operation(name, share, calls=_tensors(shape) / layout.stages)
-
-
-def communication_s(collectives: list[Collective], calibration: Calibration) -> float:
-    """Seconds of a step's messages."""
-    return sum(calibration.message(item.kind, item.message_bytes, item.calls) for item in collectives)
 
 
 def _tensors(shape: Transformer | ConvNet) -> int:

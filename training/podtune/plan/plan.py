@@ -11,8 +11,9 @@ Pure formulas, no torch. Sources:
 - bubble: Huang et al. 2019 (GPipe), section 2.3: (P-1)/(M+P-1), for 1F1B too (Narayanan et al. 2021, section
   2.2.1).
 
-It is a plan: peaks times an assumed utilisation, perfect balance, no fragmentation. The report puts it beside
-what was measured.
+It is a plan: peaks times an assumed utilisation, perfect balance, no fragmentation. Of this machine's CPU
+time is that of measured operations instead (:mod:`podtune.plan.cpu_time`). The report puts it beside what was
+measured.
 """
 
 from __future__ import annotations
@@ -231,9 +232,12 @@ def estimate(
             * (weights + gradients + states)
             / (hardware.memory_bandwidth / (ranks_per_node if hardware.shared else 1))
         )
-        times = _times(layout, collectives, compute, hardware, interconnect, ranks_per_node)
-        if hardware.calibration is not None and lora_r is None and not isinstance(shape, Opaque):
-            times = _measured_times(layout, collectives, times, hardware.calibration, optimizer, ranks_per_node)
+        if hardware.calibration is None or lora_r is not None or isinstance(shape, Opaque):
+            times = _times(layout, collectives, compute, hardware, interconnect, ranks_per_node)
+        else:
+            times = _measured_times(
+                layout, collectives, hardware.calibration, optimizer, interconnect, ranks_per_node
+            )
     memory = None if hardware is None else hardware.memory_gib / (ranks_per_node if hardware.shared else 1)
     fits = None if memory is None else total <= memory * USABLE * GIB
     return Plan(
@@ -379,7 +383,8 @@ def _times(
     gathers and reduces all along; what is left over shows. Tensor parallelism's reductions sit between
     dependent products, and a CPU both computes and copies: nothing hides there.
     """
-    inside = link or link_row(hardware.link)
+    # one process sends nothing, and a CPU's link would have to be measured
+    inside = link or (link_row(hardware.link) if collectives else LINKS["gloo"])
     outside = link or LINKS["ethernet-100g"]
     communication = sum(
         item.seconds(
@@ -400,20 +405,23 @@ def _times(
 def _measured_times(
     layout: Layout,
     collectives: list[Collective],
-    rough: _Times,
     calibration: Calibration,
     optimizer: str,
+    link: Link | None,
     ranks_per_node: int,
 ) -> _Times:
-    """As :func:`_times`, from what this CPU's operations and messages take; ``rough`` stays for messages to
-    other machines. More processes than were measured take turns.
+    """As :func:`_times`, from what this CPU's operations and messages take. More processes than were measured
+    take turns.
     """
     turns = max(1.0, ranks_per_node / calibration.processes)
     passes = turns * cpu_time.forward_backward_s(layout, calibration) * RECOMPUTE[layout.checkpointing]
     update = turns * cpu_time.update_s(layout, calibration, optimizer)
-    communication = rough.communication
-    if layout.nodes == 1:
-        communication = turns * cpu_time.communication_s(collectives, calibration)
+    communication = sum(
+        item.seconds(link or LINKS["ethernet-100g"])
+        if link or item.between_nodes
+        else turns * calibration.message(item.kind, item.message_bytes, item.calls)
+        for item in collectives
+    )
     idle = passes * layout.bubble / (1 - layout.bubble)
     return _Times(passes + update, communication, communication, idle)
 

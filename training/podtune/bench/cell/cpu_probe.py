@@ -1,9 +1,9 @@
 """Measures a CPU for the planner: what an operation of training and a message of gloo take. One process of
-``torchrun -m podtune.plan.probe THREADS FILE``; :mod:`podtune.plan.calibration` starts it.
+``torchrun -m podtune.bench.cell.cpu_probe THREADS FILE``; :mod:`podtune.plan.calibration` starts it.
 
 Each figure is of forward and backward pass together, over copies with inputs of their own, so that tensors
-come from where a training's do and not from a warm cache. The quickest of several repeats counts: what else
-the machine does then is no property of it.
+come from where a training's do and not from a warm cache. The quickest of several repeats counts, and of a
+process with one thread its CPU time: what else the machine does meanwhile is no property of it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -20,32 +21,32 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
+from podtune.plan.calibration import Curve
 from podtune.run.distributed import cleanup_distributed, setup_distributed
 from podtune.run.files import write_whole
 
 COPIES = 3
-BUDGET_S = 0.03  # of one figure; at least two repeats are taken
+BUDGET_S = 0.02  # of one figure; at least two repeats are taken
 TIMEOUT_S = 60.0
 WIDTHS = (128, 512, 1024)
-ROWS = (128, 512)
+ROWS = (64, 512)
 CHANNELS = ((64, 32), (128, 16), (256, 8), (512, 4))  # of a residual network, with the side of its images
 HEAD_DIMS = (32, 64)
 MESSAGES = (4 * 2**10, 2 * 2**20)  # bytes
 REPEATS = 14  # of a message; the first two are dropped
 GROUPS = 32
 
-Curve = list[list[float]]  # rows of: size, seconds a call, seconds a unit
-
 
 def quickest_s(work: Callable[[], object]) -> float:
     """Seconds of ``work()``: the quickest within the budget, after one warm-up."""
     work()
+    # the backward pass on a CPU runs in the thread that calls it
+    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
     seconds: list[float] = []
-    end = time.perf_counter() + BUDGET_S
-    while len(seconds) < 2 or time.perf_counter() < end:
-        start = time.perf_counter()
+    while len(seconds) < 2 or sum(seconds) < BUDGET_S:
+        start = clock()
         work()
-        seconds.append(time.perf_counter() - start)
+        seconds.append(clock() - start)
     return min(seconds)
 
 
@@ -75,13 +76,14 @@ def _inputs(*shape: int) -> list[Tensor]:
 def linear(width: int, dtype: torch.dtype | None) -> list[float]:
     """Units are FLOPs: 6 a weight and row."""
     layer = nn.Linear(width, width)
+
+    def call(x: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=dtype, enabled=dtype is not None):
+            output: Tensor = layer(x)
+        return output
+
     points = []
-    for rows in ROWS:
-
-        def call(x: Tensor) -> Tensor:
-            with torch.autocast("cpu", dtype=dtype, enabled=dtype is not None):
-                return layer(x)
-
+    for rows in (ROWS[0], min(ROWS[1], 2**18 // width)):
         seconds = both_passes(call, _inputs(rows, width), list(layer.parameters()))
         points.append((6.0 * width * width * rows, seconds))
     return line(width, *points)
@@ -115,7 +117,9 @@ def attention(head_dim: int) -> list[float]:
     return line(head_dim, *points)
 
 
-def elementwise(call: Callable[[Tensor], Tensor], shape: tuple[int, ...], weights: list[Tensor]) -> list[float]:
+def elementwise(
+    call: Callable[[Tensor], Tensor], shape: tuple[int, ...], weights: list[Tensor]
+) -> list[float]:
     """Over ``shape`` and over eight times as many rows; units are elements."""
     points = []
     for times in (1, 8):
@@ -130,7 +134,7 @@ def loss() -> list[float]:
     for rows in (128, 1024):
         targets = torch.randint(512, (rows,))
         inputs = _inputs(rows, 512)
-        seconds = both_passes(lambda x: functional.cross_entropy(x, targets), inputs, [])
+        seconds = both_passes(partial(functional.cross_entropy, target=targets), inputs, [])
         points.append((rows * 512.0, seconds))
     return line(0, *points)
 
@@ -143,26 +147,21 @@ def copy() -> list[float]:
 
 
 def optimizer(build: Callable[[list[nn.Parameter]], torch.optim.Optimizer]) -> list[float]:
-    """One step and the gradients' new memory, a tensor; units are elements."""
+    """One step, a tensor; units are elements."""
     points = []
     for elements in (128, 256 * 1024):
         parameters = [nn.Parameter(torch.zeros(elements)) for _ in range(8)]
-        gradients = [torch.ones(elements) for _ in range(8)]
-        steps = build(parameters)
-
-        def work() -> None:
-            for parameter, gradient in zip(parameters, gradients, strict=True):
-                parameter.grad = gradient
-            steps.step()
-
-        points.append((float(elements), quickest_s(work) / 8))
+        for parameter in parameters:
+            parameter.grad = torch.ones(elements)
+        points.append((float(elements), quickest_s(build(parameters).step) / len(parameters)))
     return line(0, *points)
 
 
 def operations() -> dict[str, Curve]:
     """Every operation that the planner counts."""
     norm, groups = nn.LayerNorm(256), nn.GroupNorm(GROUPS, 64)
-    affine, grouped = list(norm.parameters()), list(groups.parameters())
+    affine: list[Tensor] = [norm.weight, norm.bias]
+    grouped: list[Tensor] = [groups.weight, groups.bias]
     return {
         "linear fp32": [linear(width, None) for width in WIDTHS],
         "linear bf16": [linear(width, torch.bfloat16) for width in WIDTHS],
