@@ -23,6 +23,7 @@ def found(seconds: float = 1e-9) -> dict[str, Any]:
     return {
         "alone": operations,
         "together": operations,
+        "machinery": {name: [[0, 0, 1e-3]] for name in SECTIONS["machinery"]},
         "messages": {name: [[0, 1e-4, seconds]] for name in SECTIONS["messages"]},
     }
 
@@ -54,7 +55,7 @@ def test_a_machine_is_measured_once_for_each_count_of_processes_and_threads(
     assert measured == [(2, 1), (1, 2), (2, 1)]
 
 
-BAD_ROWS: list[Any] = [[0, 0], [0, math.nan, 1], [0, -1, 1], [0, 0, 0], [0, "1", 1], [0, True, 1], None]
+BAD_ROWS: list[Any] = [[0, 0], [0, math.nan, 1], [0, -1, 1], [0, 1, 0], [0, "1", 1], [0, True, 1], None]
 
 
 @pytest.mark.parametrize("row", BAD_ROWS)
@@ -141,7 +142,8 @@ def planned(strategy: str, world_size: int, **operations: float) -> Plan:
     }
     alone = {name: [[0, 0, rows[0][2] / 2]] for name, rows in curves.items()}
     messages: dict[str, Curve] = {name: [[0, 1e-3, 1e-9]] for name in SECTIONS["messages"]}
-    measured = Calibration(min(world_size, 2), 1, alone, curves, messages, "", "")
+    machinery: dict[str, Curve] = {name: [[0, 0, 0.5]] for name in SECTIONS["machinery"]}
+    measured = Calibration(min(world_size, 2), 1, alone, curves, machinery, messages, "", "")
     cpu = Hardware("cpu", 8.0, {"fp32": 1.0}, 1.0, "loopback", "", shared=True, calibration=measured)
     shape = shape_of("tinygpt-test")
     return estimate(
@@ -182,6 +184,15 @@ def test_two_processes_share_the_work_and_pay_for_their_messages() -> None:
     assert naive.communication_time_s is not None
     # one works at a time, and finds the machine idle
     assert naive.step_time_s == pytest.approx(one / 2 + naive.communication_time_s)
+
+
+def test_a_strategy_pays_for_its_blocks_and_for_what_it_copies() -> None:
+    assert seconds("tensor", 1) == pytest.approx(4 * 0.5)
+    plan = planned("fsdp", 2, copy=1e-9)
+    # two gathers of one and a half copies each, and two of the reduction; each reads and writes
+    assert plan.compute_time_s == pytest.approx(5 * 0.5 + 5 * 2 * 4 * plan.parameters * 1e-9)
+    assert plan.communication_time_s is not None
+    assert plan.communication_time_s == pytest.approx(3 * 4 * plan.parameters * 1e-9)
 
 
 def test_more_processes_than_cores_take_turns() -> None:

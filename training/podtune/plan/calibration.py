@@ -27,6 +27,7 @@ SECTIONS = {
         *("linear fp32", "linear bf16", "convolution", "attention", "layer norm", "group norm", "gelu"),
         *("relu", "add", "loss", "adamw", "sgd", "copy"),
     },
+    "machinery": {"fsdp", "tensor"},
     "messages": {"all_reduce", "all_gather", "reduce_scatter", "send"},
 }
 
@@ -40,6 +41,7 @@ class Calibration:
     Args:
         processes: that worked at once in ``together``; in ``alone`` the others waited.
         threads: of each.
+        machinery: what a strategy adds to each of its blocks, the latency of its messages with it.
         messages: over all processes by gloo; empty for one.
         said: where the figures are from, for people.
     """
@@ -48,6 +50,7 @@ class Calibration:
     threads: int
     alone: dict[str, Curve]
     together: dict[str, Curve]
+    machinery: dict[str, Curve]
     messages: dict[str, Curve]
     measured_at: str
     said: str
@@ -129,7 +132,7 @@ def _kept(path: Path, key: dict[str, Any]) -> dict[str, Any]:
 
 def _sound(name: str, entry: Any) -> bool:
     """Whether every curve is there, of finite numbers that are not negative."""
-    sections = {"alone": "operations"}
+    sections = {"alone": "operations", "machinery": "machinery"}
     if not name.startswith("1x"):
         sections |= {"together": "operations", "messages": "messages"}
     if not isinstance(entry, dict) or not isinstance(entry.get("measured_at"), str):
@@ -149,7 +152,7 @@ def _sound_row(row: Any) -> bool:
         isinstance(row, list)
         and len(row) == 3
         and all(type(value) in (int, float) and math.isfinite(value) and value >= 0 for value in row)
-        and row[1] + row[2] > 0
+        and row[2] > 0
     )
 
 
@@ -160,6 +163,7 @@ def _calibration(entry: dict[str, Any], processes: int, threads: int, said: str)
         threads,
         alone,
         entry.get("together", alone),
+        entry["machinery"],
         entry.get("messages", {}),
         entry["measured_at"],
         said,

@@ -10,9 +10,11 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from podtune.plan.calibration import Calibration
+from podtune.plan.calibration import Calibration, at
 from podtune.plan.layout import PIPELINES, Layout
 from podtune.plan.shapes import ConvNet, Transformer
+
+FSDP = ("fsdp", "fsdp-grad-op", "hsdp")
 
 
 @dataclass(frozen=True)
@@ -47,9 +49,41 @@ def update_s(layout: Layout, calibration: Calibration, optimizer: str) -> float:
     """Seconds of the optimizer's step over what a rank holds of it."""
     shape = layout.shape
     assert isinstance(shape, Transformer | ConvNet)
-    share = layout.states((0.0, 0.0, float(shape.parameters)))[2]
+    share = layout.held(shape.parameters) / layout.shards
     name = "sgd" if optimizer == "sgd" else "adamw"
     return calibration.operation(name, share, calls=_tensors(shape) / layout.stages)
+
+
+def machinery_s(layout: Layout, calibration: Calibration) -> float:
+    """Seconds that a strategy's own code takes: its hooks and kinds of tensor with the latency of their
+    messages, and what it copies to and from its buffers.
+    """
+    units, weights = layout.shape.units, 4.0 * layout.shape.parameters
+    name = "fsdp" if layout.strategy in FSDP else layout.strategy
+    blocks = {"fsdp": units + 1, "tensor": units}.get(name, 0)  # a unit of FSDP's for embedding and head
+    own = blocks * at(0, calibration.machinery[name])[1] if blocks else 0.0
+    return own + calibration.operation("copy", 2 * weights * _copies(layout), calls=0)
+
+
+def _copies(layout: Layout) -> float:
+    """How often the weights' bytes are copied in a step, read off the code of ``fully_shard`` and DeepSpeed.
+
+    A gather: the own part into the message, and out of it again. FSDP's reduction: into the message, and a
+    division. DeepSpeed's: into the bucket, a division, the own part to its place, its flat copy, its scaling,
+    the updated part to the weights. One process copies instead of sending.
+    """
+    ranks = layout.shards
+    alone = 1.0 if ranks == 1 else 0.0
+    gather, reduction = 1 + 1 / ranks + alone, 2 + alone
+    zero = 2 + 4 / ranks + alone
+    gathers = 2.0 * layout.accumulation  # before the forward and again before the backward pass
+    return {
+        "fsdp-grad-op": gather * gathers / 2 + reduction,
+        "fsdp": gather * gathers + reduction,
+        "hsdp": gather * gathers + reduction,
+        "zero2": zero * layout.accumulation,
+        "zero3": gather * gathers + zero * layout.accumulation,
+    }.get(layout.strategy, 0.0)
 
 
 def _tensors(shape: Transformer | ConvNet) -> int:

@@ -416,14 +416,16 @@ def _measured_times(
     turns = max(1.0, ranks_per_node / calibration.processes)
     passes = turns * cpu_time.forward_backward_s(layout, calibration) * RECOMPUTE[layout.checkpointing]
     update = turns * cpu_time.update_s(layout, calibration, optimizer)
+    own = turns * cpu_time.machinery_s(layout, calibration)
+    counted = layout.strategy in (*cpu_time.FSDP, "tensor")  # the latency of its messages, in the machinery
     communication = sum(
         item.seconds(link or LINKS["ethernet-100g"])
         if link or item.between_nodes
-        else turns * calibration.message(item.kind, item.message_bytes, item.calls)
+        else turns * calibration.message(item.kind, item.message_bytes, 0 if counted else item.calls)
         for item in collectives
     )
     idle = passes * layout.bubble / (1 - layout.bubble)
-    return _Times(passes + update, communication, communication, idle)
+    return _Times(passes + update + own, communication, communication, idle)
 
 
 def check_numbers(

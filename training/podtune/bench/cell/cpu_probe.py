@@ -19,6 +19,15 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    parallelize_module,
+)
 from torch.nn import functional
 
 from podtune.plan.calibration import Curve
@@ -35,6 +44,7 @@ HEAD_DIMS = (32, 64)
 MESSAGES = (4 * 2**10, 2 * 2**20)  # bytes
 REPEATS = 14  # of a message; the first two are dropped
 GROUPS = 32
+BLOCKS, LAYERS = 4, 4
 
 
 def quickest_s(work: Callable[[], object]) -> float:
@@ -65,7 +75,9 @@ def both_passes(call: Callable[[Tensor], Tensor], inputs: list[Tensor], weights:
 def line(size: float, small: tuple[float, float], large: tuple[float, float]) -> list[float]:
     """A row of a curve from two (units, seconds): what a call takes at least, and what each unit adds."""
     fixed = (small[1] * large[0] - large[1] * small[0]) / (large[0] - small[0])
-    fixed = min(max(0.0, fixed), small[1], large[1])  # what noise may make of two points
+    if large[1] <= small[1]:  # what noise may make of two points
+        fixed = 0.0
+    fixed = max(0.0, fixed)
     return [size, fixed, (large[1] - fixed) / large[0]]
 
 
@@ -140,10 +152,9 @@ def loss() -> list[float]:
 
 
 def copy() -> list[float]:
-    """Units are bytes, read and written."""
+    """Into new memory; units are bytes, read and written."""
     source = torch.zeros(4 * 2**20)
-    target = torch.empty_like(source)
-    return [0, 0.0, quickest_s(lambda: target.copy_(source)) / (2 * source.nbytes)]
+    return [0, 0.0, quickest_s(source.clone) / (2 * source.nbytes)]
 
 
 def optimizer(build: Callable[[list[nn.Parameter]], torch.optim.Optimizer]) -> list[float]:
@@ -215,6 +226,47 @@ def messages(rank: int, ranks: int) -> dict[str, Curve]:
     return curves
 
 
+def machinery(world_size: int) -> dict[str, Curve]:
+    """What a strategy adds to a block of small layers by its hooks, its kind of tensor and the latency of its
+    messages. Units are blocks: forward, backward and update.
+    """
+    mesh = init_device_mesh("cpu", (world_size,))
+    plain = _stack_s(lambda block: None)
+    styles: dict[str, ParallelStyle] = {
+        str(index): RowwiseParallel() if index % 2 else ColwiseParallel() for index in range(LAYERS)
+    }
+    ways: dict[str, Callable[[nn.Module], object]] = {
+        "fsdp": lambda block: fully_shard(block, mesh=mesh),
+        "tensor": lambda block: parallelize_module(block, mesh, styles),
+    }
+    return {name: [[0, 0, max(1e-9, (_stack_s(way) - plain) / BLOCKS)]] for name, way in ways.items()}
+
+
+def _stack_s(distribute: Callable[[nn.Module], object]) -> float:
+    """Seconds of a step of blocks that are distributed; a fixed count, as of messages."""
+    model = nn.Sequential(
+        *(nn.Sequential(*(nn.Linear(64, 64) for _ in range(LAYERS))) for _ in range(BLOCKS))
+    )
+    for block in model:
+        distribute(block)
+    parameters = list(model.parameters())
+    whole = [parameter for parameter in parameters if not isinstance(parameter, DTensor)]
+    cut = [parameter for parameter in parameters if isinstance(parameter, DTensor)]
+    groups = [{"params": group} for group in (whole, cut) if group]
+    steps = torch.optim.AdamW(groups, fused=True)
+    x = torch.randn(64, 64)
+    seconds = []
+    clock = time.thread_time if dist.get_world_size() == 1 else time.perf_counter
+    for _ in range(REPEATS):
+        dist.barrier()
+        start = clock()
+        torch.autograd.backward(model(x).sum())
+        steps.step()
+        steps.zero_grad()
+        seconds.append(clock() - start)
+    return statistics.median(seconds[2:])
+
+
 def main() -> int:
     """Rank 0 writes what it found to the file."""
     threads, path = int(sys.argv[1]), Path(sys.argv[2])
@@ -229,6 +281,7 @@ def main() -> int:
             found["together"] = operations()
             dist.barrier()
             found["messages"] = messages(world.rank, world.world_size)
+        found["machinery"] = machinery(world.world_size)
     finally:
         cleanup_distributed()
     if world.rank == 0:
