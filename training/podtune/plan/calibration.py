@@ -22,6 +22,7 @@ from podtune.run.files import write_whole
 
 SCHEMA = 1  # raised when the probe measures something else
 TIMEOUT_S = 180.0
+GRACE_S = 40.0  # torchrun itself waits 30 s for its ranks
 SECTIONS = {
     "operations": {
         *("linear fp32", "linear bf16", "convolution", "attention", "layer norm", "group norm", "gelu"),
@@ -198,13 +199,22 @@ def _measure(processes: int, threads: int) -> dict[str, Any]:
         except subprocess.TimeoutExpired:
             raise _failed(f"took longer than {TIMEOUT_S:.0f} s") from None
         finally:
-            if process.poll() is None:  # the launcher and its ranks, also after Ctrl-C
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+            if process.poll() is None:  # also after Ctrl-C
+                _end(process)
         if process.returncode or not path.exists():
             raise _failed((said.strip().splitlines() or [f"code {process.returncode}"])[-1][:300])
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         return found
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """End the launcher, which ends its ranks; they have sessions of their own."""
+    process.terminate()
+    try:
+        process.wait(GRACE_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def _failed(why: str) -> UserError:
