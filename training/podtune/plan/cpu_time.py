@@ -66,7 +66,7 @@ def machinery_s(layout: Layout, calibration: Calibration) -> float:
 
 
 def _copies(layout: Layout) -> float:
-    """How often the weights' bytes are copied in a step, read off the code of ``fully_shard`` and DeepSpeed.
+    """How often the weights' bytes are copied in a step, as ``fully_shard`` and DeepSpeed are built.
 
     A gather: the own part into the message, and out of it again. FSDP's reduction: into the message, and a
     division. DeepSpeed's: into the bucket, a division, the own part to its place, its flat copy, its scaling,
