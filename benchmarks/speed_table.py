@@ -85,7 +85,9 @@ def page(rows: list[dict[str, Any]], steps: int, repeats: int) -> str:
     import transformers
     import trl
 
-    shape = f"--steps {steps} --repeats {repeats}"
+    measured_rows = list(dict.fromkeys(row["rows"] for row in rows))
+    only = "" if len(measured_rows) == len(ROWS) else f"--rows {' '.join(measured_rows)} "
+    shape = f"{only}--steps {steps} --repeats {repeats}"
     versions = (
         f"torch {torch.__version__.partition('+')[0]}, transformers {transformers.__version__}, "
         f"trl {trl.__version__}"
