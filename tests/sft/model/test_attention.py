@@ -10,11 +10,10 @@ import torch
 from torch.nn import functional as F
 from transformers import SmolLM3Config, SmolLM3ForCausalLM
 
-from podtune.sft.model import attention
+from podtune.sft.model import attention, cpu_attention
 from podtune.sft.model.attention import (
     PER_ROW,
     choose_attention,
-    in_blocks,
     per_row_attention,
     register_attention,
 )
@@ -78,23 +77,49 @@ def test_boundaries_are_found_in_the_positions_when_the_collator_gave_none() -> 
     assert_same_forward_and_backward(ours, mine, masked_sdpa(other, LENGTHS), other)
 
 
-@pytest.mark.parametrize("length", [100, 256, 600])
-def test_blocks_of_matrix_products_equal_causal_attention(length: int) -> None:
-    mine, other = qkv(length), qkv(length)
-    ours = in_blocks(*mine, WIDTH**-0.5, torch.float32).transpose(1, 2)
-    assert_same_forward_and_backward(ours, mine, masked_sdpa(other, (length,)), other)
+@pytest.mark.parametrize("lengths", [(100,), (256,), (600, 33, 300)])
+def test_products_of_matrices_equal_causal_attention(lengths: tuple[int, ...]) -> None:
+    mine, other = qkv(sum(lengths)), qkv(sum(lengths))
+    plan = [(length, length > 40) for length in lengths]  # with the flash kernel beside
+    ours = cpu_attention.Rows.apply(*mine, plan, WIDTH**-0.5, torch.float32)
+    assert_same_forward_and_backward(ours, mine, masked_sdpa(other, lengths), other)
 
 
-@pytest.mark.parametrize("blocks", [True, False])
-def test_bf16_attention_stays_near_fp32_with_blocks_and_without(
-    blocks: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("products", [True, False])
+def test_bf16_attention_stays_near_fp32_by_products_and_without(
+    products: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attention, "_multiplies_bf16", lambda: blocks)
-    tensors = qkv(sum(LENGTHS))
+    monkeypatch.setattr(cpu_attention, "_multiplies_bf16", lambda: products)
+    mine, other = qkv(sum(LENGTHS)), qkv(sum(LENGTHS))
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        ours, _ = per_row_attention(torch.nn.Module(), *tensors, None, cu_seq_lens_q=boundaries(LENGTHS))
+        ours, _ = per_row_attention(torch.nn.Module(), *mine, None, cu_seq_lens_q=boundaries(LENGTHS))
     assert ours.dtype == torch.bfloat16
-    torch.testing.assert_close(ours.float(), masked_sdpa(tensors, LENGTHS), rtol=0, atol=0.03)
+    theirs = masked_sdpa(other, LENGTHS)
+    torch.testing.assert_close(ours.float(), theirs, rtol=0, atol=0.03)
+    weight = torch.randn(theirs.shape, generator=torch.Generator().manual_seed(1))
+    (ours * weight).sum().backward()
+    (theirs * weight).sum().backward()
+    for a, b in zip(mine, other, strict=True):
+        torch.testing.assert_close(a.grad, b.grad, rtol=0, atol=0.1)
+
+
+def test_values_of_another_width_than_the_keys_are_attended_to() -> None:
+    query, key, value = qkv(sum(LENGTHS))
+    wider = torch.cat((value, value), -1)
+    ours, _ = per_row_attention(torch.nn.Module(), query, key, wider, None, cu_seq_lens_q=boundaries(LENGTHS))
+    expected = masked_sdpa([query, key, wider], LENGTHS)
+    torch.testing.assert_close(ours, expected, rtol=0, atol=1e-6)
+
+
+def test_checkpointed_layers_keep_nothing_of_their_attention() -> None:
+    """Activation checkpointing sees what is saved for the backward pass, and drops it."""
+    saved: list[torch.Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or len(saved), lambda _: None):
+        out, _ = per_row_attention(
+            torch.nn.Module(), *qkv(sum(LENGTHS)), None, cu_seq_lens_q=boundaries(LENGTHS)
+        )
+    assert len(saved) == 3 + 2 * len(LENGTHS)
+    assert "tensor(" not in repr(vars(out.grad_fn))
 
 
 def test_a_token_depends_on_earlier_tokens_of_its_own_row_only() -> None:

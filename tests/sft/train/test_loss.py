@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import types
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import datasets
 import pytest
 import torch
+from accelerate.utils.operations import convert_outputs_to_fp32
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast, SmolLM3Config, SmolLM3ForCausalLM
@@ -17,7 +19,9 @@ from trl import SFTConfig, SFTTrainer
 
 from podtune.sft.data.batching import REAL, EvenBatches
 from podtune.sft.model.attention import PER_ROW, register_attention
+from podtune.sft.train import cross_entropy
 from podtune.sft.train import loss as lean
+from podtune.sft.train.cross_entropy import summed_cross_entropy
 from podtune.sft.train.loss import lean_loss, why_not_lean
 
 ROWS = [
@@ -136,6 +140,42 @@ def test_a_batch_filled_up_to_a_multiple_trains_as_its_rows_do(trainers: dict[bo
     assert loss.item() == pytest.approx(expected, rel=1e-5)
     for mine, theirs in zip(trainer.model.parameters(), reference, strict=True):
         torch.testing.assert_close(mine.grad, theirs, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_cross_entropy_in_chunks_is_torchs(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cross_entropy, "_CHUNK_BYTES", 4 * 64 * 5)  # five rows at a time, and the last two
+    targets = torch.randint(64, (12,))
+    targets[[0, 7]] = -100
+    mine = (torch.randn(12, 64) * 5).to(dtype).requires_grad_()
+    other = mine.detach().clone().requires_grad_()
+    ours = summed_cross_entropy(mine, targets, -100)
+    theirs = torch.nn.functional.cross_entropy(other.float(), targets, reduction="sum")
+    torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=0)
+    (ours / 37).backward()
+    (theirs / 37).backward()
+    torch.testing.assert_close(mine.grad, other.grad)
+    assert mine.grad is not None
+    assert not mine.grad[[0, 7]].any()
+
+
+def test_logits_stay_in_bf16_and_are_converted_again_for_whoever_else_asks() -> None:
+    model = torch.nn.Linear(4, 4)
+    usual = model.forward
+    autocast = torch.autocast("cpu", dtype=torch.bfloat16)
+    model.forward = types.MethodType(  # as accelerate wraps a model
+        convert_outputs_to_fp32(autocast(usual.__func__)),  # type: ignore[attr-defined]
+        model,
+    )
+    wrapped, batch = model.forward, torch.ones(2, 4)
+    with contextlib.suppress(KeyError), lean._outputs_as_computed(model):
+        assert model(batch).dtype == torch.bfloat16
+        raise KeyError  # whatever the model may raise
+    assert model.forward is wrapped
+    assert model(batch).dtype == torch.float32
+    model.forward = usual
+    with lean._outputs_as_computed(model):
+        assert model(batch).dtype == torch.float32
 
 
 def test_more_ranks_scale_the_loss_as_trl_does(

@@ -2,9 +2,9 @@
 
 Padding-free batches come as one long row with the boundaries beside it (``cu_seq_lens``). transformers' SDPA
 would build a T x T mask for it, most of it empty. :func:`register_attention` adds an implementation under
-:data:`PER_ROW` that builds no mask and attends row by row: with torch's variable-length kernel on a GPU, one
-SDPA call a row elsewhere. Whatever is not such a batch (generation, padded evaluation, a mask that we do not
-know) takes plain SDPA.
+:data:`PER_ROW` that builds no mask and attends row by row: with torch's variable-length kernel on a GPU, in
+:mod:`podtune.sft.model.cpu_attention` on a CPU, one SDPA call a row elsewhere. Whatever is not such a batch
+(generation, padded evaluation, a mask that we do not know) takes plain SDPA.
 """
 
 from __future__ import annotations
@@ -16,15 +16,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from podtune.sft.model import cpu_attention
+
 PER_ROW = "podtune_per_row"
 
-# On a CPU with bf16 instructions, matrix products in bf16 outrun torch's flash kernel in fp32 or bf16 for
-# rows of these many tokens (two times at 160, two and a half at 256 to 1,024, forward and backward); below,
-# the flash kernel in fp32 is best. Above, the probabilities that the products keep for the backward pass
-# would weigh too much.
-_IN_BLOCKS = range(96, 2049)
-_BLOCK = 256  # queries of one product: what a causal mask throws away is at most this many keys a query
-_EVEN = 32  # oneDNN builds a kernel for every length of a row: they are rounded up to few
 _EXTRAS = ("softcap", "position_bias", "s_aux")  # what some models add to attention
 
 
@@ -191,16 +186,13 @@ def _row_by_row(
     """One call a row. Splitting and ``cat`` keep the backward pass linear in T (a slice's gradient fills all
     of T).
     """
-    on_cpu = query.device.type == "cpu"
-    blocks = (
-        on_cpu
-        and dtype == torch.bfloat16
-        and dropout == 0.0
-        and sliding_window is None
-        and _multiplies_bf16()
-    )
-    grouped = query.shape[1] != key.shape[1]
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    on_cpu = query.device.type == "cpu"
+    whole = sliding_window is None or max(lengths) <= sliding_window
+    if on_cpu and dropout == 0.0 and whole and key.shape == value.shape:
+        attended: torch.Tensor = cpu_attention.attend(query, key, value, lengths, scaling, dtype)
+        return attended
+    grouped = query.shape[1] != key.shape[1]
     with torch.autocast(query.device.type, enabled=False):
         wide = torch.float32 if on_cpu else dtype
         rows = []
@@ -208,46 +200,16 @@ def _row_by_row(
             *(x.to(wide).split_with_sizes(lengths, 2) for x in (query, key, value)), strict=True
         ):
             length = q.shape[2]
-            if blocks and length in _IN_BLOCKS:
-                row = in_blocks(q, k, v, scaling, dtype)
-            else:
-                band = (
-                    None
-                    if sliding_window is None or length <= sliding_window
-                    else _band(length, sliding_window, q.device)
-                )
-                row = F.scaled_dot_product_attention(
-                    q, k, v, band, dropout, is_causal=band is None, scale=scaling, enable_gqa=grouped
-                )
+            band = (
+                None
+                if sliding_window is None or length <= sliding_window
+                else _band(length, sliding_window, q.device)
+            )
+            row = F.scaled_dot_product_attention(
+                q, k, v, band, dropout, is_causal=band is None, scale=scaling, enable_gqa=grouped
+            )
             rows.append(row.transpose(1, 2))
         return torch.cat(rows, 1).to(dtype)
-
-
-def in_blocks(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float, dtype: torch.dtype
-) -> torch.Tensor:
-    """Causal attention of one row as matrix products in ``dtype``, a block of queries at a time against the
-    keys up to it.
-
-    Shapes ``(1, heads, length, head_dim)``; key and value may have fewer heads, whose queries then share one
-    product.
-    """
-    _, heads, rows, width = query.shape
-    # what is added comes after every token of the row, which therefore does not attend to it
-    query, key, value = (F.pad(each, (0, 0, 0, -rows % _EVEN)) for each in (query, key, value))
-    length, shared = query.shape[2], key.shape[1]
-    group = heads // shared
-    q = (query * scaling).to(dtype).view(shared, group, length, width)
-    k, v = key[0].to(dtype).transpose(1, 2), value[0].to(dtype)
-    blocks = []
-    for start in range(0, length, _BLOCK):
-        end = min(start + _BLOCK, length)
-        size = end - start
-        future = torch.full((size, end), float("-inf"), dtype=dtype).triu_(start + 1).repeat(group, 1)
-        scores = torch.baddbmm(future, q[:, :, start:end].reshape(shared, group * size, width), k[:, :, :end])
-        attended = torch.bmm(torch.softmax(scores, -1), v[:, :end])
-        blocks.append(attended.view(shared, group, size, width))
-    return torch.cat(blocks, 2).view(1, heads, length, width)[:, :, :rows]
 
 
 def _band(length: int, window: int, device: torch.device) -> torch.Tensor:
@@ -295,8 +257,3 @@ def _has_varlen() -> bool:
         and torch.version.cuda is not None
         and torch.cuda.get_device_capability() >= (8, 0)
     )
-
-
-def _multiplies_bf16() -> bool:
-    """True where the CPU has instructions for bf16 matrix products, without which they are slow."""
-    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()

@@ -9,13 +9,18 @@ logging steps.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+from collections.abc import Iterator
+from types import MethodType
 from typing import Any
 
 import torch
+from accelerate.utils.operations import ConvertOutputsToFp32
 from torch.nn import functional as F
 
 from podtune.run.distributed import forced_gpu_path
+from podtune.sft.train.cross_entropy import summed_cross_entropy
 
 IGNORED = -100  # label of a token that is not trained
 _PLAIN_LOGITS_BYTES = 2**30  # beyond it, scoring in chunks (TRL's fused head) is worth a second projection
@@ -49,7 +54,7 @@ def lean_loss(
     total, correct, scored = (
         _fused(model, inputs)
         if fused
-        else _plain(model, inputs, accuracy=logs_next(trainer), multiple=multiple)
+        else _plain(model, trainer.model, inputs, accuracy=logs_next(trainer), multiple=multiple)
     )
     if num_items_in_batch is None:
         num_items_in_batch = scored
@@ -87,7 +92,7 @@ def why_not_lean(trainer: Any) -> str:
 
 
 def _plain(
-    model: Any, inputs: dict[str, Any], *, accuracy: bool, multiple: int
+    model: Any, trained: Any, inputs: dict[str, Any], *, accuracy: bool, multiple: int
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
     """Summed cross-entropy, correct and scored tokens, from logits at every column that some row is scored
     at, and at the first column again up to a ``multiple``.
@@ -96,12 +101,32 @@ def _plain(
     columns = (labels != IGNORED).any(0).nonzero().flatten()
     more = (0, -len(columns) % multiple)
     kept = F.pad(columns, more)
-    logits = model(**{k: v for k, v in inputs.items() if k != "labels"}, logits_to_keep=kept).logits
+    with _outputs_as_computed(trained):
+        logits = model(**{k: v for k, v in inputs.items() if k != "labels"}, logits_to_keep=kept).logits
     targets = F.pad(labels[:, columns], more, value=IGNORED).flatten()
-    logits = logits.flatten(0, 1).float()
-    total = F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
+    logits = logits.flatten(0, 1)
+    total = summed_cross_entropy(logits, targets, IGNORED)
     correct = (logits.detach().argmax(-1) == targets).sum() if accuracy else None
     return total, correct, (targets != IGNORED).sum()
+
+
+@contextlib.contextmanager
+def _outputs_as_computed(trained: Any) -> Iterator[None]:
+    """Without accelerate's copy of the logits to fp32 under autocast, which nobody here needs.
+
+    ``trained`` is the model inside of what accelerate wrapped.
+    """
+    usual = trained.forward
+    converting = getattr(usual, "__wrapped__", None)
+    if not isinstance(converting, ConvertOutputsToFp32):
+        yield
+        return
+    inner = converting.model_forward
+    trained.forward = MethodType(inner, trained) if hasattr(usual, "__func__") else inner
+    try:
+        yield
+    finally:
+        trained.forward = usual
 
 
 def _fused(model: Any, inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:

@@ -40,6 +40,7 @@ from podtune.sft.data.batching import (
     numbered,
     row_lengths,
 )
+from podtune.sft.model.norm import lighten_norms
 from podtune.sft.train.bucket import Bucket
 from podtune.sft.train.early import EarlyStopping
 from podtune.sft.train.job_status import JobStatus
@@ -245,11 +246,15 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
 
     def _leave_casts_to_autocast(self) -> None:
         """Under autocast LoRA's own cast of each layer's input to fp32 is undone at once: the same bits for
-        half of an adapter's memory traffic.
+        half of an adapter's memory traffic. On a CPU the norms have their result in bf16 at once.
         """
-        for module in self.model.modules() if self.accelerator.native_amp else ():
+        if not self.accelerator.native_amp:
+            return
+        for module in self.model.modules():
             if hasattr(module, "cast_input_dtype_enabled"):
                 module.cast_input_dtype_enabled = False
+        if self.args.device.type == "cpu" and self.args.bf16 and not self.args.torch_compile:
+            lighten_norms(self.model)
 
     # ---- loss and what is counted ----
     def compute_loss(

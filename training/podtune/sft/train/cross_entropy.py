@@ -1,0 +1,52 @@
+"""Cross-entropy on a CPU, a few rows at a time: the logits of a batch are its largest tensor, and torch makes
+three more of its size, in fp32.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+_CHUNK_BYTES = 4 * 2**20  # of fp32 logits, which a core's cache holds
+
+
+def summed_cross_entropy(logits: torch.Tensor, targets: torch.Tensor, ignored: int) -> torch.Tensor:
+    """Sum over the rows of ``-log softmax(logits)[target]``, in fp32 whatever the logits are in.
+
+    Args:
+        logits: ``(rows, vocabulary)``; their gradient comes in their own dtype.
+        targets: ``(rows,)``; a row whose target is ``ignored`` counts nothing.
+    """
+    total: torch.Tensor = _Summed.apply(logits, targets, ignored)  # type: ignore[no-untyped-call]
+    return total
+
+
+class _Summed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: torch.Tensor, targets: torch.Tensor, ignored: int) -> torch.Tensor:
+        scored = targets != ignored
+        places = torch.where(scored, targets, 0)[:, None]
+        logsumexp = torch.empty(len(logits), 1)
+        for rows in _chunks(logits):
+            logsumexp[rows] = torch.logsumexp(logits[rows].float(), -1, keepdim=True)
+        ctx.save_for_backward(logits, logsumexp, places, scored)
+        return ((logsumexp - logits.gather(1, places))[:, 0] * scored).sum()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        """``softmax(logits) - 1 at the target``, times the gradient of the sum."""
+        logits, logsumexp, places, scored = ctx.saved_tensors
+        of_logits = torch.empty_like(logits)
+        times = (scored * gradient)[:, None]
+        for rows in _chunks(logits):
+            chunk = torch.sub(logits[rows], logsumexp[rows]).exp_()
+            chunk.scatter_add_(1, places[rows], chunk.new_full((len(chunk), 1), -1.0))
+            of_logits[rows] = chunk.mul_(times[rows])
+        return of_logits, None, None
+
+
+def _chunks(logits: torch.Tensor) -> list[slice]:
+    rows = max(1, _CHUNK_BYTES // (4 * logits.shape[1]))
+    return [slice(start, start + rows) for start in range(0, len(logits), rows)]
