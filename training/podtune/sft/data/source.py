@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import json
 import time
+import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -391,7 +392,8 @@ def _load_files(paths: tuple[Path, ...], form: files.Format) -> Dataset:
     if form in ("parquet", "json") and sum(path.stat().st_size for path in paths) > IN_MEMORY_BYTES:
         return datasets.load_dataset(form, data_files=[str(path) for path in paths], split="train")
     if form in ("json", "csv"):
-        return datasets.Dataset(_table_of_rows([row for path in paths for _, row in files.rows(path, form)]))
+        rows = [row for path in paths for _, row in files.rows(path, form)]
+        return datasets.Dataset(_table_of_rows(rows), fingerprint=uuid.uuid4().hex)
     tables = [_table(path, form) for path in paths]
     try:
         table = pa.concat_tables(
@@ -404,7 +406,8 @@ def _load_files(paths: tuple[Path, ...], form: files.Format) -> Dataset:
             fix="make the columns equal",
             code=DATA,
         ) from None
-    return datasets.Dataset(table.replace_schema_metadata(None))
+    # the library would hash all rows, for caches that a table in memory does not have
+    return datasets.Dataset(table.replace_schema_metadata(None), fingerprint=uuid.uuid4().hex)
 
 
 def _table(path: Path, form: files.Format) -> Any:

@@ -321,13 +321,20 @@ def cache_key(content: str, tokenizer: PreTrainedTokenizerBase, options: Tokeniz
     """
     from importlib.metadata import version
 
+    import tokenizers
+    import transformers
+
     parts = {
         "version": _VERSION,
         "data": content,
         "tokenizer": tokenizer_hash(tokenizer),
         "template": training_template(tokenizer, options) or tokenizer.chat_template,
         "options": dataclasses.asdict(options),
-        "libraries": {name: version(name) for name in ("transformers", "tokenizers", "trl")},
+        "libraries": {  # trl is not imported for that
+            "transformers": transformers.__version__,
+            "tokenizers": tokenizers.__version__,
+            "trl": version("trl"),
+        },
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:40]
 
