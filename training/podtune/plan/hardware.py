@@ -358,6 +358,8 @@ def calibrated_cpu(processes: int = 1, threads: int = 1, *, anew: bool = False) 
         precision: measured / at(1024, calibration.together[f"linear {like}"])[1]
         for precision, like in (("fp32", "fp32"), ("bf16", "bf16"), ("fp16", "fp32"))
     }
+    ranks = "1 process" if measured == 1 else f"{measured} processes"
+    each = "1 thread" if threads == 1 else f"{threads} threads"
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return Hardware(
         name="cpu",
@@ -365,8 +367,7 @@ def calibrated_cpu(processes: int = 1, threads: int = 1, *, anew: bool = False) 
         flops=rate,
         memory_bandwidth=measured / at(0, calibration.together["copy"])[1],
         link="loopback",
-        source=f"measured {calibration.measured_at} with {measured} processes of {threads} threads, "
-        + calibration.said,
+        source=f"measured {calibration.measured_at} with {ranks} of {each}, {calibration.said}",
         shared=True,
         calibration=calibration,
     )
