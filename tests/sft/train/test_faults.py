@@ -73,6 +73,14 @@ def wait_for_step(program: Program, step: int, last: int = LONG) -> None:
     program.wait_for(f"step {step:>{len(str(last))}}/{last}")
 
 
+def wait_for_checkpoint(run: Path) -> None:
+    """Until the first one is complete: it is written beside the next steps, which may be quicker."""
+    deadline = time.monotonic() + 60
+    while not checkpoint.checkpoints(run):
+        assert time.monotonic() < deadline, f"no complete checkpoint in {run}"
+        time.sleep(0.01)
+
+
 @pytest.mark.parametrize(("sign", "bound_s"), [(signal.SIGKILL, 10), (signal.SIGSTOP, 8 + 35)])
 def test_a_rank_that_is_killed_or_hangs_ends_the_others_within_the_bound(
     sign: signal.Signals, bound_s: int, launcher: Launcher, options: list[object], tmp_path: Path
@@ -165,7 +173,8 @@ def test_an_interrupted_run_ends_bit_for_bit_like_one_that_was_not(
     command = [*options, "--max_steps", STEPS, "--sample_ledger", "true", *words]
     launcher.run(*command, "--output_dir", whole, ranks=ranks)
     program = launcher.start(*command, "--output_dir", broken, ranks=ranks)
-    wait_for_step(program, 6, STEPS)
+    wait_for_step(program, 4, STEPS)
+    wait_for_checkpoint(broken)
     program.signal(signal.SIGKILL)
     program.wait(30)
     output = launcher.run(*command, "--output_dir", broken, ranks=ranks)
