@@ -58,20 +58,26 @@ def test_without_autocast_and_for_what_is_in_bf16_the_models_own_norm_runs() -> 
         assert model(rows).dtype == torch.bfloat16
 
 
-def test_a_frozen_weight_gets_no_gradient() -> None:
-    rows, weight = torch.randn(3, SIZE, requires_grad=True), torch.ones(SIZE)
+@pytest.mark.parametrize("trained", [True, False])
+def test_the_gradient_of_a_weight_is_computed_where_it_is_trained(
+    trained: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    products, usual = [], torch.mv
+    monkeypatch.setattr(torch, "mv", lambda *both: products.append(both) or usual(*both))
+    rows, weight = torch.randn(3, SIZE, requires_grad=True), torch.ones(SIZE, requires_grad=trained)
     RMSNorm.apply(rows, weight, 1e-5, torch.float32).sum().backward()
     assert rows.grad is not None
+    assert (weight.grad is not None, len(products)) == (trained, 1 + trained)
 
 
-class Gated(LlamaRMSNorm):
-    def forward(self, hidden_states: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-        return super().forward(hidden_states * gate)
+class GatedRMSNorm(LlamaRMSNorm):
+    def forward(self, hidden_states: torch.Tensor, gate: torch.Tensor | None = None) -> torch.Tensor:
+        return super().forward(hidden_states if gate is None else hidden_states * gate)
 
 
 @pytest.mark.parametrize(
     "other",
-    [GemmaRMSNorm(SIZE), Gated(SIZE), nn.LayerNorm(SIZE), LlamaRMSNorm(SIZE).half(), LlamaRMSNorm(0)],
+    [GemmaRMSNorm(SIZE), GatedRMSNorm(SIZE), nn.LayerNorm(SIZE), LlamaRMSNorm(SIZE).half(), LlamaRMSNorm(0)],
     ids=["one plus the weight", "gated", "no RMSNorm", "in half precision", "sharded away"],
 )
 def test_a_norm_that_computes_something_else_is_left_as_it_is(other: nn.Module) -> None:

@@ -4,6 +4,7 @@ where autocast would copy it for each linear layer that reads it.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from types import MethodType
 from typing import Any
@@ -37,6 +38,8 @@ def lighten_norms(model: nn.Module) -> int:
 
 
 def _computes_the_same(module: nn.Module, epsilon: float) -> bool:
+    if len(inspect.signature(module.forward).parameters) != 1:  # a gate beside the input, given or not
+        return False
     weight = getattr(module, "weight", None)
     # what is on another device or sharded (ZeRO-3 leaves it empty) cannot be tried
     if not isinstance(weight, torch.Tensor) or weight.dim() != 1 or not len(weight):
@@ -45,16 +48,9 @@ def _computes_the_same(module: nn.Module, epsilon: float) -> bool:
         return False
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(3, len(weight), generator=generator, requires_grad=True)
-    try:
-        theirs = module(rows)
-        if not isinstance(theirs, torch.Tensor) or theirs.shape != rows.shape:
-            return False
-        ours = RMSNorm.apply(rows, weight, epsilon, torch.float32)  # type: ignore[no-untyped-call]
-        theirs_back, ours_back = (
-            torch.autograd.grad(each.square().sum(), rows)[0] for each in (theirs, ours)
-        )
-    except (RuntimeError, TypeError):  # it asks for more than its input
-        return False
+    theirs = module(rows)
+    ours = RMSNorm.apply(rows, weight, epsilon, torch.float32)  # type: ignore[no-untyped-call]
+    theirs_back, ours_back = (torch.autograd.grad(each.square().sum(), rows)[0] for each in (theirs, ours))
     return torch.allclose(theirs, ours, 1e-5, 1e-6) and torch.allclose(theirs_back, ours_back, 1e-4, 1e-5)
 
 
