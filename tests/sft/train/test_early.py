@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
-from launch import Launcher
+from launch import Launcher, metrics
 
 from podtune.run.errors import UserError
 from podtune.sft.config import settings
@@ -35,6 +36,12 @@ def test_a_run_that_no_longer_improves_ends_well_and_stays_ended(
     assert record["reason"] == "stopped early: 3 evaluations in a row brought no better value"
     assert (tmp_path / "final" / "model.safetensors").is_file()
     assert "is finished at step 8" in launcher.run(*words, ranks=ranks)
+    # killed behind its last checkpoint, it trains no step more either
+    shutil.rmtree(tmp_path / "final")
+    (tmp_path / "run.json").unlink()
+    launcher.run(*words, ranks=ranks)
+    assert max(metrics(tmp_path)) == 8
+    assert json.loads((tmp_path / "run.json").read_text())["reason"] == record["reason"]
 
 
 def test_patience_without_evaluations_is_refused() -> None:

@@ -247,6 +247,24 @@ def test_a_run_killed_while_it_saves_goes_on_from_a_complete_checkpoint(
     ).read_bytes()
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_run_killed_after_its_last_checkpoint_trains_no_step_more(
+    ranks: int, launcher: Launcher, options: list[object], tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    command = [*options, "--max_steps", 4, "--output_dir", run]
+    launcher.run(*command, ranks=ranks)
+    whole, weights = metrics(run), (run / "final/model.safetensors").read_bytes()
+    shutil.rmtree(run / "final")
+    (run / "run.json").write_text(json.dumps(record(run) | {"status": "running"}))
+    assert "checkpoint-4" in launcher.run(*command, ranks=ranks)
+    assert metrics(run) == whole
+    assert (run / "final/model.safetensors").read_bytes() == weights
+    ended = record(run)
+    assert isinstance(measured := ended["measurements"], dict)
+    assert (ended["status"], measured["steps"], measured["loss"]["last"]) == ("ok", 4, whole[4])
+
+
 def test_a_damaged_checkpoint_is_passed_over_and_kept(
     undisturbed: Path,
     launcher: Launcher,

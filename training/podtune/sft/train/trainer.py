@@ -273,6 +273,15 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> Any:
         return super().get_batch_samples(self.meter.batches(epoch_iterator), num_batches, device)
 
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
+        """Begun at the last step (its checkpoint was saved, ``final`` was not), transformers would train one
+        more.
+        """
+        if self.state.global_step >= self.state.max_steps or self.stopped_early():
+            self.control.should_training_stop = True
+        else:
+            super()._run_epoch(*args, **kwargs)
+
     def training_step(
         self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None
     ) -> torch.Tensor:
