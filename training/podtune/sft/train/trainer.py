@@ -12,6 +12,7 @@ import shutil
 import signal
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +167,8 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
         if world.local_rank == 0:
             shutil.rmtree(self._stage, ignore_errors=True)  # of a start that was killed
         self._saving_in: Path | None = None  # where libraries write a checkpoint, if not in output_dir
+        self._beside: ThreadPoolExecutor | None = None  # during a save, for its weights
+        self._saved_weights: Future[None] | None = None
         self._said_no_room = False
         self._in_flight = False  # on every rank, while a save may be unfinished
         self._writer: BackgroundSave | None = None  # of this pod, on its first rank
@@ -425,8 +428,12 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
         checksums = torch.serialization.get_crc32_options()
         torch.serialization.set_crc32_options(False)
         try:
-            super()._save_checkpoint(model, trial)
+            with ThreadPoolExecutor(1) as self._beside:
+                super()._save_checkpoint(model, trial)
+            if self._saved_weights is not None:
+                self._saved_weights.result()
         finally:
+            self._beside = self._saved_weights = None
             self._saving_in, self.args.save_total_limit = None, limit
             torch.serialization.set_crc32_options(checksums)
         self.accelerator.wait_for_everyone()  # every rank's random state is in the folder
@@ -467,6 +474,16 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
                     folder, aside, seal if self.world.is_main else None, alone=self.world.nnodes == 1
                 )
         save.stall_s = time.monotonic() - save.began
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+        """Write weights and tokenizer; those of a checkpoint beside its optimizer's state, for two threads
+        fill memory in less time than one.
+        """
+        if self._beside is None or output_dir is None or state_dict is not None:  # gathered from shards
+            super()._save(output_dir, state_dict)
+        elif self.args.should_save:
+            Path(output_dir).mkdir(parents=True, exist_ok=True)
+            self._saved_weights = self._beside.submit(super()._save, output_dir)
 
     def _is_last_save(self) -> bool:
         return bool(self.control.should_training_stop or self.state.global_step >= self.state.max_steps)
