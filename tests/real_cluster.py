@@ -34,7 +34,13 @@ def config(**changed: Any) -> str:
 
 
 # Steps and saves enough for a pod to be taken away between two.
-LONG = config(max_steps=40, eval_strategy="no", save_steps=5, logging_steps=1, per_device_train_batch_size=2)
+LONG = {
+    "max_steps": 40,
+    "eval_strategy": "no",
+    "save_steps": 5,
+    "logging_steps": 1,
+    "per_device_train_batch_size": 2,
+}
 
 
 class Cluster:

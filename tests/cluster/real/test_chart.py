@@ -107,10 +107,19 @@ def test_two_pods_train_one_model(cluster: Cluster) -> None:
     assert (record["status"], record["world_size"], record["nnodes"]) == ("ok", 2, 2)
 
 
-@pytest.mark.parametrize("victim", ["worker", "master"])
-def test_a_pod_that_is_taken_away_is_made_again_and_the_run_goes_on(cluster: Cluster, victim: str) -> None:
+@pytest.mark.parametrize(
+    ("victim", "strategy", "streams"), [("worker", "fsdp", False), ("master", "ddp", True)]
+)
+def test_a_pod_that_is_taken_away_is_made_again_and_the_run_goes_on(
+    cluster: Cluster, victim: str, strategy: str, streams: bool
+) -> None:
+    """With shards that each pod writes, and with rows that are tokenised while they are trained."""
     name, pod = f"lost-{victim}", f"lost-{victim}-{victim}-0"
-    cluster.install(name, distributed={"nodes": 2}, config=LONG)
+    cluster.install(
+        name,
+        distributed={"nodes": 2, "strategy": strategy},
+        config=config(**LONG, dataset_streaming=streams),
+    )
     cluster.started(name)
     before = {one.metadata.name: one.metadata.uid for one in cluster.pods(name)}
     if victim == "worker":  # as a node's drain does
@@ -124,16 +133,20 @@ def test_a_pod_that_is_taken_away_is_made_again_and_the_run_goes_on(cluster: Clu
     assert record["status"] == "ok"
     assert len(record["attempts"]) >= 2
     assert record["attempts"][-1]["from_step"] > 0, "it came back to a checkpoint"
+    assert ("rows" in record["data"]) is not streams
+    assert "saves beside the next steps" in cluster.log(f"{name}-master-0")
+    saves = record["measurements"]["saves"]
+    assert saves["stall_s"] < saves["write_s"]
 
 
 def test_a_release_installed_again_goes_on_from_the_checkpoint_that_its_end_saved(cluster: Cluster) -> None:
-    cluster.install("again", config=LONG)
+    cluster.install("again", config=config(**LONG))
     cluster.started("again")
     cluster.helm("uninstall", "again")
     cluster.until("its pod to save and go", lambda: not cluster.pods("again"), 120)
     left = cluster.read("again/run.json")
     assert left["status"] == "preempted"
-    cluster.install("again", config=LONG)
+    cluster.install("again", config=config(**LONG))
     cluster.ended("again")
     record = cluster.read("again/run.json")
     assert (record["status"], len(record["attempts"])) == ("ok", 2)

@@ -66,7 +66,7 @@ def test_preempted_by_one_of_higher_priority_a_run_saves_waits_and_ends_at_the_s
 ) -> None:
     of_two = {"nodes": 2, "strategy": "ddp"}
     for name in ("whole", "gives-way"):
-        cluster.install(name, distributed=of_two, config=LONG, kueue={"queueName": queue})
+        cluster.install(name, distributed=of_two, config=config(**LONG), kueue={"queueName": queue})
     cluster.started("whole")
     # the pods of one fit, at 500m each for their preparation, and those of two do not
     assert "Suspended" in cluster.conditions("gives-way")
