@@ -12,6 +12,7 @@ import pytest
 from podtune.plan import calibration
 from podtune.plan.calibration import SECTIONS, Calibration, Curve, at, calibrate, calibration_path
 from podtune.plan.hardware import Hardware, link_row
+from podtune.plan.layout import DATA_PARALLEL
 from podtune.plan.models import shape_of
 from podtune.plan.plan import Plan, estimate
 from podtune.run.errors import UNAVAILABLE, UserError
@@ -24,6 +25,7 @@ def found(seconds: float = 1e-9) -> dict[str, Any]:
         "alone": operations,
         "together": operations,
         "machinery": {name: [[0, 0, 1e-3]] for name in SECTIONS["machinery"]},
+        "copies": {name: [[0, 0, 1e-9]] for name in SECTIONS["copies"]},
         "messages": {name: [[0, 1e-4, seconds]] for name in SECTIONS["messages"]},
     }
 
@@ -133,17 +135,19 @@ def test_between_two_sizes_figures_follow_the_logarithm_and_beyond_them_the_near
     assert at(1e9, curve) == (3.0, 8.0)
 
 
-def planned(strategy: str, world_size: int, **operations: float) -> Plan:
+def planned(strategy: str, world_size: int, own: Curve | None = None, **operations: float) -> Plan:
     """Of a machine on which only ``operations`` take time (seconds a unit), half of it for a process alone;
-    messages take 1 ms and 1e-9 s a byte.
+    messages take 1 ms and 1e-9 s a byte. ``own`` is what a strategy adds, if that was measured, and then
+    1e-9 s a byte of weights.
     """
     curves: dict[str, Curve] = {
         name: [[0, 0, operations.get(name.replace(" ", "_"), 0.0)]] for name in SECTIONS["operations"]
     }
     alone = {name: [[0, 0, rows[0][2] / 2]] for name, rows in curves.items()}
     messages: dict[str, Curve] = {name: [[0, 1e-3, 1e-9]] for name in SECTIONS["messages"]}
-    machinery: dict[str, Curve] = {name: [[0, 0, 0.5]] for name in SECTIONS["machinery"]}
-    measured = Calibration(min(world_size, 2), 1, alone, curves, machinery, messages, "", "")
+    machinery = {} if own is None else {strategy: own}
+    copies: dict[str, Curve] = {strategy: [[0, 0, 1e-9]]} if strategy in DATA_PARALLEL else {}
+    measured = Calibration(min(world_size, 2), 1, alone, curves, machinery, copies, messages, "", "")
     cpu = Hardware("cpu", 8.0, {"fp32": 1.0}, 1.0, "loopback", "", shared=True, calibration=measured)
     shape = shape_of("tinygpt-test")
     return estimate(
@@ -179,20 +183,26 @@ def test_two_processes_share_the_work_and_pay_for_their_messages() -> None:
     assert ddp.step_time_s == pytest.approx(one / 2 + 1e-3 + 4 * ddp.parameters * 1e-9)
     gpipe = planned("pipeline-gpipe", 2, linear_fp32=1e-9)
     assert gpipe.communication_time_s is not None
-    assert gpipe.step_time_s == pytest.approx(one / 2 * 9 / 8 + gpipe.communication_time_s)
+    # two layers and the head, which is a third of one, are the longer stage
+    assert gpipe.step_time_s == pytest.approx(one * 7 / 13 * 9 / 8 + gpipe.communication_time_s)
     naive = planned("naive-mp", 2, linear_fp32=1e-9)
     assert naive.communication_time_s is not None
     # one works at a time, and finds the machine idle
     assert naive.step_time_s == pytest.approx(one / 2 + naive.communication_time_s)
 
 
-def test_a_strategy_pays_for_its_blocks_and_for_what_it_copies() -> None:
-    assert seconds("tensor", 1) == pytest.approx(4 * 0.5)
-    plan = planned("fsdp", 2, copy=1e-9)
-    # two gathers of one and a half copies each, and two of the reduction; each reads and writes
-    assert plan.compute_time_s == pytest.approx(5 * 0.5 + 5 * 2 * 4 * plan.parameters * 1e-9)
-    assert plan.communication_time_s is not None
-    assert plan.communication_time_s == pytest.approx(3 * 4 * plan.parameters * 1e-9)
+@pytest.mark.parametrize(
+    ("strategy", "units"),  # blocks, tensors, turns of eight micro-batches
+    [("tensor", 4), ("ddp", 68), ("zero2", 68), ("pipeline-1f1b", 9)],
+)
+def test_a_strategy_pays_for_its_own_code_and_the_latency_of_its_messages_in_it(
+    strategy: str, units: int
+) -> None:
+    plan = planned(strategy, 2, own=[[0, 0.25, 0.5]])
+    copied = 1e-9 * 4 * plan.parameters if strategy in DATA_PARALLEL else 0.0
+    assert plan.compute_time_s == pytest.approx(0.25 + 0.5 * units + copied)
+    sent = sum(each["message_bytes"] for each in plan.communication)
+    assert plan.communication_time_s == pytest.approx(1e-9 * sent)
 
 
 def test_more_processes_than_cores_take_turns() -> None:

@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from podtune.machine.facts import cpu_model, torch_build, usable_cpus
+from podtune.plan.layout import DATA_PARALLEL, PLANNED
 from podtune.run.errors import UNAVAILABLE, UserError, working
 from podtune.run.files import write_whole
 
-SCHEMA = 1  # raised when the probe measures something else
+SCHEMA = 2  # raised when the probe measures something else
 TIMEOUT_S = 180.0
 GRACE_S = 40.0  # torchrun itself waits 30 s for its ranks
 SECTIONS = {
@@ -28,7 +29,9 @@ SECTIONS = {
         *("linear fp32", "linear bf16", "convolution", "attention", "layer norm", "group norm", "gelu"),
         *("relu", "add", "loss", "adamw", "sgd", "copy"),
     },
-    "machinery": {"fsdp", "tensor"},
+    # DeepSpeed need not be there
+    "machinery": {*PLANNED} - {"single", "zero2", "zero3"},
+    "copies": {*DATA_PARALLEL} - {"zero2", "zero3"},
     "messages": {"all_reduce", "all_gather", "reduce_scatter", "send"},
 }
 
@@ -42,7 +45,9 @@ class Calibration:
     Args:
         processes: that worked at once in ``together``; in ``alone`` the others waited.
         threads: of each.
-        machinery: what a strategy adds to each of its blocks, the latency of its messages with it.
+        machinery: what a strategy adds to a step and to each of its blocks, tensors or turns (see
+            :func:`podtune.plan.cpu_time.machinery_units`), the latency of its messages with it.
+        copies: what a strategy that divides the batch adds for each byte of weights.
         messages: over all processes by gloo; empty for one.
         said: where the figures are from, for people.
     """
@@ -52,6 +57,7 @@ class Calibration:
     alone: dict[str, Curve]
     together: dict[str, Curve]
     machinery: dict[str, Curve]
+    copies: dict[str, Curve]
     messages: dict[str, Curve]
     measured_at: str
     said: str
@@ -87,7 +93,8 @@ def calibration_path() -> Path:
 
 
 def calibrate(processes: int, threads: int = 1, *, anew: bool = False) -> Calibration:
-    """This machine with ``processes`` of ``threads`` at work: as kept, or measured now, which takes seconds.
+    """This machine with ``processes`` of ``threads`` at work: as kept, or measured now, which takes up to a
+    minute.
 
     Raises:
         UserError: torch is not there, or the measurement failed.
@@ -97,7 +104,8 @@ def calibrate(processes: int, threads: int = 1, *, anew: bool = False) -> Calibr
     entry = entries.get(name)
     if entry is not None:
         return _calibration(entry, processes, threads, f"kept in {path}")
-    working(f"measuring this CPU with {processes} process{'es' * (processes > 1)} of {threads} threads")
+    of = f"{processes} process{'es' * (processes > 1)} of {threads} thread{'s' * (threads > 1)}"
+    working(f"measuring this CPU with {of}: about a minute, once")
     entry = {"measured_at": datetime.now(UTC).isoformat(timespec="seconds"), **_measure(processes, threads)}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -133,7 +141,7 @@ def _kept(path: Path, key: dict[str, Any]) -> dict[str, Any]:
 
 def _sound(name: str, entry: Any) -> bool:
     """Whether every curve is there, of finite numbers that are not negative."""
-    sections = {"alone": "operations", "machinery": "machinery"}
+    sections = {"alone": "operations", "machinery": "machinery", "copies": "copies"}
     if not name.startswith("1x"):
         sections |= {"together": "operations", "messages": "messages"}
     if not isinstance(entry, dict) or not isinstance(entry.get("measured_at"), str):
@@ -165,6 +173,7 @@ def _calibration(entry: dict[str, Any], processes: int, threads: int, said: str)
         alone,
         entry.get("together", alone),
         entry["machinery"],
+        entry["copies"],
         entry.get("messages", {}),
         entry["measured_at"],
         said,

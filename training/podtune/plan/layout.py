@@ -9,11 +9,15 @@ volumes; Huang et al. 2019 (GPipe), section 2.3, for the bubble; Korthikanti et 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from functools import cache
+from typing import TYPE_CHECKING, Literal
 
-from podtune.plan.hardware import Link
 from podtune.plan.shapes import Checkpointing, Kept, Opaque, Shape, Transformer
+
+if TYPE_CHECKING:
+    from podtune.plan.hardware import Link
 
 DDP_BUCKET = 25 * 2**20
 ZERO_BUCKET = 500_000_000  # elements of DeepSpeed's, if the model has as many
@@ -66,6 +70,28 @@ def bubble_share(stages: int, micro_batches: int) -> float:
     parallelism's 1 - 1/P.
     """
     return (stages - 1) / (micro_batches + stages - 1)
+
+
+def even_parts(costs: Sequence[float], parts: int) -> list[tuple[int, int]]:
+    """``parts`` consecutive, non-empty ranges (start, end) whose dearest is as cheap as can be.
+
+    Among cuts with the same dearest part, one whose other parts are even too (the sum of squares decides).
+    """
+
+    @cache
+    def best(start: int, left: int) -> tuple[float, float, tuple[int, ...]]:
+        if left == 1:
+            cost = sum(costs[start:])
+            return cost, cost * cost, (len(costs),)
+        parts: list[tuple[float, float, tuple[int, ...]]] = []
+        for end in range(start + 1, len(costs) - left + 2):
+            here = sum(costs[start:end])
+            dearest, squares, ends = best(end, left - 1)
+            parts.append((max(here, dearest), here * here + squares, (end, *ends)))
+        return min(parts)
+
+    ends = best(0, parts)[2]
+    return list(zip((0, *ends[:-1]), ends, strict=True))
 
 
 @dataclass(frozen=True)

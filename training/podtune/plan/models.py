@@ -13,7 +13,7 @@ from podtune.plan.shapes import ConvNet, Transformer
 from podtune.run.errors import DATA, NO_INPUT, USAGE, UserError, near
 
 
-def _gpt2(layers: int, heads: int, hidden: int, context: int, vocabulary: int) -> Transformer:
+def gpt2(layers: int, heads: int, hidden: int, context: int, vocabulary: int) -> Transformer:
     """A decoder like GPT-2: tied embeddings, learned positions, an MLP four times as wide as the model."""
     return Transformer(
         layers=layers,
@@ -33,9 +33,9 @@ def _gpt2(layers: int, heads: int, hidden: int, context: int, vocabulary: int) -
 # What the benchmark trains. GPT-2's 50,257 tokens are rounded up to a multiple of 64, which matrix units
 # like; the padding rows are never a target.
 BENCHMARK_MODELS: dict[str, Transformer | ConvNet] = {
-    "tinygpt-test": _gpt2(layers=4, heads=4, hidden=128, context=128, vocabulary=512),
-    "tinygpt-124m": _gpt2(layers=12, heads=12, hidden=768, context=1024, vocabulary=50304),
-    "tinygpt-350m": _gpt2(layers=24, heads=16, hidden=1024, context=1024, vocabulary=50304),
+    "tinygpt-test": gpt2(layers=4, heads=4, hidden=128, context=128, vocabulary=512),
+    "tinygpt-124m": gpt2(layers=12, heads=12, hidden=768, context=1024, vocabulary=50304),
+    "tinygpt-350m": gpt2(layers=24, heads=16, hidden=1024, context=1024, vocabulary=50304),
     "resnet18-cifar": ConvNet("basic", (2, 2, 2, 2), stem="3x3", classes=10, image_size=32),
     "resnet50": ConvNet("bottleneck", (3, 4, 6, 3), stem="7x7", classes=1000, image_size=224),
 }

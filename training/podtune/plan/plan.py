@@ -417,7 +417,7 @@ def _measured_times(
     passes = turns * cpu_time.forward_backward_s(layout, calibration) * RECOMPUTE[layout.checkpointing]
     update = turns * cpu_time.update_s(layout, calibration, optimizer)
     own = turns * cpu_time.machinery_s(layout, calibration)
-    counted = layout.strategy in (*cpu_time.FSDP, "tensor")  # the latency of its messages, in the machinery
+    counted = layout.strategy in calibration.machinery  # the latency of its messages
     communication = sum(
         item.seconds(link or LINKS["ethernet-100g"])
         if link or item.between_nodes

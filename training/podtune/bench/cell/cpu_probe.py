@@ -2,62 +2,63 @@
 ``torchrun -m podtune.bench.cell.cpu_probe THREADS FILE``; :mod:`podtune.plan.calibration` starts it.
 
 Each figure is of forward and backward pass together, over copies with inputs of their own, so that tensors
-come from where a training's do and not from a warm cache. The quickest of several repeats counts, and of a
-process with one thread its CPU time: what else the machine does meanwhile is no property of it.
+come from where a training's do and not from a warm cache. The median of several repeats counts, as of a
+cell's steps: processes that work at once slow each other down.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import statistics
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    ParallelStyle,
-    RowwiseParallel,
-    parallelize_module,
-)
 from torch.nn import functional
 
-from podtune.plan.calibration import Curve
-from podtune.run.distributed import cleanup_distributed, setup_distributed
+from podtune.bench.models.tinygpt import TinyGPT
+from podtune.bench.options import Options
+from podtune.bench.strategies.contract import Batch
+from podtune.bench.strategies.step import optimizer_factory
+from podtune.bench.strategies.table import STRATEGIES
+from podtune.plan.calibration import Curve, at
+from podtune.plan.cpu_time import machinery_units
+from podtune.plan.layout import DATA_PARALLEL, PIPELINES, Layout
+from podtune.plan.models import gpt2
+from podtune.plan.shapes import Transformer
+from podtune.run.distributed import World, cleanup_distributed, setup_distributed
+from podtune.run.errors import UNAVAILABLE, UserError
 from podtune.run.files import write_whole
 
 COPIES = 3
-BUDGET_S = 0.02  # of one figure; at least two repeats are taken
+BUDGET_S = 0.02  # of one figure; at least three repeats are taken
 TIMEOUT_S = 60.0
 WIDTHS = (128, 512, 1024)
 ROWS = (64, 512)
 CHANNELS = ((64, 32), (128, 16), (256, 8), (512, 4))  # of a residual network, with the side of its images
 HEAD_DIMS = (32, 64)
 MESSAGES = (4 * 2**10, 2 * 2**20)  # bytes
-REPEATS = 14  # of a message; the first two are dropped
+REPEATS, STEPS = 14, 8  # of a message, of a cell; the first two are dropped
 GROUPS = 32
-BLOCKS, LAYERS = 4, 4
+WIDE = 512  # of a model whose weights are what takes time
 
 
-def quickest_s(work: Callable[[], object]) -> float:
-    """Seconds of ``work()``: the quickest within the budget, after one warm-up."""
+def usual_s(work: Callable[[], object]) -> float:
+    """Seconds of ``work()``: the median within the budget, after one warm-up."""
     work()
-    # the backward pass on a CPU runs in the thread that calls it
-    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
     seconds: list[float] = []
-    while len(seconds) < 2 or sum(seconds) < BUDGET_S:
-        start = clock()
+    while len(seconds) < 3 or sum(seconds) < BUDGET_S:
+        start = time.perf_counter()
         work()
-        seconds.append(clock() - start)
-    return min(seconds)
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds)
 
 
 def both_passes(call: Callable[[Tensor], Tensor], inputs: list[Tensor], weights: list[Tensor]) -> float:
@@ -69,7 +70,7 @@ def both_passes(call: Callable[[Tensor], Tensor], inputs: list[Tensor], weights:
         outputs = [call(x) for x in inputs]
         return torch.autograd.grad(outputs, [*inputs, *weights], gradients)
 
-    return quickest_s(work) / len(inputs)
+    return usual_s(work) / len(inputs)
 
 
 def line(size: float, small: tuple[float, float], large: tuple[float, float]) -> list[float]:
@@ -154,7 +155,7 @@ def loss() -> list[float]:
 def copy() -> list[float]:
     """To new memory, as large as a unit of a small model; units are bytes, read and written."""
     source = torch.zeros(2**20)
-    return [0, 0.0, quickest_s(source.clone) / (2 * source.nbytes)]
+    return [0, 0.0, usual_s(source.clone) / (2 * source.nbytes)]
 
 
 def optimizer(build: Callable[[list[nn.Parameter]], torch.optim.Optimizer]) -> list[float]:
@@ -164,7 +165,7 @@ def optimizer(build: Callable[[list[nn.Parameter]], torch.optim.Optimizer]) -> l
         parameters = [nn.Parameter(torch.zeros(elements)) for _ in range(8)]
         for parameter in parameters:
             parameter.grad = torch.ones(elements)
-        points.append((float(elements), quickest_s(build(parameters).step) / len(parameters)))
+        points.append((float(elements), usual_s(build(parameters).step) / len(parameters)))
     return line(0, *points)
 
 
@@ -226,44 +227,111 @@ def messages(rank: int, ranks: int) -> dict[str, Curve]:
     return curves
 
 
-def machinery(world_size: int) -> dict[str, Curve]:
-    """What a strategy adds to a block of small layers by its hooks, its kind of tensor and the latency of its
-    messages. Units are blocks: forward, backward and update.
+def machinery(world: World, wire: dict[str, Curve]) -> tuple[dict[str, Curve], dict[str, Curve]]:
+    """What each strategy takes beyond what it computes: its hooks, its kinds of tensor, its schedule and the
+    latency of its messages, by :func:`podtune.plan.cpu_time.machinery_units`; and what those that divide the
+    batch take for each byte of weights, the bytes of their messages apart. A strategy that is not installed
+    is left out.
     """
-    mesh = init_device_mesh("cpu", (world_size,))
-    plain = _stack_s(lambda block: None)
-    styles: dict[str, ParallelStyle] = {
-        str(index): RowwiseParallel() if index % 2 else ColwiseParallel() for index in range(LAYERS)
-    }
-    ways: dict[str, Callable[[nn.Module], object]] = {
-        "fsdp": lambda block: fully_shard(block, mesh=mesh),
-        "tensor": lambda block: parallelize_module(block, mesh, styles),
-    }
-    return {name: [[0, 0, max(1e-9, (_stack_s(way) - plain) / BLOCKS)]] for name, way in ways.items()}
+    own: dict[str, Curve] = {}
+    copies: dict[str, Curve] = {}
+    for name in STRATEGIES:
+        if name == "single":
+            continue
+        try:
+            small, large = (beyond(small_cell(name, world.world_size, times), world) for times in (1, 4))
+        except UserError as error:
+            if error.code != UNAVAILABLE:
+                raise
+            continue
+        own[name] = [line(0, small, large)]
+        if name not in DATA_PARALLEL:
+            continue
+        options, size = small_cell(name, world.world_size, 1, WIDE)
+        units, seconds = beyond((options, size), world)
+        fixed, each = at(0, own[name])
+        messages = layout_of(options, size, world.world_size).collectives(size.parameters, None)
+        seconds -= (
+            fixed + each * units + sum(at(0, wire[each.kind])[1] * each.message_bytes for each in messages)
+        )
+        copies[name] = [[0, 0, max(1e-15, seconds / (4 * size.parameters))]]
+    return own, copies
 
 
-def _stack_s(distribute: Callable[[nn.Module], object]) -> float:
-    """Seconds of a step of blocks that are distributed; a fixed count, as of messages."""
-    model = nn.Sequential(
-        *(nn.Sequential(*(nn.Linear(64, 64) for _ in range(LAYERS))) for _ in range(BLOCKS))
+def beyond(cell: tuple[Options, Transformer], world: World) -> tuple[float, float]:
+    """Units of a cell's machinery, and the seconds of its step beyond what is computed in it."""
+    units = machinery_units(layout_of(*cell, world.world_size))
+    return units, max(1e-9, step_s(*cell, world) - plain_s(*cell, world))
+
+
+def small_cell(strategy: str, ranks: int, times: int, width: int = 64) -> tuple[Options, Transformer]:
+    """A model about ``width`` wide, which takes next to no time, of ``times`` as many blocks, or
+    micro-batches of a pipeline.
+    """
+    layers = max(2, ranks) if strategy in (*PIPELINES, "naive-mp") else 2
+    micro_batches = 0
+    if strategy in PIPELINES:
+        micro_batches = 2 * ranks * times
+    else:
+        layers *= times
+    hidden = ranks * math.ceil(width / ranks)
+    size = gpt2(layers=layers, heads=ranks, hidden=hidden, context=32, vocabulary=64)
+    options = Options(
+        "",
+        strategy,
+        global_batch_size=micro_batches or 2 * ranks,
+        sequence_length=size.sequence_length,
+        micro_batches=micro_batches,
+        shard_size=ranks if strategy == "hsdp" else 0,
+        cpu=True,
     )
-    for block in model:
-        distribute(block)
-    parameters = list(model.parameters())
-    whole = [parameter for parameter in parameters if not isinstance(parameter, DTensor)]
-    cut = [parameter for parameter in parameters if isinstance(parameter, DTensor)]
-    groups = [{"params": group} for group in (whole, cut) if group]
-    steps = torch.optim.AdamW(groups, fused=True)
-    x = torch.randn(64, 64)
+    return options, size
+
+
+def layout_of(options: Options, size: Transformer, ranks: int) -> Layout:
+    """The planner's view of a small cell."""
+    return Layout(
+        size,
+        options.strategy,
+        ranks,
+        1,
+        "fp32",
+        options.global_batch_size,
+        micro_batches=options.micro_batches or 1,
+        accumulation=1,
+        checkpointing="none",
+        shard_size=options.shard_size or None,
+    )
+
+
+def plain_s(options: Options, size: Transformer, world: World) -> float:
+    """Seconds that a rank of the cell computes, measured as plain training of its part, all ranks at once."""
+    layout = layout_of(options, size, world.world_size)
+    part = replace(options, strategy="single", micro_batches=0, shard_size=0)
+    alone = replace(world, rank=0, world_size=1)
+    if options.strategy not in PIPELINES:
+        rows = options.global_batch_size // layout.replicas
+        return step_s(replace(part, global_batch_size=rows), size, alone)
+    pieces = options.micro_batches
+    stage = replace(size, layers=size.layers // layout.stages)
+    seconds = step_s(replace(part, accumulation=pieces), stage, alone)
+    return seconds * machinery_units(layout) / pieces
+
+
+def step_s(options: Options, size: Transformer, world: World) -> float:
+    """Seconds of a step; of a count that is the same on every rank, as of messages."""
+    strategy = STRATEGIES[options.strategy].load()(
+        partial(TinyGPT, size), optimizer_factory(options), world, options
+    )
+    rows = options.global_batch_size // strategy.rows[1]
+    ids = torch.randint(size.vocabulary, (rows, size.sequence_length))
+    batch = Batch(ids, ids)
     seconds = []
-    clock = time.thread_time if dist.get_world_size() == 1 else time.perf_counter
-    for _ in range(REPEATS):
+    for _ in range(STEPS):
         dist.barrier()
-        start = clock()
-        torch.autograd.backward(model(x).sum())
-        steps.step()
-        steps.zero_grad()
-        seconds.append(clock() - start)
+        start = time.perf_counter()
+        strategy.train_step(batch)
+        seconds.append(time.perf_counter() - start)
     return statistics.median(seconds[2:])
 
 
@@ -281,7 +349,7 @@ def main() -> int:
             found["together"] = operations()
             dist.barrier()
             found["messages"] = messages(world.rank, world.world_size)
-        found["machinery"] = machinery(world.world_size)
+        found["machinery"], found["copies"] = machinery(world, found.get("messages", {}))
     finally:
         cleanup_distributed()
     if world.rank == 0:

@@ -5,7 +5,6 @@ weights equal.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 
 import torch
 import torch.distributed as dist
@@ -14,28 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from podtune.bench.models.stack import Stack
 from podtune.bench.strategies.contract import BuildModel
-
-
-def even_parts(costs: Sequence[float], parts: int) -> list[tuple[int, int]]:
-    """``parts`` consecutive, non-empty ranges (start, end) whose dearest is as cheap as can be.
-
-    Among cuts with the same dearest part, one whose other parts are even too (the sum of squares decides).
-    """
-
-    @cache
-    def best(start: int, left: int) -> tuple[float, float, tuple[int, ...]]:
-        if left == 1:
-            cost = sum(costs[start:])
-            return cost, cost * cost, (len(costs),)
-        parts: list[tuple[float, float, tuple[int, ...]]] = []
-        for end in range(start + 1, len(costs) - left + 2):
-            here = sum(costs[start:end])
-            dearest, squares, ends = best(end, left - 1)
-            parts.append((max(here, dearest), here * here + squares, (end, *ends)))
-        return min(parts)
-
-    ends = best(0, parts)[2]
-    return list(zip((0, *ends[:-1]), ends, strict=True))
+from podtune.plan.layout import even_parts
 
 
 def forward_flops_by_block(blocks: Sequence[nn.Module], inputs: torch.Tensor) -> list[int]:
