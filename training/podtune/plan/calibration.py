@@ -22,7 +22,7 @@ from podtune.run.errors import UNAVAILABLE, UserError, working
 from podtune.run.files import write_whole
 
 SCHEMA = 2  # raised when the probe measures something else
-TIMEOUT_S = 180.0
+TIMEOUT_S = 600.0  # ten times what it takes
 GRACE_S = 40.0  # torchrun itself waits 30 s for its ranks
 SECTIONS = {
     "operations": {
