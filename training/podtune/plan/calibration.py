@@ -29,8 +29,8 @@ SECTIONS = {
         *("linear fp32", "linear bf16", "convolution", "attention", "layer norm", "group norm", "gelu"),
         *("relu", "add", "loss", "adamw", "sgd", "copy"),
     },
-    # DeepSpeed need not be there
-    "machinery": {*PLANNED} - {"single", "zero2", "zero3"},
+    # one rank at a time has no code of its own, and DeepSpeed need not be there
+    "machinery": {*PLANNED} - {"single", "naive-mp", "zero2", "zero3"},
     "copies": {*DATA_PARALLEL} - {"zero2", "zero3"},
     "messages": {"all_reduce", "all_gather", "reduce_scatter", "send"},
 }
@@ -87,6 +87,11 @@ def at(size: float, curve: Curve) -> tuple[float, float]:
     return fixed, slope
 
 
+def at_work(processes: int, threads: int) -> str:
+    """So many processes and threads of each, in words."""
+    return f"{processes} process{'es' * (processes > 1)} of {threads} thread{'s' * (threads > 1)}"
+
+
 def calibration_path() -> Path:
     """Below XDG_CACHE_HOME, or ~/.cache."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "podtune" / "cpu.json"
@@ -104,8 +109,7 @@ def calibrate(processes: int, threads: int = 1, *, anew: bool = False) -> Calibr
     entry = entries.get(name)
     if entry is not None:
         return _calibration(entry, processes, threads, f"kept in {path}")
-    of = f"{processes} process{'es' * (processes > 1)} of {threads} thread{'s' * (threads > 1)}"
-    working(f"measuring this CPU with {of}: about a minute, once")
+    working(f"measuring this CPU with {at_work(processes, threads)}: about a minute, once")
     entry = {"measured_at": datetime.now(UTC).isoformat(timespec="seconds"), **_measure(processes, threads)}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass, field
 
 from podtune.machine.facts import memory_limit, usable_cpus
-from podtune.plan.calibration import Calibration, at, calibrate
+from podtune.plan.calibration import Calibration, at, at_work, calibrate
 from podtune.run.errors import USAGE, UserError, near
 
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "fp8")
@@ -345,7 +345,7 @@ def _match(device_name: str) -> str | None:
 
 def calibrated_cpu(processes: int = 1, threads: int = 1, *, anew: bool = False) -> Hardware:
     """This machine's CPU as one device that ``processes`` of ``threads`` share, as it was measured; the first
-    time that takes seconds.
+    time that takes up to a minute.
 
     More processes than cores take turns: those that have a core are measured, two at least.
 
@@ -358,8 +358,6 @@ def calibrated_cpu(processes: int = 1, threads: int = 1, *, anew: bool = False) 
         precision: measured / at(1024, calibration.together[f"linear {like}"])[1]
         for precision, like in (("fp32", "fp32"), ("bf16", "bf16"), ("fp16", "fp32"))
     }
-    ranks = "1 process" if measured == 1 else f"{measured} processes"
-    each = "1 thread" if threads == 1 else f"{threads} threads"
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return Hardware(
         name="cpu",
@@ -367,7 +365,7 @@ def calibrated_cpu(processes: int = 1, threads: int = 1, *, anew: bool = False) 
         flops=rate,
         memory_bandwidth=measured / at(0, calibration.together["copy"])[1],
         link="loopback",
-        source=f"measured {calibration.measured_at} with {ranks} of {each}, {calibration.said}",
+        source=f"measured {calibration.measured_at} with {at_work(measured, threads)}, {calibration.said}",
         shared=True,
         calibration=calibration,
     )

@@ -236,7 +236,7 @@ def machinery(world: World, wire: dict[str, Curve]) -> tuple[dict[str, Curve], d
     own: dict[str, Curve] = {}
     copies: dict[str, Curve] = {}
     for name in STRATEGIES:
-        if name == "single":
+        if name in ("single", "naive-mp"):  # one rank at a time computes, and nothing else
             continue
         try:
             small, large = (beyond(small_cell(name, world.world_size, times), world) for times in (1, 4))
@@ -250,10 +250,9 @@ def machinery(world: World, wire: dict[str, Curve]) -> tuple[dict[str, Curve], d
         options, size = small_cell(name, world.world_size, 1, WIDE)
         units, seconds = beyond((options, size), world)
         fixed, each = at(0, own[name])
-        messages = layout_of(options, size, world.world_size).collectives(size.parameters, None)
-        seconds -= (
-            fixed + each * units + sum(at(0, wire[each.kind])[1] * each.message_bytes for each in messages)
-        )
+        seconds -= fixed + each * units
+        for message in layout_of(options, size, world.world_size).collectives(size.parameters, None):
+            seconds -= message.message_bytes * at(0, wire[message.kind])[1]
         copies[name] = [[0, 0, max(1e-15, seconds / (4 * size.parameters))]]
     return own, copies
 
@@ -268,12 +267,9 @@ def small_cell(strategy: str, ranks: int, times: int, width: int = 64) -> tuple[
     """A model about ``width`` wide, which takes next to no time, of ``times`` as many blocks, or
     micro-batches of a pipeline.
     """
-    layers = max(2, ranks) if strategy in (*PIPELINES, "naive-mp") else 2
-    micro_batches = 0
+    layers, micro_batches = 2 * times, 0
     if strategy in PIPELINES:
-        micro_batches = 2 * ranks * times
-    else:
-        layers *= times
+        layers, micro_batches = max(2, ranks), 2 * ranks * times
     hidden = ranks * math.ceil(width / ranks)
     size = gpt2(layers=layers, heads=ranks, hidden=hidden, context=32, vocabulary=64)
     options = Options(
