@@ -216,7 +216,7 @@ def prepare_rows(
       /cache/tokenized --json
     """
     from podtune.run.errors import warn
-    from podtune.sft.data.source import Sources, load_split
+    from podtune.sft.data.source import Sources
     from podtune.sft.data.tokenise import tokenised
     from podtune.sft.data.tokenizer import TokenizeOptions, load_tokenizer
     from podtune.sft.origin import locate_model, vocabulary_size
@@ -227,6 +227,7 @@ def prepare_rows(
             "eval_dataset_name": eval_dataset_name,
             "dataset_text_field": dataset_text_field,
             "eval_strategy": "steps",
+            "tokenized_cache": output,
         }
     )
     sources.check()
@@ -248,12 +249,12 @@ def prepare_rows(
     )
     prepared = [
         tokenised(
-            load_split(source),
+            None,
             source,
             tokenizer,
             options,
             vocabulary=vocabulary_size(origin, trust_remote_code),
-            cache_dir=output,
+            cache_dir=sources.cache_dir,
             wait_s=wait,
         ).summary(source)
         for source in (sources.train, sources.evaluation)

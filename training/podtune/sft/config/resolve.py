@@ -97,7 +97,6 @@ class Arguments:
             eval_split_size=run.eval_split_size,
             max_eval_rows=run.max_eval_rows,
             eval_multiple=training.per_device_eval_batch_size * training.world_size,
-            cache_dir=run.tokenized_cache,
         )
 
     def model_options(self) -> dict[str, Any]:

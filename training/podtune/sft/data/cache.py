@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from podtune.run.errors import CANNOT_CREATE, UserError, warn
-from podtune.run.files import digest
+from podtune.run.files import digest, stamp
 from podtune.run.lock import hold
 
 DATA_FILE, INFO_FILE = "data.arrow", "info.json"
@@ -46,13 +46,17 @@ def default_folder_if_usable() -> Path | None:
 
 
 def read(folder: Path, key: str) -> tuple[Path, Info] | None:
-    """The data file and the info of an entry, or None if it is absent or not what its info says."""
+    """The data file and the info of an entry, or None if it is absent or not what its info says.
+
+    Its bytes are read and compared only if the file is not the one that was written: changed, or copied.
+    """
     entry = folder / key
     try:
         info = json.loads((entry / INFO_FILE).read_text(encoding="utf-8"))
-        if (entry / DATA_FILE).stat().st_size != info["bytes"]:
+        now = stamp(entry / DATA_FILE)
+        if now[0] != info["stamp"][0]:
             return None
-        if digest(entry / DATA_FILE) != info["xxh3_128"]:
+        if now != info["stamp"] and digest(entry / DATA_FILE) != info["xxh3_128"]:
             warn(f"{entry}: the tokenised rows have changed since they were written; they are made anew")
             return None
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
@@ -105,7 +109,7 @@ def _write(folder: Path, key: str, make: Callable[[Path], Info]) -> tuple[Path, 
     aside.mkdir()
     try:
         info = make(aside / DATA_FILE)
-        info |= {"bytes": (aside / DATA_FILE).stat().st_size, "xxh3_128": digest(aside / DATA_FILE)}
+        info |= {"xxh3_128": digest(aside / DATA_FILE), "stamp": stamp(aside / DATA_FILE)}
         (aside / INFO_FILE).write_text(json.dumps(info, indent=2) + "\n", encoding="utf-8")
         for name in (DATA_FILE, INFO_FILE):
             with (aside / name).open("rb") as file:

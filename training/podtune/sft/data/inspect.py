@@ -93,7 +93,7 @@ def inspect(
         )
     facts: dict[str, Any] = {
         "source": str(source),
-        "shape": rows.shape.name,
+        "shape": rows.shape,
         "columns": list(raw.column_names),
         "fingerprint": stats.fingerprint,
         "rows": stats.rows,

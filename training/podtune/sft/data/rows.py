@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from podtune.run.errors import CONFIG, DATA, USAGE, UserError
 from podtune.sft.data.batching import row_lengths
-from podtune.sft.data.cache import default_folder_if_usable
 from podtune.sft.data.encode import IGNORED
 from podtune.sft.data.source import Sources, load_split
 from podtune.sft.data.stream import BUFFER, TokenStream
@@ -34,7 +32,6 @@ class RowOptions:
         seed: of the shuffles and of the rows held out.
         eval_for: the key that asks for evaluation rows; empty if none does.
         eval_multiple: rows of one evaluation step on all ranks.
-        cache_dir: of the tokenised data; None: the Hugging Face cache.
     """
 
     tokens: TokenizeOptions
@@ -48,7 +45,6 @@ class RowOptions:
     eval_split_size: float | None = None
     max_eval_rows: int | None = None
     eval_multiple: int = 1
-    cache_dir: str | None = None
 
 
 @dataclass(frozen=True)
@@ -89,11 +85,10 @@ def token_rows(
         UserError: no row would be trained, or there is nothing to evaluate on although evaluation is asked
         for.
     """
-    raw = None if sources.streaming else load_split(sources.train)
     held_out = sources.evaluation
-    raw_eval = load_split(held_out) if held_out is not None else None
-    if raw is not None and held_out is None and (size := options.eval_split_size):
-        raw, raw_eval = split_off(raw, size, options.seed)
+    raw, raw_eval = None, load_split(held_out) if held_out is not None else None
+    if not sources.streaming and held_out is None and (size := options.eval_split_size):
+        raw, raw_eval = split_off(load_split(sources.train), size, options.seed)
     if raw_eval is None and options.eval_for:
         raise UserError(
             "evaluation is asked for and there is no eval split",
@@ -103,12 +98,11 @@ def token_rows(
         )
     if raw_eval is not None and options.max_eval_rows:
         raw_eval = raw_eval.select(range(min(options.max_eval_rows, len(raw_eval))))
-    cache = Path(options.cache_dir) if options.cache_dir else default_folder_if_usable()
     rows: Dataset | TokenStream
-    if raw is None:
+    if sources.streaming:
         rows, facts, warnings = _stream(sources, tokenizer, options, vocabulary)
     else:
-        rows, facts, warnings = _training_set(raw, sources, tokenizer, options, vocabulary, cache)
+        rows, facts, warnings = _training_set(raw, sources, tokenizer, options, vocabulary)
     if sources.train.path is not None and sources.train.config:
         warnings.append("dataset_config has no effect: the rows are local files")
     facts = {
@@ -123,7 +117,7 @@ def token_rows(
             tokenizer,
             options.eval_tokens,
             vocabulary=vocabulary,
-            cache_dir=cache,
+            cache_dir=sources.cache_dir,
         )
         evaluation = scored.dataset
         facts |= {
@@ -138,18 +132,24 @@ def token_rows(
 
 
 def _training_set(
-    raw: Dataset,
+    raw: Dataset | None,
     sources: Sources,
     tokenizer: PreTrainedTokenizerBase,
     options: RowOptions,
     vocabulary: int,
-    cache: Path | None,
 ) -> tuple[Dataset, dict[str, Any], list[str]]:
-    train = tokenised(raw, sources.train, tokenizer, options.tokens, vocabulary=vocabulary, cache_dir=cache)
+    train = tokenised(
+        raw,
+        sources.train,
+        tokenizer,
+        options.tokens,
+        vocabulary=vocabulary,
+        cache_dir=sources.cache_dir,
+    )
     warnings, rows = list(train.warnings), train.dataset
     if len(rows) == 0:
         raise UserError(
-            (f"none of the {len(raw)} rows has a token to train"),
+            f"none of the {train.stats.rows} rows has a token to train",
             where="dataset_name",
             fix="podtune data inspect shows why",
             code=DATA,

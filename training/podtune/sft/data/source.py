@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 from podtune.run.errors import DATA, USAGE, UserError
 from podtune.sft import hub, store
 from podtune.sft.data import files
+from podtune.sft.data.cache import default_folder_if_usable
+from podtune.sft.data.known import Memory
 from podtune.sft.data.shapes import RowShape, bad_cell, cell_problem, check_rows, detect
 
 if TYPE_CHECKING:
@@ -82,6 +84,7 @@ class Sources:
         evaluates: True if it evaluates at all; rows that nobody asks for are not read.
         text_field: the column of plain text.
         streaming: the key that asks for streaming; empty if none does.
+        cache: the folder for tokenised data that the configuration names; None: the Hugging Face cache.
     """
 
     train: DataSource
@@ -91,6 +94,7 @@ class Sources:
     evaluates: bool = True
     text_field: str = "text"
     streaming: str = ""
+    cache: str | None = None
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Sources:
@@ -127,7 +131,13 @@ class Sources:
             bool(eval_name or any(values.get(key) not in (None, False, 0, "no") for key in EVALUATES)),
             values.get("dataset_text_field") or "text",
             next((key for key in STREAMING if values.get(key)), ""),
+            values.get("tokenized_cache"),
         )
+
+    @functools.cached_property
+    def cache_dir(self) -> Path | None:
+        """Where tokenised data lies; None if nobody named a place and the usual one cannot be written."""
+        return Path(self.cache) if self.cache else default_folder_if_usable()
 
     @functools.cached_property
     def evaluation(self) -> DataSource | None:
@@ -159,8 +169,13 @@ class Sources:
         if self.eval_name:
             self.held_out.fetch()
         for source in (self.train, self.evaluation):
-            if source is not None:
+            if source is not None and not self._is_known(source):
                 check_source(source, text_field=self.text_field)
+
+    def _is_known(self, source: DataSource) -> bool:
+        """True if the rows of ``source`` were tokenised and its files have not changed since."""
+        known = Memory(source, self.cache_dir).read()
+        return known is not None and known.text_field == self.text_field
 
     def __str__(self) -> str:
         return str(self.train)

@@ -2,7 +2,7 @@
 
     sources = Sources.of({"dataset_name": "datasets/qa"})
     sources.check()                                            # no torch; bad data ends here
-    rows = tokenised(load_split(sources.train), sources.train, tokenizer, TokenizeOptions(max_length=1024))
+    rows = tokenised(None, sources.train, tokenizer, TokenizeOptions(max_length=1024), cache_dir=folder)
     rows.dataset, rows.stats
 
 What a row looks like: shapes.py. Where it comes from: source.py. How it is encoded: encode.py.
@@ -24,8 +24,9 @@ from podtune.run.counting import progress
 from podtune.run.errors import DATA, UserError
 from podtune.sft.data import cache
 from podtune.sft.data.encode import IGNORED, Encoded, Encoder
+from podtune.sft.data.known import Known, Memory
 from podtune.sft.data.shapes import RowShape, detect
-from podtune.sft.data.source import DataSource
+from podtune.sft.data.source import DataSource, load_split
 from podtune.sft.data.tokenizer import (
     TokenizeOptions,
     check_tokenizer,
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import PreTrainedTokenizerBase
 
-_VERSION = 4  # raise it when the same input gives other tokens or counts
+_VERSION = 5  # raise it when the same input gives other tokens, counts or warnings
 _BATCH_ROWS = 2000
 _BATCH_BYTES = 16 * 2**20
 BESIDE = ("tools", "chat_template_kwargs", "prompt", "completion", "completion_mask", "assistant_masks")
@@ -132,13 +133,13 @@ class Stats:
 
 @dataclass(frozen=True)
 class Tokenised:
-    """Token rows, what was counted on the way, what a person should know of them, and the cache file they are
-    mapped from (None: in memory).
+    """Token rows, what was counted on the way, the shape of the rows they were made of (its name), what a
+    person should know of them, and the cache file they are mapped from (None: in memory).
     """
 
     dataset: Dataset
     stats: Stats
-    shape: RowShape
+    shape: str
     warnings: tuple[str, ...]
     path: Path | None = None
     from_cache: bool = False
@@ -168,7 +169,7 @@ def shape_of(dataset: Dataset, text_field: str = "text") -> RowShape:
 
 
 def tokenised(
-    dataset: Dataset,
+    dataset: Dataset | None,
     source: DataSource,
     tokenizer: PreTrainedTokenizerBase,
     options: TokenizeOptions,
@@ -183,7 +184,8 @@ def tokenised(
     Question and answer become prompt and completion: messages where the tokenizer has a chat template, else
     plain text with a line break between. With ``cache_dir``, the result lies there under the hash of all that
     decides it and is mapped into memory; any number of processes may call this at once, one of them does the
-    work. Without, it is in memory. ``vocabulary`` is the number of rows of the model's embedding.
+    work. Without, it is in memory. ``dataset`` holds the rows; None: those that lie at the source, which are
+    not read if the cache knows its files. ``vocabulary`` is the number of rows of the model's embedding.
 
     Raises:
         UserError: a row that cannot be encoded, no trained token at all, a tokenizer that lacks what is
@@ -193,28 +195,42 @@ def tokenised(
     from datasets.table import MemoryMappedTable
 
     with naming(source):
-        shape = shape_of(dataset, options.dataset_text_field)
-        warnings = check_tokenizer(tokenizer, options, shape)
-        warnings += unknown_roles(dataset, tokenizer, shape)
-        content = fingerprint(dataset)
-        key = cache_key(content, tokenizer, options)
-        encode = Encoder(tokenizer, options, shape)
-
-        def make(path: Path) -> cache.Info:
-            stats = _write(path, dataset, encode, content)
-            return {
-                "rows": stats.rows_kept,
-                "stats": dataclasses.asdict(stats),
-                "options": dataclasses.asdict(options),
-            }
-
-        if cache_dir is None:
-            stats, table = _in_memory(dataset, encode, content)
-            path, was_there, digest = None, False, ""
+        memory = Memory(source, cache_dir if dataset is None else None)
+        known = memory.read()
+        key = cache_key(known.fingerprint, tokenizer, options) if known else ""
+        entry = cache.read(cache_dir, key) if known and cache_dir else None
+        path: Path | None
+        if entry:
+            (path, info), was_there, table = entry, True, None
         else:
-            path, info, was_there = cache.get_or_make(cache_dir, key, make, wait_s=wait_s)
-            stats, table = Stats(**info["stats"]), MemoryMappedTable.from_file(str(path))
-            digest = info["xxh3_128"]
+            rows = load_split(source) if dataset is None else dataset
+            shape = shape_of(rows, options.dataset_text_field)
+            warnings = check_tokenizer(tokenizer, options, shape) + unknown_roles(rows, tokenizer, shape)
+            content = fingerprint(rows)
+            key = cache_key(content, tokenizer, options)
+            encode = Encoder(tokenizer, options, shape)
+
+            def described(stats: Stats) -> cache.Info:
+                return {
+                    "rows": stats.rows_kept,
+                    "stats": dataclasses.asdict(stats),
+                    "options": dataclasses.asdict(options),
+                    "shape": shape.name,
+                    "warnings": warnings,
+                }
+
+            if cache_dir is None:
+                stats, table = _in_memory(rows, encode, content)
+                path, info, was_there = None, described(stats), False
+            else:
+
+                def make(path: Path) -> cache.Info:
+                    return described(_write(path, rows, encode, content))
+
+                path, info, was_there = cache.get_or_make(cache_dir, key, make, wait_s=wait_s)
+                memory.write(Known(content, options.dataset_text_field))
+                table = None
+        stats = Stats(**info["stats"])
         if vocabulary is not None and stats.highest_id >= vocabulary:
             token = tokenizer.convert_ids_to_tokens(stats.highest_id)
             raise UserError(
@@ -223,9 +239,15 @@ def tokenised(
                 fix="leave that token out of the rows, or use a model whose embeddings were resized for it",
                 code=DATA,
             )
-    warnings += stats.warnings(options)
-    rows = Dataset(table, fingerprint=key[:32])
-    return Tokenised(rows, stats, shape, tuple(warnings), path, was_there, digest)
+    return Tokenised(
+        Dataset(table or MemoryMappedTable.from_file(str(path)), fingerprint=key[:32]),
+        stats,
+        info["shape"],
+        (*info["warnings"], *stats.warnings(options)),
+        path,
+        was_there,
+        info.get("xxh3_128", ""),
+    )
 
 
 def _in_memory(dataset: Dataset, encode: Encoder, content: str) -> tuple[Stats, Any]:
