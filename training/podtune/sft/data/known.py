@@ -47,16 +47,16 @@ class Memory:
     """
 
     def __init__(self, source: DataSource, cache_dir: Path | None) -> None:
-        self._source, self._began = source, time.time()
-        self._stamps = None if cache_dir is None else _stamps(source)
+        self._began = time.time()
+        self._stamps = _stamps(source) if cache_dir else None
         self._file = Path()
-        if cache_dir is not None and self._stamps is not None:
+        if cache_dir and self._stamps:
             name = json.dumps([source.split, *self._stamps])
             self._file = cache_dir / FOLDER / f"{hashlib.sha256(name.encode()).hexdigest()[:40]}.json"
 
     def read(self) -> Known | None:
         """What is known; None if that is nothing, or of other versions of the files."""
-        if self._stamps is None:
+        if not self._stamps:
             return None
         try:
             told = json.loads(self._file.read_text(encoding="utf-8"))
@@ -65,10 +65,10 @@ class Memory:
             return None
 
     def write(self, known: Known) -> None:
-        """Remember ``known``, unless the files changed while they were read. A cache that cannot be written
-        is none.
+        """Remember ``known`` of the files as they were when this was made. A cache that cannot be written is
+        none.
         """
-        if self._stamps is None or self._stamps != _stamps(self._source):
+        if not self._stamps:
             return
         changed_ns = max(moment for _, *moments, _ in self._stamps.values() for moment in moments)
         if self._began - changed_ns / 1e9 < SETTLED_S:
@@ -93,6 +93,6 @@ def _stamps(source: DataSource) -> dict[str, list[int]] | None:
     try:
         folder = files.find(source.path)
         every = folder.root.rglob("*") if folder.saved else folder.files(source.split)
-        return {str(path.resolve()): stamp(path) for path in sorted(every) if path.is_file()}
+        return {str(path.resolve()): stamp(path) for path in sorted(every) if path.is_file()} or None
     except (OSError, UserError):
         return None
