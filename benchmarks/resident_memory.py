@@ -69,8 +69,6 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
     from sft_vs_trl import plain_trl, podtune, quiet, random_model
     from transformers import TrainerCallback
 
-    from podtune.sft.train.heap import GiveBack
-
     torch.set_num_threads(1)
     datasets.disable_progress_bars()
     model, tokenizer = random_model()
@@ -92,9 +90,7 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
         if args.kind == "trl":
             trainer = plain_trl(model, tokenizer, rows, common)
         else:
-            trainer = podtune(model, tokenizer, rows, common, World())
-        if args.kind == "podtune":
-            trainer.add_callback(GiveBack())
+            trainer = podtune(model, tokenizer, rows, common, World(), heap=args.kind == "podtune")
         trainer.add_callback(Look())
         quiet(trainer)
         began = time.process_time()

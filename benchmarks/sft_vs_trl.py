@@ -195,12 +195,12 @@ def load_rows(args: argparse.Namespace, tokenizer: Any) -> Any:
 
 def tokenised(data: Path, tokenizer: Any) -> Any:
     """The rows of ``data`` as podtune trains on them, at most 1,024 tokens long."""
-    from podtune.sft.data.source import DataSource, load_split
+    from podtune.sft.data.source import DataSource
     from podtune.sft.data.tokenise import tokenised as token_rows
     from podtune.sft.data.tokenizer import TokenizeOptions
 
     source = DataSource(str(data))
-    return token_rows(load_split(source), source, tokenizer, TokenizeOptions(max_length=1024)).dataset
+    return token_rows(None, source, tokenizer, TokenizeOptions(max_length=1024)).dataset
 
 
 # ---- the two sides ----
@@ -218,11 +218,19 @@ def plain_trl(model: Any, tokenizer: Any, rows: Any, common: dict[str, Any], pef
 
 
 def podtune(
-    model: Any, tokenizer: Any, rows: Any, common: dict[str, Any], world: Any, peft_config: Any = None
+    model: Any,
+    tokenizer: Any,
+    rows: Any,
+    common: dict[str, Any],
+    world: Any,
+    peft_config: Any = None,
+    *,
+    heap: bool = True,
 ) -> Any:
-    """What ``podtune.training`` sets up."""
+    """What ``podtune.training`` sets up; ``heap`` False leaves the C library's heap alone."""
     from podtune.sft.config.resolve import resolve
     from podtune.sft.config.settings import Settings
+    from podtune.sft.train.heap import GiveBack
     from podtune.sft.train.meter import Meter
     from podtune.sft.train.trainer import PodtuneTrainer
 
@@ -236,6 +244,7 @@ def podtune(
         train_dataset=rows,
         processing_class=tokenizer,
         peft_config=peft_config,
+        callbacks=[GiveBack()] if heap else [],
         world=world,
         meter=Meter(world, arguments.strategy),
         facts={},
@@ -284,6 +293,8 @@ def run(
     mine = copy.deepcopy(model)
     torch.manual_seed(0)  # the adapters' first weights
     adapter = peft.LoraConfig(r=16, target_modules="all-linear", task_type="CAUSAL_LM") if args.lora else None
+    if side == "trl":
+        usual_heap()
     trainer = (
         plain_trl(mine, tokenizer, rows, common, adapter)
         if side == "trl"
@@ -301,6 +312,20 @@ def run(
     return Outcome(
         tokens, wall, cpu, [e["loss"] for e in history], [float(e["grad_norm"]) for e in history], digests
     )
+
+
+def usual_heap() -> None:
+    """What podtune asks of the C library's heap holds for the whole process. Before the other side: what
+    glibc comes to by itself once tensors of tens of MiB were freed.
+    """
+    import ctypes
+
+    mmap_max, mmap_threshold, trim_threshold = -4, -3, -1
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt:
+        mallopt(mmap_max, 65536)
+        mallopt(mmap_threshold, 32 * 2**20)
+        mallopt(trim_threshold, 64 * 2**20)
 
 
 class Seen:

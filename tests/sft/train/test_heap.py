@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import multiprocessing
+import os
+import resource
 
 import psutil
 import pytest
@@ -43,6 +45,40 @@ def test_steps_of_ever_new_lengths_do_not_add_up_in_memory(launcher: Launcher) -
     process.start()
     assert results.get(timeout=120) < 120  # 46 to 55 were seen, and 260 to 285 without either
     process.join(60)
+
+
+def pages_of_large_tensors(environment: dict[str, str], results: multiprocessing.Queue[int]) -> None:
+    """Pages that the system hands out for ten tensors of 64 MiB, each freed before the next; MiB given back
+    after them.
+    """
+    os.environ |= environment
+    torch.set_num_threads(1)
+    heap = GiveBack()
+    for left in reversed(range(20)):
+        if left == 9:  # small ones have found their places between them
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        torch.ones(2**24)
+    pages = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+    resident = psutil.Process().memory_info().rss
+    heap.on_train_end()
+    given_back = resident - psutil.Process().memory_info().rss
+    results.put((pages, given_back >> 20))
+
+
+@pytest.mark.parametrize("environment", [{}, {"MALLOC_ARENA_MAX": "2"}])
+def test_large_tensors_take_the_memory_of_those_before_unless_somebody_set_glibc_up(
+    launcher: Launcher, environment: dict[str, str]
+) -> None:
+    results = launcher._context.Queue()
+    process = launcher._context.Process(target=pages_of_large_tensors, args=(environment, results))
+    process.start()
+    pages, given_back_mib = results.get(timeout=120)
+    process.join(60)
+    if environment:
+        assert pages > 10 * 16384 / 2  # of 4 KiB
+    else:
+        assert pages < 16384
+        assert given_back_mib >= 60
 
 
 def test_where_the_c_library_is_not_glibc_nothing_is_trimmed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,13 +1,16 @@
-"""Freed memory of a CPU run, given back to the system, so that resident memory stays flat.
+"""The memory that tensors of a CPU run leave behind: kept for the next ones, and given back now and then.
 
-Each batch has another length, so each step asks for tensors of other sizes. glibc keeps what is freed for the
-next tensor that fits, and few fit: resident memory climbs for hundreds of steps although nothing leaks. (What
-oneDNN keeps for each shape it has met is bounded in :func:`podtune.training.before_imports`.)
+glibc returns a large tensor's memory to the system as soon as it is freed, and the next one's comes page by
+page, each filled with zeros: a tenth of the time of a step whose rows are long. What it keeps of smaller
+ones, on the other hand, fits few others where each batch has another length: resident memory climbs for
+hundreds of steps although nothing leaks. So all of it is kept, for a few steps. (What oneDNN keeps for each
+shape it has met is bounded in :func:`podtune.training.before_imports`.)
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
 from typing import Any
 
 import psutil
@@ -15,13 +18,21 @@ from transformers import TrainerCallback
 
 MICRO_BATCHES = 10  # between two looks: trimming after each took a tenth of the time, after ten a hundredth
 GROWN = 32 * 2**20  # resident bytes since the last time that are worth it
+_TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # glibc's mallopt()
 
 
 class GiveBack(TrainerCallback):  # type: ignore[misc]
-    """Trims the C library's heap now and then; does nothing where that is not glibc's."""
+    """Has the C library keep what is freed, and trims its heap now and then; does nothing where that is not
+    glibc's. Who sets glibc's own variables has the first of it as they say.
+    """
 
     def __init__(self) -> None:
-        self._trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        library = ctypes.CDLL(None)
+        self._trim = getattr(library, "malloc_trim", None)
+        chosen = any(name == "GLIBC_TUNABLES" or name.startswith("MALLOC_") for name in os.environ)
+        if self._trim and not chosen:
+            library.mallopt(_TRIM_THRESHOLD, -1)
+            library.mallopt(_MMAP_MAX, 0)
         self._process = psutil.Process()
         self._seen, self._least = 0, 0
         self.times = 0
@@ -29,11 +40,14 @@ class GiveBack(TrainerCallback):  # type: ignore[misc]
     def on_substep_end(self, *_: Any, **__: Any) -> None:
         """After each micro-batch but a step's last."""
         self._seen += 1
-        if self._trim is None or self._seen % MICRO_BATCHES:
-            return
-        if self._process.memory_info().rss > self._least + GROWN:
+        if self._seen % MICRO_BATCHES == 0 and self._process.memory_info().rss > self._least + GROWN:
+            self.on_train_end()
+
+    on_step_end = on_substep_end
+
+    def on_train_end(self, *_: Any, **__: Any) -> None:
+        """Nothing is kept for what comes after training."""
+        if self._trim:
             self._trim(0)
             self.times += 1
             self._least = self._process.memory_info().rss
-
-    on_step_end = on_substep_end
