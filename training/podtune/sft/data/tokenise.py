@@ -201,7 +201,7 @@ def tokenised(
         entry = cache.read(cache_dir, key) if known and cache_dir else None
         path: Path | None
         if entry:
-            (path, info), was_there, table = entry, True, None
+            (path, info), was_there = entry, True
         else:
             rows = load_split(source) if dataset is None else dataset
             shape = shape_of(rows, options.dataset_text_field)
@@ -229,7 +229,8 @@ def tokenised(
 
                 path, info, was_there = cache.get_or_make(cache_dir, key, make, wait_s=wait_s)
                 memory.write(Known(content, options.dataset_text_field))
-                table = None
+        if path is not None:
+            table = MemoryMappedTable.from_file(str(path))
         stats = Stats(**info["stats"])
         if vocabulary is not None and stats.highest_id >= vocabulary:
             token = tokenizer.convert_ids_to_tokens(stats.highest_id)
@@ -240,7 +241,7 @@ def tokenised(
                 code=DATA,
             )
     return Tokenised(
-        Dataset(table or MemoryMappedTable.from_file(str(path)), fingerprint=key[:32]),
+        Dataset(table, fingerprint=key[:32]),
         stats,
         info["shape"],
         (*info["warnings"], *stats.warnings(options)),
