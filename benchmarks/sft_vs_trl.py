@@ -2,12 +2,13 @@
 interleaved.
 
     python benchmarks/sft_vs_trl.py                                   # random short rows, one process
-    python benchmarks/sft_vs_trl.py --processes 2 --rows mixed        # two gloo ranks under torchrun
+    python benchmarks/sft_vs_trl.py --processes 2 --rows mixed        # two gloo ranks
     python benchmarks/sft_vs_trl.py --rows full --lora                # adapters alone are trained
     python benchmarks/sft_vs_trl.py --model demo/model --data demo/data/train.parquet --rows data
 
-Plain TRL is ``SFTTrainer`` with its defaults: padded batches, bf16, activation checkpointing. Both sides
-start from the same weights and see the same rows in every step, which is checked. A speed is worth nothing
+Plain TRL is ``SFTTrainer`` with its defaults: padded batches, bf16, activation checkpointing. Each side has
+processes of its own, which take turns; both start from the same weights and see the same rows in every step,
+which is checked. A speed is worth nothing
 without its equality: six steps in fp32 are run first, and the program ends with exit code 1 if loss or
 gradient norm differ by more than 1e-5.
 """
@@ -15,6 +16,7 @@ gradient norm differ by more than 1e-5.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import json
 import os
@@ -23,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -51,59 +53,99 @@ class Outcome:
 def main() -> int:
     """Run what the command line asks for and print the table."""
     args = arguments()
-    if args.processes > 1 and "LOCAL_RANK" not in os.environ:
-        command = [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--nproc-per-node",
-            str(args.processes),
-            __file__,
-            *sys.argv[1:],
-        ]
-        return subprocess.run(command).returncode
-
+    if args.side:
+        serve(args)
+        return 0
     from podtune.machine.facts import cpu_threads
+    from podtune.run.distributed import World
+
+    args.threads = args.threads or cpu_threads(World(local_world_size=args.processes))
+    with contextlib.ExitStack() as stack:
+        sides = {name: stack.enter_context(Side(name, args)) for name in SIDES}
+        precise = {name: side.train(steps=6, seed=1, fp32=True) for name, side in sides.items()}
+        differences = compare(precise)
+        timed: dict[str, list[Outcome]] = {name: [] for name in SIDES}
+        for repeat in range(args.repeats):
+            for name in SIDES if repeat % 2 == 0 else reversed(SIDES):
+                timed[name].append(sides[name].train(steps=args.steps, seed=100 + repeat))
+            compare({name: timed[name][-1] for name in SIDES})
+    print_table(args, differences, timed)
+    return int(max(differences.values()) > TOLERANCE)
+
+
+class Side:
+    """The processes of one side, which train when they are told to and wait in between. Each side has its
+    own: how the C library's heap has grown and what is set of it, and of oneDNN's caches, is a process's.
+    """
+
+    def __init__(self, name: str, args: argparse.Namespace) -> None:
+        from podtune.bench.sweep.launch import free_port
+
+        self.name = name
+        command = [sys.executable, __file__, *sys.argv[1:], "--side", name, "--threads", str(args.threads)]
+        env = os.environ | {"OMP_NUM_THREADS": str(args.threads)}
+        several = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        several |= {"WORLD_SIZE": str(args.processes), "LOCAL_WORLD_SIZE": str(args.processes)}
+        self.ranks = [
+            subprocess.Popen(
+                command,
+                env=env | several | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+                if args.processes > 1
+                else env,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE if rank == 0 else None,
+                text=True,
+            )
+            for rank in range(args.processes)
+        ]
+
+    def __enter__(self) -> Side:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        """Without another line to read, each ends by itself; the ranks of a side only together."""
+        for rank in self.ranks:
+            assert rank.stdin is not None
+            if failure[0]:
+                rank.kill()
+            with contextlib.suppress(BrokenPipeError):
+                rank.stdin.close()
+        for rank in self.ranks:
+            rank.wait()
+
+    def train(self, **what: Any) -> Outcome:
+        """What :func:`run` returns in rank 0 for these arguments."""
+        for rank in self.ranks:
+            print(json.dumps(what), file=rank.stdin, flush=True)
+        answer = self.ranks[0].stdout
+        assert answer is not None
+        if line := answer.readline():
+            return Outcome(**json.loads(line))
+        sys.exit(f"{self.name} ended without a result: see above")
+
+
+def serve(args: argparse.Namespace) -> None:
+    """One rank of one side: a line of JSON on stdin is what to train, one on stdout what it gave."""
     from podtune.run.distributed import cleanup_distributed, read_world, setup_distributed
     from podtune.training import before_imports
 
-    before_imports(read_world(), use_cpu=True)
-    world = setup_distributed(use_cpu=True)
-    import datasets
-    import torch
+    with os.fdopen(os.dup(sys.stdout.fileno()), "w") as answers, tempfile.TemporaryDirectory() as scratch:
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # for whatever libraries print
+        if args.side == "podtune":
+            before_imports(read_world(), use_cpu=True)
+        world = setup_distributed(use_cpu=True)
+        import datasets
+        import torch
 
-    torch.set_num_threads(args.threads or cpu_threads(world))
-    datasets.disable_progress_bars()
-    with tempfile.TemporaryDirectory() as scratch:
+        torch.set_num_threads(args.threads)
+        datasets.disable_progress_bars()
         model, tokenizer = load_model(args)
         rows = load_rows(args, tokenizer)
-        precise = {
-            side: run(side, args, world, model, tokenizer, rows, scratch, steps=6, seed=1, fp32=True)
-            for side in SIDES
-        }
-        differences = compare(precise)
-        timed: dict[str, list[Outcome]] = {side: [] for side in SIDES}
-        for repeat in range(args.repeats):
-            for side in SIDES if repeat % 2 == 0 else reversed(SIDES):
-                timed[side].append(
-                    run(
-                        side,
-                        args,
-                        world,
-                        model,
-                        tokenizer,
-                        rows,
-                        scratch,
-                        steps=args.steps,
-                        seed=100 + repeat,
-                    )
-                )
-            compare({side: timed[side][-1] for side in SIDES})
-    if world.is_main:
-        print_table(args, world, differences, timed, torch.get_num_threads())
-    del model
-    cleanup_distributed()
-    return int(max(differences.values()) > TOLERANCE)
+        for line in sys.stdin:
+            outcome = run(args.side, args, world, model, tokenizer, rows, scratch, **json.loads(line))
+            if world.is_main:
+                print(json.dumps(asdict(outcome)), file=answers, flush=True)
+        cleanup_distributed()
 
 
 def arguments() -> argparse.Namespace:
@@ -120,11 +162,12 @@ def arguments() -> argparse.Namespace:
         "--rows", choices=("short", "mixed", "full", "data"), default="short", help="lengths of the rows"
     )
     parser.add_argument("--lora", action="store_true", help="LoRA of rank 16 on all linear layers")
-    parser.add_argument("--processes", type=int, default=1, help="data-parallel ranks, started with torchrun")
+    parser.add_argument("--processes", type=int, default=1, help="data-parallel ranks")
     parser.add_argument("--threads", type=int, help="threads a rank; default: its share of the CPUs")
     parser.add_argument("--batch", type=int, default=8, help="rows a rank and step")
     parser.add_argument("--steps", type=int, default=20, help="timed steps a repeat")
     parser.add_argument("--repeats", type=int, default=5, help="interleaved pairs")
+    parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     args = parser.parse_args()
     if (args.rows == "data") != (args.data is not None):
@@ -293,8 +336,6 @@ def run(
     mine = copy.deepcopy(model)
     torch.manual_seed(0)  # the adapters' first weights
     adapter = peft.LoraConfig(r=16, target_modules="all-linear", task_type="CAUSAL_LM") if args.lora else None
-    if side == "trl":
-        usual_heap()
     trainer = (
         plain_trl(mine, tokenizer, rows, common, adapter)
         if side == "trl"
@@ -312,20 +353,6 @@ def run(
     return Outcome(
         tokens, wall, cpu, [e["loss"] for e in history], [float(e["grad_norm"]) for e in history], digests
     )
-
-
-def usual_heap() -> None:
-    """What podtune asks of the C library's heap holds for the whole process. Before the other side: what
-    glibc comes to by itself once tensors of tens of MiB were freed.
-    """
-    import ctypes
-
-    mmap_max, mmap_threshold, trim_threshold = -4, -3, -1
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt:
-        mallopt(mmap_max, 65536)
-        mallopt(mmap_threshold, 32 * 2**20)
-        mallopt(trim_threshold, 64 * 2**20)
 
 
 class Seen:
@@ -410,11 +437,7 @@ def compare(outcomes: dict[str, Outcome]) -> dict[str, float]:
 
 
 def print_table(
-    args: argparse.Namespace,
-    world: Any,
-    differences: dict[str, float],
-    timed: dict[str, list[Outcome]],
-    threads: int,
+    args: argparse.Namespace, differences: dict[str, float], timed: dict[str, list[Outcome]]
 ) -> None:
     def spread(values: list[float]) -> dict[str, float]:
         return {"median": statistics.median(values), "min": min(values), "max": max(values)}
@@ -423,8 +446,8 @@ def print_table(
     result: dict[str, Any] = {
         "rows": args.rows,
         "lora": args.lora,
-        "processes": world.world_size,
-        "threads": threads,
+        "processes": args.processes,
+        "threads": args.threads,
         "batch": args.batch,
         "steps": args.steps,
         "repeats": args.repeats,
@@ -440,7 +463,8 @@ def print_table(
         print(json.dumps(result, indent=2))
         return
     print(
-        f"{args.rows} rows{', LoRA' * args.lora}, {world.world_size} process(es) x {threads} thread(s), "
+        f"{args.rows} rows{', LoRA' * args.lora}, {args.processes} process(es) x "
+        f"{args.threads} thread(s), "
         f"batch {args.batch}, {args.repeats} x {args.steps} steps"
     )
     print(f"{'':10}{'real tokens/s (min - max)':>32}{'per CPU-second':>32}{'loss':>9}{'grad norm':>11}")
