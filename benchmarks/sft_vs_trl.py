@@ -74,8 +74,8 @@ def main() -> int:
 
 
 class Side:
-    """The processes of one side, which train when they are told to and wait in between. Each side has its
-    own: how the C library's heap has grown and what is set of it, and of oneDNN's caches, is a process's.
+    """The processes of one side, which train when they are told to and wait in between. They are its own
+    because the C library's heap and oneDNN's caches, and what is set of them, belong to a process.
     """
 
     def __init__(self, name: str, args: argparse.Namespace) -> None:

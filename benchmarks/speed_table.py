@@ -4,7 +4,7 @@ docs/results/cpu-speed.md.
     python benchmarks/speed_table.py --output docs/results/cpu-speed.md
     python benchmarks/speed_table.py --rows short --steps 5 --repeats 1          # minutes; to the terminal
 
-Each row is one ``benchmarks/sft_vs_trl.py``: both sides interleaved on identical batches, equality first.
+Each row is one ``benchmarks/sft_vs_trl.py``: both sides in turns on identical batches, equality first.
 The page holds the rows that are measured; they are kept beside it, and the same command goes on. The machine
 should do nothing else. Ends with 1 if a side's losses differ.
 """
@@ -98,10 +98,10 @@ def page(rows: list[dict[str, Any]], steps: int, repeats: int) -> str:
         f"`python benchmarks/speed_table.py {shape} --output docs/results/cpu-speed.md`, "
         f"on {os.cpu_count()} cores ({platform.machine()}), {versions}. A model of 7 M parameters, batches "
         "of 8 rows a process, AdamW; plain TRL is `SFTTrainer` with its defaults (padded batches, bf16, "
-        "activation checkpointing). Both sides train on the same rows in the same order, interleaved; real "
-        f"tokens are counted. Median and (lowest - highest) of {repeats} pairs of {steps} timed steps (full "
-        "rows: a third of them); the last column is the largest relative difference of loss and of gradient "
-        "norm over six steps in fp32.",
+        "activation checkpointing). Both sides train on the same rows in the same order, in turns, each in "
+        "processes of its own; real tokens are counted. Median and (lowest - highest) of "
+        f"{repeats} pairs of {steps} timed steps (full rows: a third of them); the last column is the "
+        "largest relative difference of loss and of gradient norm over six steps in fp32.",
         "",
         "| rows | trained | processes x threads | TRL, tokens/s | podtune, tokens/s | **faster by** | fp32 |",
         "|---|---|---|---|---|---|---|",

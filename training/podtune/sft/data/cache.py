@@ -57,7 +57,6 @@ def read(folder: Path, key: str) -> tuple[Path, Info] | None:
         if now[0] != info["stamp"][0]:
             return None
         if now != info["stamp"] and digest(entry / DATA_FILE) != info["xxh3_128"]:
-            warn(f"{entry}: the tokenised rows have changed since they were written; they are made anew")
             return None
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
@@ -105,6 +104,8 @@ def _unwritable(folder: Path, error: OSError) -> UserError:
 def _write(folder: Path, key: str, make: Callable[[Path], Info]) -> tuple[Path, Info]:
     for left in folder.glob(f".{key}.*.part"):  # of a writer that was killed: this one has the lock
         shutil.rmtree(left, ignore_errors=True)
+    if (folder / key).exists():
+        warn(f"{folder / key}: the tokenised rows have changed since they were written; they are made anew")
     aside = folder / f".{key}.{uuid.uuid4().hex[:8]}.part"
     aside.mkdir()
     try:
@@ -114,7 +115,7 @@ def _write(folder: Path, key: str, make: Callable[[Path], Info]) -> tuple[Path, 
         for name in (DATA_FILE, INFO_FILE):
             with (aside / name).open("rb") as file:
                 os.fsync(file.fileno())
-        shutil.rmtree(folder / key, ignore_errors=True)  # an entry that read() found damaged
+        shutil.rmtree(folder / key, ignore_errors=True)
         aside.rename(folder / key)
     finally:
         shutil.rmtree(aside, ignore_errors=True)

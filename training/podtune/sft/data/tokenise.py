@@ -191,72 +191,89 @@ def tokenised(
         UserError: a row that cannot be encoded, no trained token at all, a tokenizer that lacks what is
             needed, or a cache that cannot be written; errors about a row name where it came from.
     """
-    from datasets import Dataset
-    from datasets.table import MemoryMappedTable
-
     with naming(source):
         memory = Memory(source, cache_dir if dataset is None else None)
-        known = memory.read()
-        key = cache_key(known.fingerprint, tokenizer, options) if known else ""
-        entry = cache.read(cache_dir, key) if known and cache_dir else None
-        path: Path | None
-        if entry:
-            (path, info), was_there = entry, True
-        else:
+        made = _remembered(memory, tokenizer, options, cache_dir)
+        if made is None:
             rows = load_split(source) if dataset is None else dataset
-            shape = shape_of(rows, options.dataset_text_field)
-            warnings = check_tokenizer(tokenizer, options, shape) + unknown_roles(rows, tokenizer, shape)
-            content = fingerprint(rows)
-            key = cache_key(content, tokenizer, options)
-            encode = Encoder(tokenizer, options, shape)
-
-            def described(stats: Stats) -> cache.Info:
-                return {
-                    "rows": stats.rows_kept,
-                    "stats": dataclasses.asdict(stats),
-                    "options": dataclasses.asdict(options),
-                    "shape": shape.name,
-                    "warnings": warnings,
-                }
-
-            if cache_dir is None:
-                stats, table = _in_memory(rows, encode, content)
-                path, info, was_there = None, described(stats), False
-            else:
-
-                def make(path: Path) -> cache.Info:
-                    return described(_write(path, rows, encode, content))
-
-                path, info, was_there = cache.get_or_make(cache_dir, key, make, wait_s=wait_s)
-                memory.write(Known(content, options.dataset_text_field))
-        if path is not None:
-            table = MemoryMappedTable.from_file(str(path))
-        stats = Stats(**info["stats"])
-        if vocabulary is not None and stats.highest_id >= vocabulary:
-            token = tokenizer.convert_ids_to_tokens(stats.highest_id)
+            made = _made(rows, tokenizer, options, cache_dir, wait_s)
+            memory.write(Known(made.stats.fingerprint, options.dataset_text_field))
+        highest = made.stats.highest_id
+        if vocabulary is not None and highest >= vocabulary:
+            token = tokenizer.convert_ids_to_tokens(highest)
             raise UserError(
-                f"token {token!r} has the id {stats.highest_id}, and the model has {vocabulary} embeddings",
+                f"token {token!r} has the id {highest}, and the model has {vocabulary} embeddings",
                 where="data set",
                 fix="leave that token out of the rows, or use a model whose embeddings were resized for it",
                 code=DATA,
             )
-    return Tokenised(
-        Dataset(table, fingerprint=key[:32]),
-        stats,
-        info["shape"],
-        (*info["warnings"], *stats.warnings(options)),
-        path,
-        was_there,
-        info.get("xxh3_128", ""),
-    )
+    return made
 
 
-def _in_memory(dataset: Dataset, encode: Encoder, content: str) -> tuple[Stats, Any]:
+def _remembered(
+    memory: Memory, tokenizer: PreTrainedTokenizerBase, options: TokenizeOptions, cache_dir: Path | None
+) -> Tokenised | None:
+    """What the cache holds of rows that ``memory`` knows; None if it does not, or the cache does not."""
+    known = memory.read()
+    if known is None or cache_dir is None:
+        return None
+    key = cache_key(known.fingerprint, tokenizer, options)
+    entry = cache.read(cache_dir, key)
+    return _mapped(key, options, *entry, True) if entry else None
+
+
+def _made(
+    rows: Dataset,
+    tokenizer: PreTrainedTokenizerBase,
+    options: TokenizeOptions,
+    cache_dir: Path | None,
+    wait_s: float,
+) -> Tokenised:
+    """What ``rows`` become, from the cache if it has that; without one in memory."""
     import pyarrow as pa
 
+    shape = shape_of(rows, options.dataset_text_field)
+    warnings = check_tokenizer(tokenizer, options, shape) + unknown_roles(rows, tokenizer, shape)
+    content = fingerprint(rows)
+    key = cache_key(content, tokenizer, options)
     stats = Stats(fingerprint=content)
-    batches = list(_encoded(dataset, encode, stats))
-    return stats, pa.Table.from_batches(batches, _schema())
+    encoded = _encoded(rows, Encoder(tokenizer, options, shape), stats)
+
+    def info() -> cache.Info:
+        return {
+            "rows": stats.rows_kept,
+            "stats": dataclasses.asdict(stats),
+            "options": dataclasses.asdict(options),
+            "shape": shape.name,
+            "warnings": warnings,
+        }
+
+    def write(path: Path) -> cache.Info:
+        with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, _schema()) as writer:
+            for batch in encoded:
+                writer.write_batch(batch)
+        return info()
+
+    if cache_dir is not None:
+        return _mapped(key, options, *cache.get_or_make(cache_dir, key, write, wait_s=wait_s))
+    table = pa.Table.from_batches(list(encoded), _schema())
+    return _described(key, options, table, info())
+
+
+def _mapped(key: str, options: TokenizeOptions, path: Path, info: cache.Info, was_there: bool) -> Tokenised:
+    from datasets.table import MemoryMappedTable
+
+    table = MemoryMappedTable.from_file(str(path))
+    made = _described(key, options, table, info)
+    return dataclasses.replace(made, path=path, from_cache=was_there, digest=info["xxh3_128"])
+
+
+def _described(key: str, options: TokenizeOptions, table: Any, info: cache.Info) -> Tokenised:
+    from datasets import Dataset
+
+    stats = Stats(**info["stats"])
+    warnings = (*info["warnings"], *stats.warnings(options))
+    return Tokenised(Dataset(table, fingerprint=key[:32]), stats, info["shape"], warnings)
 
 
 @contextlib.contextmanager
@@ -270,16 +287,6 @@ def naming(source: DataSource) -> Iterator[None]:
         elif error.where.startswith("row "):
             error.where = f"{source}, {error.where}"
         raise
-
-
-def _write(path: Path, dataset: Dataset, encode: Encoder, content: str) -> Stats:
-    import pyarrow as pa
-
-    stats = Stats(fingerprint=content)
-    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, _schema()) as writer:
-        for batch in _encoded(dataset, encode, stats):
-            writer.write_batch(batch)
-    return stats
 
 
 def _encoded(dataset: Dataset, encode: Encoder, stats: Stats) -> Iterator[Any]:
