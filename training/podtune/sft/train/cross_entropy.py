@@ -4,6 +4,7 @@ three more of its size, in fp32.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -23,28 +24,38 @@ def summed_cross_entropy(logits: torch.Tensor, targets: torch.Tensor, ignored: i
 
 
 class _Summed(torch.autograd.Function):
+    """Exponents are of two: torch takes three times as long for ``exp`` as for ``exp2`` on a CPU."""
+
     @staticmethod
     def forward(ctx: Any, logits: torch.Tensor, targets: torch.Tensor, ignored: int) -> torch.Tensor:
         scored = targets != ignored
         places = torch.where(scored, targets, 0)[:, None]
-        logsumexp = torch.empty(len(logits), 1)
+        log2sumexp = torch.empty(len(logits), 1)
         for rows in _chunks(logits):
-            logsumexp[rows] = torch.logsumexp(logits[rows].float(), -1, keepdim=True)
-        ctx.save_for_backward(logits, logsumexp, places, scored)
-        return ((logsumexp - logits.gather(1, places))[:, 0] * scored).sum()
+            chunk = _in_twos(logits[rows])
+            highest = chunk.amax(-1, keepdim=True)
+            total = chunk.sub_(highest).exp2_().sum(-1, keepdim=True)
+            log2sumexp[rows] = total.log2_().add_(highest)
+        ctx.save_for_backward(logits, log2sumexp, places, scored)
+        return ((log2sumexp * math.log(2) - logits.gather(1, places))[:, 0] * scored).sum()
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         """``softmax(logits) - 1 at the target``, times the gradient of the sum."""
-        logits, logsumexp, places, scored = ctx.saved_tensors
+        logits, log2sumexp, places, scored = ctx.saved_tensors
         of_logits = torch.empty_like(logits)
         times = (scored * gradient)[:, None]
         for rows in _chunks(logits):
-            chunk = torch.sub(logits[rows], logsumexp[rows]).exp_()
+            chunk = _in_twos(logits[rows]).sub_(log2sumexp[rows]).exp2_()
             chunk.scatter_add_(1, places[rows], chunk.new_full((len(chunk), 1), -1.0))
             of_logits[rows] = chunk.mul_(times[rows])
         return of_logits, None, None
+
+
+def _in_twos(logits: torch.Tensor) -> torch.Tensor:
+    """A copy in fp32 of which two to the power is ``exp(logits)``."""
+    return logits.to(torch.float32, copy=True).mul_(math.log2(math.e))
 
 
 def _chunks(logits: torch.Tensor) -> list[slice]:

@@ -106,7 +106,9 @@ def _plain(
     targets = F.pad(labels[:, columns], more, value=IGNORED).flatten()
     logits = logits.flatten(0, 1)
     total = summed_cross_entropy(logits, targets, IGNORED)
-    correct = (logits.detach().argmax(-1) == targets).sum() if accuracy else None
+    correct = None
+    if accuracy:  # the places of max are argmax's, in a quarter of the time for bf16 on a CPU
+        correct = (logits.detach().max(-1).indices == targets).sum()
     return total, correct, (targets != IGNORED).sum()
 
 
