@@ -2,15 +2,14 @@
 interleaved.
 
     python benchmarks/sft_vs_trl.py                                   # random short rows, one process
-    python benchmarks/sft_vs_trl.py --processes 2 --rows mixed        # two gloo ranks
+    python benchmarks/sft_vs_trl.py --processes 2 --rows mixed        # two gloo ranks under torchrun
     python benchmarks/sft_vs_trl.py --rows full --lora                # adapters alone are trained
     python benchmarks/sft_vs_trl.py --model demo/model --data demo/data/train.parquet --rows data
 
 Plain TRL is ``SFTTrainer`` with its defaults: padded batches, bf16, activation checkpointing. Each side has
 processes of its own, which take turns; both start from the same weights and see the same rows in every step,
-which is checked. A speed is worth nothing
-without its equality: six steps in fp32 are run first, and the program ends with exit code 1 if loss or
-gradient norm differ by more than 1e-5.
+which is checked. A speed is worth nothing without its equality: six steps in fp32 are run first, and the
+program ends with exit code 1 if loss or gradient norm differ by more than 1e-5.
 """
 
 from __future__ import annotations
@@ -34,6 +33,7 @@ sys.path.insert(0, str(ROOT))
 SIDES = ("trl", "podtune")
 WARMUP = 2  # steps before the clock starts
 TOLERANCE = 1e-5
+TURN_S = 6 * 3600.0  # how long a side waits for its turn
 
 
 @dataclass
@@ -79,53 +79,39 @@ class Side:
     """
 
     def __init__(self, name: str, args: argparse.Namespace) -> None:
-        from podtune.bench.sweep.launch import free_port
-
         self.name = name
-        command = [sys.executable, __file__, *sys.argv[1:], "--side", name, "--threads", str(args.threads)]
-        env = os.environ | {"OMP_NUM_THREADS": str(args.threads)}
-        several = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-        several |= {"WORLD_SIZE": str(args.processes), "LOCAL_WORLD_SIZE": str(args.processes)}
-        self.ranks = [
-            subprocess.Popen(
-                command,
-                env=env | several | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-                if args.processes > 1
-                else env,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE if rank == 0 else None,
-                text=True,
-            )
-            for rank in range(args.processes)
-        ]
+        torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(args.processes)]
+        command = [sys.executable, *(torchrun if args.processes > 1 else []), __file__, *sys.argv[1:]]
+        self.process = subprocess.Popen(
+            [*command, "--side", name, "--threads", str(args.threads)],
+            env=os.environ | {"OMP_NUM_THREADS": str(args.threads)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
 
     def __enter__(self) -> Side:
         return self
 
     def __exit__(self, *failure: object) -> None:
-        """Without another line to read, each ends by itself; the ranks of a side only together."""
-        for rank in self.ranks:
-            assert rank.stdin is not None
-            if failure[0]:
-                rank.kill()
-            with contextlib.suppress(BrokenPipeError):
-                rank.stdin.close()
-        for rank in self.ranks:
-            rank.wait()
+        """Without another line to read, it ends by itself."""
+        if failure[0]:
+            self.process.terminate()
+        self.process.communicate()
 
     def train(self, **what: Any) -> Outcome:
-        """What :func:`run` returns in rank 0 for these arguments."""
-        for rank in self.ranks:
-            print(json.dumps(what), file=rank.stdin, flush=True)
-        answer = self.ranks[0].stdout
+        """What :func:`run` returns for these arguments."""
+        told, answer = self.process.stdin, self.process.stdout
+        assert told is not None
         assert answer is not None
+        print(json.dumps(what), file=told, flush=True)
         if line := answer.readline():
             return Outcome(**json.loads(line))
         sys.exit(f"{self.name} ended without a result: see above")
 
 
 def serve(args: argparse.Namespace) -> None:
-    """One rank of one side: a line of JSON on stdin is what to train, one on stdout what it gave."""
+    """One rank of one side. Rank 0 reads what to train, a line of JSON on stdin, and writes what it gave."""
     from podtune.run.distributed import cleanup_distributed, read_world, setup_distributed
     from podtune.training import before_imports
 
@@ -133,16 +119,22 @@ def serve(args: argparse.Namespace) -> None:
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # for whatever libraries print
         if args.side == "podtune":
             before_imports(read_world(), use_cpu=True)
-        world = setup_distributed(use_cpu=True)
+        world = setup_distributed(TURN_S, use_cpu=True)
         import datasets
         import torch
+        import torch.distributed as dist
 
         torch.set_num_threads(args.threads)
         datasets.disable_progress_bars()
         model, tokenizer = load_model(args)
         rows = load_rows(args, tokenizer)
-        for line in sys.stdin:
-            outcome = run(args.side, args, world, model, tokenizer, rows, scratch, **json.loads(line))
+        while True:
+            line = [sys.stdin.readline() if world.is_main else ""]
+            if world.world_size > 1:
+                dist.broadcast_object_list(line)
+            if not line[0]:
+                break
+            outcome = run(args.side, args, world, model, tokenizer, rows, scratch, **json.loads(line[0]))
             if world.is_main:
                 print(json.dumps(asdict(outcome)), file=answers, flush=True)
         cleanup_distributed()
@@ -162,7 +154,7 @@ def arguments() -> argparse.Namespace:
         "--rows", choices=("short", "mixed", "full", "data"), default="short", help="lengths of the rows"
     )
     parser.add_argument("--lora", action="store_true", help="LoRA of rank 16 on all linear layers")
-    parser.add_argument("--processes", type=int, default=1, help="data-parallel ranks")
+    parser.add_argument("--processes", type=int, default=1, help="data-parallel ranks, started with torchrun")
     parser.add_argument("--threads", type=int, help="threads a rank; default: its share of the CPUs")
     parser.add_argument("--batch", type=int, default=8, help="rows a rank and step")
     parser.add_argument("--steps", type=int, default=20, help="timed steps a repeat")
@@ -464,8 +456,7 @@ def print_table(
         return
     print(
         f"{args.rows} rows{', LoRA' * args.lora}, {args.processes} process(es) x "
-        f"{args.threads} thread(s), "
-        f"batch {args.batch}, {args.repeats} x {args.steps} steps"
+        f"{args.threads} thread(s), batch {args.batch}, {args.repeats} x {args.steps} steps"
     )
     print(f"{'':10}{'real tokens/s (min - max)':>32}{'per CPU-second':>32}{'loss':>9}{'grad norm':>11}")
     for side in SIDES:
