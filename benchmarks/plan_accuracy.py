@@ -1,17 +1,22 @@
-"""What `podtune bench plan --hardware cpu` foretells beside what this machine took, cell by cell.
+"""What `podtune bench plan --hardware cpu` foretells beside what this machine takes, cell by cell.
 
-    podtune bench run --preset smoke --output /tmp/smoke1       # twice or more; the machine does nothing else
-    python benchmarks/plan_accuracy.py /tmp/smoke1 /tmp/smoke2
+    python benchmarks/plan_accuracy.py                 # three rounds of five minutes; nothing else at work
 
-Of several sweeps the median of the cells' medians counts. The records have to be this machine's: the plan is
-its calibration, measured where it is not kept yet (``--calibrate``: anew).
+Each round is a sweep of the smoke preset and a calibration of this machine after it, so that both see its
+speed change; the median of the rounds counts. How near one sweep comes to another says what is to be
+expected of any forecast here.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,52 +25,88 @@ from podtune.plan.hardware import calibrated_cpu
 from podtune.plan.models import shape_of
 from podtune.plan.plan import estimate
 
+NEAR = 0.15
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("folders", nargs="+", type=Path, metavar="DIR", help="of podtune bench run")
-    parser.add_argument("--calibrate", action="store_true", help="measure this machine anew")
+    parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
-    cells: dict[str, list[dict[str, Any]]] = {}
-    for folder in args.folders:
-        for path in sorted(folder.glob("cells/*/run.json")):
-            record = json.loads(path.read_text(encoding="utf-8"))
-            if record["status"] == "ok" and "step_time_s" in record["measurements"]:
-                cells.setdefault(record["name"], []).append(record)
-    sizes = {(records[0]["world_size"], records[0]["config"]["threads"]) for records in cells.values()}
-    rows = {size: calibrated_cpu(*size, anew=args.calibrate) for size in sorted(sizes)}
+    measured: list[dict[str, float]] = []
+    planned: list[dict[str, float]] = []
+    for _ in range(args.rounds):
+        records = sweep()
+        measured.append({each["name"]: each["measurements"]["step_time_s"]["p50"] for each in records})
+        planned.append(plans(records))
+    sweeps, forecast = usual(measured), usual(planned)
     print("| cell | measured (ms) | plan (ms) | error |\n|---|---:|---:|---:|")
-    errors = []
-    for name, records in cells.items():
-        measured = statistics.median(each["measurements"]["step_time_s"]["p50"] for each in records)
-        planned = _planned(records[0], rows[records[0]["world_size"], records[0]["config"]["threads"]])
-        errors.append(planned / measured - 1)
-        print(f"| {name} | {measured * 1e3:.1f} | {planned * 1e3:.1f} | {errors[-1]:+.0%} |")
-    within = sum(abs(error) <= 0.15 for error in errors)
-    print(f"\n{within} of {len(errors)} cells within 15 %")
+    for name, seconds in sweeps.items():
+        error = forecast[name] / seconds - 1
+        print(f"| {name} | {seconds * 1e3:.1f} | {forecast[name] * 1e3:.1f} | {error:+.0%} |")
+    print(f"\nwithin {NEAR:.0%}, of {len(sweeps)} cells: {near(forecast, sweeps)}")
+    if args.rounds > 1:
+        pairs = zip(planned, measured, strict=True)
+        print(f"one calibration and the sweep before it: {span(near(*pair) for pair in pairs)}")
+        print(f"one sweep and another: {span(near(*pair) for pair in itertools.permutations(measured, 2))}")
     return 0
 
 
-def _planned(record: dict[str, Any], hardware: Any) -> float:
-    """Seconds of a step of the record's cell."""
-    config = record["config"]
-    plan = estimate(
-        shape_of(record["model"], config.get("sequence_length") or None),
-        strategy=record["strategy"],
-        world_size=record["world_size"],
-        precision=PRECISIONS[config["precision"]],
-        batch_size=record["global_batch_size"],
-        hardware=hardware,
-        micro_batches=config.get("micro_batches") or None,
-        accumulation=config["accumulation"],
-        activation_checkpointing=config["activation_checkpointing"],
-        optimizer=config["optimizer"],
-        shard_size=config.get("shard_size") or None,
-    )
-    assert plan.step_time_s is not None
-    return plan.step_time_s
+def sweep() -> list[dict[str, Any]]:
+    """The records of the smoke preset's cells that took steps, measured now."""
+    with tempfile.TemporaryDirectory(prefix="podtune-") as folder:
+        subprocess.run(
+            [sys.executable, "-m", "podtune.cli", "bench", "run", "--preset", "smoke", "--output", folder],
+            stdout=sys.stderr,
+        )
+        found = [
+            json.loads(path.read_text(encoding="utf-8"))
+            for path in sorted(Path(folder).glob("cells/*/run.json"))
+        ]
+    records = [each for each in found if each["status"] == "ok" and "step_time_s" in each["measurements"]]
+    return records or sys.exit("no cell took a step: see above")
+
+
+def plans(records: list[dict[str, Any]]) -> dict[str, float]:
+    """Seconds of a step of each record's cell by a calibration measured now."""
+    sizes = {(each["world_size"], each["config"]["threads"]) for each in records}
+    hardware = {size: calibrated_cpu(*size, anew=True) for size in sorted(sizes)}
+    seconds = {}
+    for each in records:
+        config = each["config"]
+        plan = estimate(
+            shape_of(each["model"], config.get("sequence_length") or None),
+            strategy=each["strategy"],
+            world_size=each["world_size"],
+            precision=PRECISIONS[config["precision"]],
+            batch_size=each["global_batch_size"],
+            hardware=hardware[each["world_size"], config["threads"]],
+            micro_batches=config.get("micro_batches") or None,
+            accumulation=config["accumulation"],
+            activation_checkpointing=config["activation_checkpointing"],
+            optimizer=config["optimizer"],
+            shard_size=config.get("shard_size") or None,
+        )
+        assert plan.step_time_s is not None
+        seconds[each["name"]] = plan.step_time_s
+    return seconds
+
+
+def usual(rounds: list[dict[str, float]]) -> dict[str, float]:
+    """The median of each cell."""
+    return {name: statistics.median(each[name] for each in rounds if name in each) for name in rounds[0]}
+
+
+def near(these: dict[str, float], those: dict[str, float]) -> int:
+    """How many cells of ``those`` are as near as asked."""
+    return sum(abs(these[name] / those[name] - 1) <= NEAR for name in those if name in these)
+
+
+def span(counts: Iterable[int]) -> str:
+    """Lowest and highest."""
+    found = sorted(counts)
+    return f"{found[0]} to {found[-1]}"
 
 
 if __name__ == "__main__":
