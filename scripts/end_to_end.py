@@ -6,7 +6,8 @@
 Every causal architecture of transformers is built small and trained three steps twice: padded, with its own
 attention and a plain cross-entropy; and as podtune would, rows end to end and padded, with its attention and
 its loss. Where losses and gradient norms agree to rounding the architecture is listed; the others run padded,
-with their own attention and TRL's loss, and the file says why.
+with their own attention and TRL's loss, and the file says why. Every training reads that file when it starts:
+none should run from this tree meanwhile.
 """
 
 from __future__ import annotations
