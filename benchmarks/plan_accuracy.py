@@ -20,10 +20,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from podtune.plan.beside import PRECISIONS
+from podtune.plan.beside import plan_of
 from podtune.plan.hardware import calibrated_cpu
-from podtune.plan.models import shape_of
-from podtune.plan.plan import estimate
 
 NEAR = 0.15
 
@@ -74,20 +72,7 @@ def plans(records: list[dict[str, Any]]) -> dict[str, float]:
     hardware = {size: calibrated_cpu(*size, anew=True) for size in sorted(sizes)}
     seconds = {}
     for each in records:
-        config = each["config"]
-        plan = estimate(
-            shape_of(each["model"], config.get("sequence_length") or None),
-            strategy=each["strategy"],
-            world_size=each["world_size"],
-            precision=PRECISIONS[config["precision"]],
-            batch_size=each["global_batch_size"],
-            hardware=hardware[each["world_size"], config["threads"]],
-            micro_batches=config.get("micro_batches") or None,
-            accumulation=config["accumulation"],
-            activation_checkpointing=config["activation_checkpointing"],
-            optimizer=config["optimizer"],
-            shard_size=config.get("shard_size") or None,
-        )
+        plan = plan_of(each, hardware[each["world_size"], each["config"]["threads"]])
         assert plan.step_time_s is not None
         seconds[each["name"]] = plan.step_time_s
     return seconds

@@ -52,6 +52,33 @@ def plans(records: Iterable[Json]) -> list[Plan | None]:
     return [_plan(record, rates.get(comparison_key(record))) for record in all_records]
 
 
+def plan_of(record: Json, hardware: Hardware | None, utilisation: float = UTILISATION) -> Plan:
+    """The plan for a record's cell on ``hardware``.
+
+    Raises:
+        UserError: the formulas do not cover it.
+        KeyError: the record lacks what they need.
+    """
+    config = record.get("config", {})
+    return estimate(
+        shape_of(record["model"], config.get("sequence_length") or None),
+        strategy=record["strategy"],
+        world_size=record["world_size"],
+        precision=PRECISIONS.get(config.get("precision", ""), ""),
+        batch_size=record["global_batch_size"],
+        hardware=hardware,
+        nodes=record.get("nnodes", 1),
+        micro_batches=config.get("micro_batches") or None,
+        accumulation=config.get("accumulation", 1),
+        activation_checkpointing=config.get("activation_checkpointing", "none"),
+        optimizer=config.get("optimizer", "adamw"),
+        shard_size=config.get("shard_size") or None,
+        zero_bucket=True,
+        bucket_view=config.get("gradient_as_bucket_view") is not False,
+        utilisation=utilisation,
+    )
+
+
 def _device(record: Json) -> str:
     hardware = record.get("provenance", {}).get("hardware", {})
     return str(hardware.get("gpu") or hardware.get("cpu") or "unknown")
@@ -65,28 +92,9 @@ def _rate(record: Json) -> float | None:
 
 
 def _plan(record: Json, rate: float | None) -> Plan | None:
-    config = record.get("config", {})
-    precision = PRECISIONS.get(config.get("precision", ""))
+    precision = PRECISIONS.get(record.get("config", {}).get("precision", ""))
     try:
-        shape = shape_of(record["model"], config.get("sequence_length") or None)
-        hardware, utilisation = _hardware(record, precision or "", rate)
-        return estimate(
-            shape,
-            strategy=record["strategy"],
-            world_size=record["world_size"],
-            precision=precision or "",
-            batch_size=record["global_batch_size"],
-            hardware=hardware,
-            nodes=record.get("nnodes", 1),
-            micro_batches=config.get("micro_batches") or None,
-            accumulation=config.get("accumulation", 1),
-            activation_checkpointing=config.get("activation_checkpointing", "none"),
-            optimizer=config.get("optimizer", "adamw"),
-            shard_size=config.get("shard_size") or None,
-            zero_bucket=True,
-            bucket_view=config.get("gradient_as_bucket_view") is not False,
-            utilisation=utilisation,
-        )
+        return plan_of(record, *_hardware(record, precision or "", rate))
     except (UserError, KeyError, TypeError):
         return None
 
