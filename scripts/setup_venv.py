@@ -33,10 +33,8 @@ def main() -> int:
         return 0
     started = time.monotonic()
     print(
-        (
-            f"setup: making {venv.name} with Python {sys.version.split()[0]} (once; some minutes on a slow "
-            "network)"
-        ),
+        f"setup: making {venv.name} with Python {sys.version.split()[0]} (once; some minutes on a slow "
+        "network)",
         flush=True,
     )
     uv = bootstrap(venv)
@@ -141,10 +139,8 @@ def with_local_hashes(requirements: Path, links: list[str], venv: Path) -> Path:
     for wheel in sorted(w for link in links if Path(link).is_dir() for w in Path(link).glob("*.whl")):
         name, version = wheel.name.split("-")[:2]
         pin = re.compile(
-            (
-                rf"^({re.escape(name.replace('_', '-'))}==)({re.escape(version.split('+')[0])})( "
-                r".*\\)$"
-            ),
+            rf"^({re.escape(name.replace('_', '-'))}==)({re.escape(version.split('+')[0])})( "
+            r".*\\)$",
             re.MULTILINE | re.IGNORECASE,
         )
         digest = hashlib.sha256(wheel.read_bytes()).hexdigest()

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from launch import Launcher
-from object_store import ObjectStore
-from run_folders import make_run as make_run  # a fixture of many rooms
+from support.launch import Launcher
+from support.object_store import ObjectStore
+from support.run_folders import make_run as make_run  # a fixture of many rooms
 
 if (
     signal.getsignal(signal.SIGINT) is signal.SIG_IGN

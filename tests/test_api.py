@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from run_folders import RunMaker
+from support.run_folders import RunMaker
 
 import podtune
 

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from launch import Launcher, metrics
+from support.launch import Launcher, metrics
 
 from podtune.run import checkpoint
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpus import Train, random_model
+from support.gpus import Train, random_model
 
 from podtune.machine.facts import visible_gpus
 

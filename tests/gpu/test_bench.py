@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launch import free_port
+from support.launch import free_port
 
 
 def cell(folder: Path, *words: object) -> dict[str, Any]:

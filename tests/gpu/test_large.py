@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from gpus import Train
-from launch import metrics
+from support.gpus import Train
+from support.launch import metrics
 
 pytestmark = pytest.mark.slow
 LORA = ("--use_peft", "--lora_r", 16)

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 import torch
-from gpus import Train, program
-from launch import free_port, metrics
+from support.gpus import Train, program
+from support.launch import free_port, metrics
 
 SHORT = ("--max_steps", 6, "--global_batch_size", 8, "--learning_rate", "2e-3", "--max_length", 128)
 

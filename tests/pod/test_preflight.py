@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpus import H100, driver_shows, on_cards
-from launch import Launcher, Podtune, free_port
+from support.gpus import H100, driver_shows, on_cards
+from support.launch import Launcher, Podtune, free_port
 
 from podtune.commands import preflight
 from podtune.pod import compute

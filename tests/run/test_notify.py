@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from launch import Launcher, free_port
+from support.launch import Launcher, free_port
 from transformers import TrainerState
 
 from podtune.run import notify

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 
 import pytest
-from launch import Launcher
+from support.launch import Launcher
 
 from podtune.run import distributed
 from podtune.run.distributed import World, read_world, setup_distributed, why_no_cuda

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import fsspec
 import pytest
-from object_store import ObjectStore
+from support.object_store import ObjectStore
 
 from podtune.pod import prepare
 from podtune.run.errors import CONFIG, NO_INPUT, NO_PERMISSION, UNAVAILABLE, UserError

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from click.testing import CliRunner
-from launch import Launcher
+from support.launch import Launcher
 
 from podtune.cli import load
 from podtune.run.errors import UserError

@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from podtune.run.errors import DATA, USAGE, UserError
+from podtune.run.errors import DataError, UsageError, UserError
 
 if TYPE_CHECKING:
     from podtune.cluster.lint.check import Verdict
@@ -55,11 +55,9 @@ def fine_tune(
         try:
             settings = {**(yaml.safe_load(Path(config).read_text(encoding="utf-8")) or {}), **overrides}
         except OSError as error:
-            raise UserError(f"cannot be read: {error.strerror}", where=str(config), code=USAGE) from error
+            raise UsageError(f"cannot be read: {error.strerror}", where=str(config)) from error
     if not settings.get("output_dir"):
-        raise UserError(
-            "there is no output_dir", where="fine_tune", fix="name the folder of the run", code=USAGE
-        )
+        raise UsageError("there is no output_dir", where="fine_tune", fix="name the folder of the run")
     with tempfile.TemporaryDirectory(prefix="podtune-") as folder:
         file = Path(folder) / "config.yaml"
         file.write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
@@ -99,7 +97,7 @@ def compare(*runs: StrPath | Run) -> dict[str, Any]:
     from podtune.report.runs.runs import Run
 
     if len(runs) < 2:
-        raise UserError("a comparison needs two runs", where="compare", fix="name a second one", code=USAGE)
+        raise UsageError("a comparison needs two runs", where="compare", fix="name a second one")
     return compare_runs([run if isinstance(run, Run) else load(run) for run in runs])
 
 
@@ -143,7 +141,7 @@ def submit(
     if verdict.count("error"):
         from podtune.cluster.lint.output import as_text
 
-        raise UserError(as_text(verdict), where="submit", fix="correct the values", code=DATA)
+        raise DataError(as_text(verdict), where="submit", fix="correct the values")
     documents = steps.installable([document.content for document in read(text, "manifest")[0]])
     steps.check(cluster, documents)
     return steps.create(cluster, documents)

@@ -11,7 +11,7 @@ import click
 import typer
 from typer.core import TyperGroup
 
-from podtune.run.errors import UNAVAILABLE, USAGE, UserError, reader_left, report
+from podtune.run.errors import USAGE, Unavailable, UserError, reader_left, report
 
 
 class Subcommand(NamedTuple):
@@ -153,11 +153,10 @@ def not_installed(error: ModuleNotFoundError) -> Exception:
     library = (error.name or "").partition(".")[0]
     if library in ("", "podtune"):
         return error
-    return UserError(
+    return Unavailable(
         f"{library} is not installed",
         where="this command",
         fix=f"pip install 'podtune[{EXTRAS.get(library, 'train')}]'",
-        code=UNAVAILABLE,
     )
 
 

@@ -29,7 +29,7 @@ from podtune.run.distributed import (
     read_world,
     setup_distributed,
 )
-from podtune.run.errors import OK, PREEMPTED, PeerLost, UserError, reader_left, report, working
+from podtune.run.errors import OK, PREEMPTED, ConfigError, PeerLost, reader_left, report, working
 from podtune.run.heartbeat import VolumeWatch, claim
 from podtune.run.ledger import Ledger, begin
 from podtune.run.lock import Lock
@@ -292,7 +292,7 @@ def load(
     ledger: Ledger | None = None
     if arguments.run.sample_ledger:
         if bucket and not bucket.shared:
-            raise UserError(
+            raise ConfigError(
                 "the ledger is written by all pods into one folder, and each has a volume of its own",
                 where="sample_ledger",
                 fix="leave it off, or one ReadWriteMany volume for all pods",

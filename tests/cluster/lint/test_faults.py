@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from lint_faults import FAULTS, HARMLESS, SHAPES, Json, changed
+from support.lint_faults import FAULTS, HARMLESS, SHAPES, Json, changed
 
 from podtune.cluster.lint.check import Verdict, lint
 from podtune.cluster.lint.explain import example, merged

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from cluster_api import Serving
-from cluster_api import serving as serving
-from cluster_jobs import Api
+from support.cluster_api import Serving
+from support.cluster_api import serving as serving
+from support.cluster_jobs import Api
 
 
 @pytest.fixture

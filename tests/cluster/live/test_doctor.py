@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from cluster_api import Serving
+from support.cluster_api import Serving
 
 from podtune.cluster.live.client import connect
 from podtune.cluster.live.doctor import network_policies

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from cluster_jobs import HEAD, Api, podtune, printed, record_of, seconds_ago, stamp, train
+from support.cluster_jobs import HEAD, Api, podtune, printed, record_of, seconds_ago, stamp, train
 
 from podtune.cluster.live.client import connect
 from podtune.cluster.live.follow import Unseen

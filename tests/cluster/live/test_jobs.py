@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster_api import NAMESPACE, Serving
+from support.cluster_api import NAMESPACE, Serving
 from typer.testing import CliRunner, Result
 
 from podtune.cli import app

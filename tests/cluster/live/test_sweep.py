@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import yaml
-from cluster_api import Serving
-from cluster_jobs import HEAD, Api, podtune, printed, record_of, train
+from support.cluster_api import Serving
+from support.cluster_jobs import HEAD, Api, podtune, printed, record_of, train
 
 from podtune.commands.sweep import job_name
 from podtune.run.log_lines import eval_line

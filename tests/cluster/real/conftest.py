@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from real_cluster import VOLUMES, Cluster
+from support.real_cluster import VOLUMES, Cluster
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -19,8 +19,8 @@ from urllib.parse import urlsplit
 
 import boto3
 import pytest
-from object_store import ObjectStore
-from real_cluster import LONG, VALUES, VOLUMES, Cluster, config
+from support.object_store import ObjectStore
+from support.real_cluster import LONG, VALUES, VOLUMES, Cluster, config
 
 from podtune.cluster.chart.render import CHART
 from podtune.run.collect import collect

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from real_cluster import LONG, Cluster, config
+from support.real_cluster import LONG, Cluster, config
 
 from podtune.cluster.chart.render import CHART
 

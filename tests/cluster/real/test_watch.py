@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 from cluster.real.test_client import documented_rules, kubeconfig_of, podtune
-from real_cluster import Cluster, config
+from support.real_cluster import Cluster, config
 
 ROOT = Path(__file__).parents[3]
 STEPS = 60

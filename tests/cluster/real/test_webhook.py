@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
-from lint_faults import FAULTS, HARMLESS, SHAPES, changed
+from support.lint_faults import FAULTS, HARMLESS, SHAPES, changed
 
 from podtune.cluster.job.pytorchjob import pods
 from podtune.cluster.lint.check import lint

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from launch import free_port
+from support.launch import free_port
 
 from podtune.run.aim.tracking import open_repo
 

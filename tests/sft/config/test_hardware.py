@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from gpus import A100, CARDS, H100, L40S, T4, Card, on_cards
+from support.gpus import A100, CARDS, H100, L40S, T4, Card, on_cards
 
 from podtune.run.distributed import World, setup_distributed
 from podtune.run.errors import UserError

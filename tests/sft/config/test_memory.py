@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpus import A100, H100, L40S, T4, Card, on_cards
+from support.gpus import A100, H100, L40S, T4, Card, on_cards
 
 from podtune.run.distributed import World
 from podtune.run.errors import UserError

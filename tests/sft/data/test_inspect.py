@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from small_tokenizers import chatml
+from support.small_tokenizers import chatml
 from transformers import SmolLM3Config
 from trl import pack_dataset
 from typer.testing import CliRunner

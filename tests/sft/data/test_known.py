@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from datasets import Dataset
-from small_tokenizers import chatml
+from support.small_tokenizers import chatml
 
 from podtune.run.errors import UserError
 from podtune.sft.data import known, source, tokenise

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_tokenizers import chatml
+from support.small_tokenizers import chatml
 
 from podtune.run.errors import PeerLost, UserError
 from podtune.sft.config import settings as config

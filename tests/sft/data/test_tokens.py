@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from datasets import Dataset
-from small_tokenizers import chatml, llama_like, overriding, plain
+from support.small_tokenizers import chatml, llama_like, overriding, plain
 from transformers import PreTrainedTokenizerFast
 from trl import SFTConfig, SFTTrainer, pack_dataset
 from trl.chat_template_utils import get_training_chat_template, has_generation_markers

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from launch import Launcher, metrics
-from object_store import ObjectStore
+from support.launch import Launcher, metrics
+from support.object_store import ObjectStore
 
 from podtune.run import checkpoint
 from podtune.run.distributed import World

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from launch import Launcher, metrics
+from support.launch import Launcher, metrics
 
 from podtune.run.errors import UserError
 from podtune.sft.config import settings

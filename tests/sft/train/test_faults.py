@@ -18,7 +18,7 @@ from pathlib import Path
 
 import datasets
 import pytest
-from launch import Launcher, Program, metrics
+from support.launch import Launcher, Program, metrics
 
 from benchmarks import sft_vs_trl
 from podtune.run import checkpoint, ledger

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from launch import Launcher, metrics
+from support.launch import Launcher, metrics
 
 from podtune.run import checkpoint
 

@@ -10,7 +10,7 @@ import resource
 import psutil
 import pytest
 import torch
-from launch import Launcher
+from support.launch import Launcher
 from transformers import TrainerCallback
 
 from podtune.run.distributed import World

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launch import Launcher, metrics
+from support.launch import Launcher, metrics
 
 STEPS = 6
 

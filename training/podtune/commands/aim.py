@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from podtune.run.errors import working
+from podtune.run.errors import NotFound, Unavailable, working
 
 
 def aim_sync(
@@ -15,21 +15,21 @@ def aim_sync(
     repo: Annotated[
         str,
         typer.Option(
-            "--repo", envvar="AIM_REPO", help=("Aim repo: a folder (made if absent) or aim://host:port.")
+            "--repo", envvar="AIM_REPO", help="Aim repo: a folder (made if absent) or aim://host:port."
         ),
     ],
     follow: Annotated[
         bool,
-        typer.Option("--follow", help=("Go on until the run ends; for a folder of runs, until stopped.")),
+        typer.Option("--follow", help="Go on until the run ends; for a folder of runs, until stopped."),
     ] = False,
     forever: Annotated[
         bool,
         typer.Option(
-            "--forever", help=("With --follow: stay after the run ended, for a pod that serves one volume.")
+            "--forever", help="With --follow: stay after the run ended, for a pod that serves one volume."
         ),
     ] = False,
     rebuild: Annotated[
-        bool, typer.Option("--rebuild", help=("Write every point again, from the top of the files."))
+        bool, typer.Option("--rebuild", help="Write every point again, from the top of the files.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a run on stdout.")] = False,
 ) -> None:
@@ -69,15 +69,9 @@ def aim_ui(
     import importlib.util
 
     from podtune.run.aim.ui import serve
-    from podtune.run.errors import NO_INPUT, UNAVAILABLE, UserError
 
     if importlib.util.find_spec("aim") is None:
-        raise UserError("Aim is not installed", fix="pip install 'podtune[aim]'", code=UNAVAILABLE)
+        raise Unavailable("Aim is not installed", fix="pip install 'podtune[aim]'")
     if not (repo / ".aim").is_dir():
-        raise UserError(
-            "there is no Aim repository",
-            where=str(repo),
-            fix="podtune aim-sync RUN --repo REPO",
-            code=NO_INPUT,
-        )
+        raise NotFound("there is no Aim repository", where=str(repo), fix="podtune aim-sync RUN --repo REPO")
     serve(repo, host, port, names or ())

@@ -14,7 +14,7 @@ import typer
 
 from podtune.plan.hardware import ROWS
 from podtune.plan.plan import OPTIMIZERS, PRECISIONS, RECOMPUTE
-from podtune.run.errors import PEER_LOST, SOFTWARE, UNAVAILABLE, USAGE, UserError, working
+from podtune.run.errors import PEER_LOST, SOFTWARE, UNAVAILABLE, UsageError, working
 from podtune.run.record import Json, finite
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from podtune.plan.plan import Plan
 
 app = typer.Typer(
-    help=("Measure, and foretell, what each way of distributing the work costs."), no_args_is_help=True
+    help="Measure, and foretell, what each way of distributing the work costs.", no_args_is_help=True
 )
 
 DEFAULT_HARDWARE = "L40S"
@@ -31,14 +31,14 @@ DEFAULT_HARDWARE = "L40S"
 @app.command("plan")
 def plan(
     model: Annotated[
-        str, typer.Option(help=("A benchmark model, SmolLM3-3B, or hf:PATH of a folder with a config.json."))
+        str, typer.Option(help="A benchmark model, SmolLM3-3B, or hf:PATH of a folder with a config.json.")
     ] = "",
     params: Annotated[str, typer.Option(help="The count of parameters alone, for example 7.5e9.")] = "",
     strategy: Annotated[str, typer.Option(help="A strategy, or all, side by side.")] = "all",
     world_size: Annotated[int, typer.Option(help="Processes (GPUs) in all.")] = 1,
     precision: Annotated[str, typer.Option(help=f"{', '.join(PRECISIONS)}.")] = "bf16-mixed",
     batch_size: Annotated[
-        int | None, typer.Option(help=("Sequences or images a step over all processes."))
+        int | None, typer.Option(help="Sequences or images a step over all processes.")
     ] = None,
     sequence_length: Annotated[int | None, typer.Option(help="Tokens a sequence.")] = None,
     hardware: Annotated[
@@ -49,17 +49,17 @@ def plan(
     ] = False,
     threads: Annotated[int, typer.Option(help="With --hardware cpu: of each process, as a cell's.")] = 1,
     interconnect: Annotated[
-        str | None, typer.Option(help=("The slowest link: pcie4, nvlink4, 25g, 100g, 400g, ..."))
+        str | None, typer.Option(help="The slowest link: pcie4, nvlink4, 25g, 100g, 400g, ...")
     ] = None,
     nodes: Annotated[
-        int | None, typer.Option(help=("Machines (default: one for every eight processes)."))
+        int | None, typer.Option(help="Machines (default: one for every eight processes).")
     ] = None,
     micro_batches: Annotated[int | None, typer.Option(help="Of the pipelines.")] = None,
     accumulation: Annotated[int, typer.Option(help="Forward and backward passes a step.")] = 1,
     activation_checkpointing: Annotated[str, typer.Option(help=f"{', '.join(RECOMPUTE)}.")] = "none",
     optimizer: Annotated[str, typer.Option(help=f"{', '.join(OPTIMIZERS)}.")] = "adamw",
     lora_r: Annotated[
-        int | None, typer.Option(help=("LoRA's rank, on all linear maps; the other weights are frozen."))
+        int | None, typer.Option(help="LoRA's rank, on all linear maps; the other weights are frozen.")
     ] = None,
     lora_dropout: Annotated[float, typer.Option(help="Of LoRA's inputs.")] = 0.0,
     quantized: Annotated[
@@ -86,19 +86,15 @@ def plan(
     from podtune.plan.shapes import Opaque
 
     if bool(model) == bool(params):
-        raise UserError(
-            ("give --model or --params, one of them"),
-            where="podtune bench plan",
-            fix="--model tinygpt-124m",
-            code=USAGE,
+        raise UsageError(
+            "give --model or --params, one of them", where="podtune bench plan", fix="--model tinygpt-124m"
         )
     shape = shape_of(model, sequence_length) if model else Opaque(_count(params), sequence_length or 1024)
     if activation_checkpointing not in planner.RECOMPUTE:
-        raise UserError(
+        raise UsageError(
             f"unknown '{activation_checkpointing}'",
             where="--activation-checkpointing",
             fix=f"one of {', '.join(planner.RECOMPUTE)}",
-            code=USAGE,
         )
     row = _hardware(hardware, world_size, nodes, threads, calibrate)
     settings: dict[str, Any] = {
@@ -130,7 +126,7 @@ def plan(
         return
     plans, refused = planner.estimate_all(shape, **settings)
     if not plans:
-        raise UserError(next(iter(refused.values())), where="podtune bench plan", code=USAGE)
+        raise UsageError(next(iter(refused.values())), where="podtune bench plan")
     if as_json:
         typer.echo(json.dumps({"plans": [each.as_json() for each in plans], "impossible": refused}, indent=2))
         return
@@ -145,15 +141,15 @@ def run(
     preset: Annotated[str, typer.Option(help="smoke, single-gpu, node, multi-node.")] = "",
     sweep: Annotated[Path | None, typer.Option(help="A sweep of your own, in YAML.", metavar="FILE")] = None,
     resume: Annotated[
-        bool, typer.Option(help=("Keep cells that were measured with the same arguments by the same code."))
+        bool, typer.Option(help="Keep cells that were measured with the same arguments by the same code.")
     ] = True,
     timeout_per_cell: Annotated[float | None, typer.Option(help="Seconds (default: the sweep's).")] = None,
     in_job: Annotated[
         bool,
-        typer.Option("--in-job", help=("In every pod of a job: the cells one after another on all pods.")),
+        typer.Option("--in-job", help="In every pod of a job: the cells one after another on all pods."),
     ] = False,
     preflight: Annotated[
-        bool, typer.Option("--preflight", help=("In a job: podtune preflight before the first cell."))
+        bool, typer.Option("--preflight", help="In a job: podtune preflight before the first cell.")
     ] = False,
     wait: Annotated[float, typer.Option(help="Seconds that it waits for the other pods to arrive.")] = 900.0,
     as_json: Annotated[bool, typer.Option("--json", help="How each cell ended, for scripts.")] = False,
@@ -181,15 +177,11 @@ def run(
 
     if bool(preset) == bool(sweep):
         fix = f"--preset {' or '.join(sweeps.preset_names())}, or --sweep FILE"
-        raise UserError(
-            ("give --preset or --sweep, one of them"), where="podtune bench run", fix=fix, code=USAGE
-        )
+        raise UsageError("give --preset or --sweep, one of them", where="podtune bench run", fix=fix)
     asked = sweeps.read_sweep(sweep or sweeps.preset(preset))
     if timeout_per_cell is not None:
         if timeout_per_cell <= 0:
-            raise UserError(
-                (f"{timeout_per_cell:g} is not a positive number"), where="--timeout-per-cell", code=USAGE
-            )
+            raise UsageError(f"{timeout_per_cell:g} is not a positive number", where="--timeout-per-cell")
         asked = dataclasses.replace(asked, timeout_per_cell_s=timeout_per_cell)
     pod = read_pod() if in_job else None
     if preflight and pod and (code := step_zero(sweep, wait_s=wait)):
@@ -215,7 +207,7 @@ def run(
         )
     if pod is None or pod.node_rank == 0:
         typer.echo(
-            (f"{len(progress.states)} cells, {len(failed)} failed; next: podtune bench report {output}"),
+            f"{len(progress.states)} cells, {len(failed)} failed; next: podtune bench report {output}",
             err=True,
         )
     if failed and pod is None:  # in a job a failed cell is a result; an exit code would only restart the pod
@@ -225,7 +217,7 @@ def run(
 @app.command("report")
 def report(
     folder: Annotated[
-        Path, typer.Argument(help=("What podtune bench run wrote, or logs of a job."), metavar="DIR")
+        Path, typer.Argument(help="What podtune bench run wrote, or logs of a job.", metavar="DIR")
     ],
     as_json: Annotated[bool, typer.Option("--json", help="What the report says, for scripts.")] = False,
 ) -> None:
@@ -278,16 +270,15 @@ def _hardware(name: str, world_size: int, nodes: int | None, threads: int, calib
 
     if name.lower() != "cpu":
         if calibrate or threads != 1:
-            raise UserError(
+            raise UsageError(
                 f"{name} is planned by its datasheet",
                 where="--calibrate" if calibrate else "--threads",
                 fix="leave it out, or give --hardware cpu",
-                code=USAGE,
             )
         return hardware_row(name)
     for flag, value in {"--world-size": world_size, "--threads": threads, "--nodes": nodes or 1}.items():
         if value < 1:
-            raise UserError(f"{value} is not a positive number", where=flag, fix="give 1 or more", code=USAGE)
+            raise UsageError(f"{value} is not a positive number", where=flag, fix="give 1 or more")
     return calibrated_cpu(
         math.ceil(world_size / (nodes or math.ceil(world_size / RANKS_PER_NODE))), threads, anew=calibrate
     )
@@ -314,8 +305,8 @@ def _count(text: str) -> int:
         count = float(text[:-1] if scale != 1.0 else text) * scale
         return int(count)
     except (ValueError, OverflowError):
-        raise UserError(
-            f"'{text}' is not a number", where="--params", fix="for example 7.5e9 or 124M", code=USAGE
+        raise UsageError(
+            f"'{text}' is not a number", where="--params", fix="for example 7.5e9 or 124M"
         ) from None
 
 

@@ -9,23 +9,23 @@ from typing import Annotated, Any
 
 import typer
 
-from podtune.run.errors import CANNOT_CREATE, DATA, NO_INPUT, UserError
+from podtune.run.errors import CannotCreate, DataError, NotFound, UserError
 
 
 def collect(
     logs: Annotated[
-        list[str] | None, typer.Argument(help=("Log files, or - for standard input."), metavar="LOGFILE...")
+        list[str] | None, typer.Argument(help="Log files, or - for standard input.", metavar="LOGFILE...")
     ] = None,
     job: Annotated[str, typer.Option(help="Read the logs of this job's pods on the cluster instead.")] = "",
     namespace: Annotated[
-        str, typer.Option("-n", "--namespace", help=("Of the job; the kubeconfig's if left out."))
+        str, typer.Option("-n", "--namespace", help="Of the job; the kubeconfig's if left out.")
     ] = "",
     output: Annotated[
-        str, typer.Option(help=("Write each record to a folder below this one, as run.json."))
+        str, typer.Option(help="Write each record to a folder below this one, as run.json.")
     ] = "",
     expect: Annotated[int, typer.Option(help="How many records there must be.")] = 1,
     as_json: Annotated[
-        bool, typer.Option("--json", help=("The records themselves, and what is damaged."))
+        bool, typer.Option("--json", help="The records themselves, and what is damaged.")
     ] = False,
 ) -> None:
     """Find the records that runs printed to their logs. Each comes back exactly, or is named as missing or
@@ -48,7 +48,7 @@ def collect(
     if bool(logs) == bool(job):
         raise UserError(
             "give log files, or a job",
-            fix=("podtune collect LOGFILE..., or podtune collect --job NAME"),
+            fix="podtune collect LOGFILE..., or podtune collect --job NAME",
             code=2,
         )
     if job:
@@ -62,15 +62,11 @@ def collect(
     else:
         for log in logs or []:
             if not Path(log).is_file():
-                raise UserError(
-                    "no such file", where=log, fix=("give the log files of the run's pods"), code=NO_INPUT
-                )
+                raise NotFound("no such file", where=log, fix="give the log files of the run's pods")
         try:
             collection = collect_files([Path(log) for log in logs or []])
         except OSError as error:
-            raise UserError(
-                (f"cannot be read: {error.strerror}"), where=str(error.filename), code=NO_INPUT
-            ) from None
+            raise NotFound(f"cannot be read: {error.strerror}", where=str(error.filename)) from None
     if output:
         try:
             for record, digest in zip(collection.records, collection.digests, strict=True):
@@ -80,10 +76,8 @@ def collect(
                 if not as_json:
                     typer.echo(f"{folder}/run.json: {printable(str(record.get('status')))}")
         except OSError as error:
-            raise UserError(
-                (f"cannot be written: {error.strerror}"),
-                where=str(error.filename or output),
-                code=CANNOT_CREATE,
+            raise CannotCreate(
+                f"cannot be written: {error.strerror}", where=str(error.filename or output)
             ) from None
     missing = max(0, expect - len(collection.records) - len(collection.damaged))
     if as_json:
@@ -97,11 +91,10 @@ def collect(
         what = [str(record) for record in collection.damaged] + (
             [(f"{missing} of {expect} expected records are missing")] if missing else []
         )
-        raise UserError(
+        raise DataError(
             "; ".join(what),
             where=", ".join(logs or []),
             fix="collect the complete logs: kubectl logs --tail=-1, before rotation",
-            code=DATA,
         )
 
 
@@ -110,7 +103,7 @@ def _keep(folder: Path, record: dict[str, Any]) -> None:
     from podtune.run.record import write_json
 
     if folder.is_symlink():
-        raise UserError("is a link", where=str(folder), fix="remove it", code=CANNOT_CREATE)
+        raise CannotCreate("is a link", where=str(folder), fix="remove it")
     folder.mkdir(parents=True, exist_ok=True)
     try:
         different = json.loads((folder / "run.json").read_text(encoding="utf-8")) != record
@@ -119,7 +112,5 @@ def _keep(folder: Path, record: dict[str, Any]) -> None:
     except ValueError:
         different = True
     if different:
-        raise UserError(
-            "holds another record", where=str(folder), fix="give an --output of its own", code=CANNOT_CREATE
-        )
+        raise CannotCreate("holds another record", where=str(folder), fix="give an --output of its own")
     write_json(folder / "run.json", record)

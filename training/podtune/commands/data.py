@@ -9,10 +9,10 @@ from typing import Annotated
 
 import typer
 
-from podtune.run.errors import working
+from podtune.run.errors import DataError, working
 
 app = typer.Typer(
-    help=("Build a question-answer set, see what would be trained, tokenise ahead of a job."),
+    help="Build a question-answer set, see what would be trained, tokenise ahead of a job.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -56,7 +56,7 @@ Model = Annotated[str, typer.Option(help="Model folder or hub id; its tokenizer 
 MaxLength = Annotated[int, typer.Option(min=2, help="Longest row in tokens.")]
 AssistantOnly = Annotated[bool, typer.Option(help="Train only the assistant's turns of messages.")]
 CompletionOnly = Annotated[
-    bool | None, typer.Option(help=("Train only completions; default: if there are prompts."))
+    bool | None, typer.Option(help="Train only completions; default: if there are prompts.")
 ]
 TextField = Annotated[str, typer.Option(help="Column of plain text.")]
 
@@ -66,7 +66,7 @@ def inspect(
     data: Data,
     model: Model,
     split: Annotated[
-        str | None, typer.Option(help=("Split to look at, also with a slice: 'train[:1000]'."))
+        str | None, typer.Option(help="Split to look at, also with a slice: 'train[:1000]'.")
     ] = None,
     max_length: MaxLength = 1024,
     truncation_mode: Annotated[str, typer.Option(help="keep_start or keep_end.")] = "keep_start",
@@ -74,7 +74,7 @@ def inspect(
     completion_only_loss: CompletionOnly = None,
     dataset_text_field: TextField = "text",
     chat_template_path: Annotated[
-        str | None, typer.Option(help=("Template (.jinja) or model to take it from."))
+        str | None, typer.Option(help="Template (.jinja) or model to take it from.")
     ] = None,
     eos_token: Annotated[str | None, typer.Option(help="EOS token, if not the tokenizer's own.")] = None,
     pad_token: Annotated[str | None, typer.Option(help="Padding token, if not the tokenizer's own.")] = None,
@@ -143,7 +143,6 @@ def ledger(
     """
     import dataclasses
 
-    from podtune.run.errors import DATA, UserError
     from podtune.run.ledger import judge
 
     judgement = judge(run)
@@ -162,11 +161,10 @@ def ledger(
             twice = f", more than once {_some(epoch.repeated)}" if epoch.repeated else ""
             print(f"epoch {epoch.number}: seen {epoch.seen:,}{missed}{filling}{twice}")
     if not judgement.exact:
-        raise UserError(
+        raise DataError(
             "not every row was trained once an epoch",
             where=str(run),
             fix="report it with the folder sample-ledger; the run's losses are of the rows above",
-            code=DATA,
         )
 
 
@@ -180,7 +178,7 @@ def prepare_rows(
     data: Data,
     model: Model,
     output: Annotated[
-        Path, typer.Option(help=("Folder for tokenised data; give it to training as --tokenized_cache."))
+        Path, typer.Option(help="Folder for tokenised data; give it to training as --tokenized_cache.")
     ],
     max_length: MaxLength = 1024,
     truncation_mode: Annotated[str, typer.Option(help="keep_start or keep_end.")] = "keep_start",
@@ -189,16 +187,16 @@ def prepare_rows(
     completion_only_loss: CompletionOnly = None,
     dataset_text_field: TextField = "text",
     chat_template_path: Annotated[
-        str | None, typer.Option(help=("Template (.jinja) or model to take it from."))
+        str | None, typer.Option(help="Template (.jinja) or model to take it from.")
     ] = None,
     eos_token: Annotated[str | None, typer.Option(help="EOS token, if not the tokenizer's own.")] = None,
     pad_token: Annotated[str | None, typer.Option(help="Padding token, if not the tokenizer's own.")] = None,
     eval_dataset_name: Annotated[
-        str | None, typer.Option(help=("Evaluation set, if it is not a split of the data."))
+        str | None, typer.Option(help="Evaluation set, if it is not a split of the data.")
     ] = None,
     wait: Annotated[
         float,
-        typer.Option(min=0, help=("Longest wait for another process that prepares the same, in seconds.")),
+        typer.Option(min=0, help="Longest wait for another process that prepares the same, in seconds."),
     ] = 3600.0,
     trust_remote_code: Annotated[bool, typer.Option(help="Run Python code that the model brings.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was prepared as JSON.")] = False,

@@ -12,16 +12,16 @@ def doctor(
     cluster: Annotated[
         bool,
         typer.Option(
-            "--cluster", help=("The cluster of the kubeconfig too: operator, permissions, volumes, GPUs.")
+            "--cluster", help="The cluster of the kubeconfig too: operator, permissions, volumes, GPUs."
         ),
     ] = False,
     output_dir: Annotated[Path, typer.Option(help="Where runs would be written.")] = Path(),
     torch: Annotated[
         bool,
-        typer.Option("--torch", help=("Import torch and compute on every GPU too; takes some seconds more.")),
+        typer.Option("--torch", help="Import torch and compute on every GPU too; takes some seconds more."),
     ] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help=("For scripts: state, and checks with name, state, found, fix."))
+        bool, typer.Option("--json", help="For scripts: state, and checks with name, state, found, fix.")
     ] = False,
     namespace: Annotated[str, typer.Option("-n", "--namespace", help="The kubeconfig's if left out.")] = "",
     context: Annotated[str, typer.Option(help="Of the kubeconfig; the current one if left out.")] = "",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from podtune.run.errors import DATA, NO_INPUT, USAGE, UserError
+from podtune.run.errors import DataError, NotFound, UsageError
 
 if TYPE_CHECKING:
     from podtune.cluster.dry_run.dry_run import Result
@@ -21,7 +21,7 @@ COLOURS = (36, 33, 35, 32, 34, 31)  # of ANSI, one a pod in turn
 
 def dry_run(
     values: Annotated[
-        list[Path] | None, typer.Option("-f", "--values", help=("Values for the chart; may be repeated."))
+        list[Path] | None, typer.Option("-f", "--values", help="Values for the chart; may be repeated.")
     ] = None,
     sets: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="As helm's --set.")
@@ -29,28 +29,26 @@ def dry_run(
     name: Annotated[str, typer.Option(help="The release, and so the run.")] = "dry-run",
     manifest: Annotated[
         Path | None,
-        typer.Option(help=("A manifest in place of the chart; its commands run here, so read it first.")),
+        typer.Option(help="A manifest in place of the chart; its commands run here, so read it first."),
     ] = None,
     model: Annotated[
         str,
-        typer.Option(
-            help=("tiny or micro: a small model and question-answer set in place of the real ones.")
-        ),
+        typer.Option(help="tiny or micro: a small model and question-answer set in place of the real ones."),
     ] = "",
     steps: Annotated[int, typer.Option(help="Stop after so many steps (0: as configured).")] = 0,
     print_env: Annotated[
-        bool, typer.Option("--print-env", help=("Print each pod's environment and start nothing."))
+        bool, typer.Option("--print-env", help="Print each pod's environment and start nothing.")
     ] = False,
     kill: Annotated[
-        list[str] | None, typer.Option(metavar="POD@STEP", help=("SIGKILL a pod's processes at that step."))
+        list[str] | None, typer.Option(metavar="POD@STEP", help="SIGKILL a pod's processes at that step.")
     ] = None,
     stall: Annotated[list[str] | None, typer.Option(metavar="POD@STEP", help="SIGSTOP them.")] = None,
     output: Annotated[
-        Path | None, typer.Option(help=("Keep the volumes here; the next dry run goes on from them."))
+        Path | None, typer.Option(help="Keep the volumes here; the next dry run goes on from them.")
     ] = None,
     timeout: Annotated[float, typer.Option(help="Seconds for all of it.")] = 1800.0,
     as_json: Annotated[
-        bool, typer.Option("--json", help=("The verdict as JSON on stdout, the pods' output on stderr."))
+        bool, typer.Option("--json", help="The verdict as JSON on stdout, the pods' output on stderr.")
     ] = False,
 ) -> None:
     """Run the job that would be deployed, as local processes, under the environment and rules of the training
@@ -76,11 +74,8 @@ def dry_run(
     documents = _checked(text, quiet=print_env)
     jobs = engine.jobs_of(documents)
     if len(jobs) != 1:
-        raise UserError(
-            (f"{len(jobs)} jobs in the manifests"),
-            where="dry-run",
-            fix="give one PyTorchJob or TrainJob",
-            code=DATA,
+        raise DataError(
+            f"{len(jobs)} jobs in the manifests", where="dry-run", fix="give one PyTorchJob or TrainJob"
         )
     pods = engine.pods_of(jobs[0], documents)
     if print_env:
@@ -131,20 +126,16 @@ def _rendered(
 
     config: dict[str, Any] = {"max_steps": steps} if steps else {}
     if model and model not in SIZES:
-        raise UserError(
-            f"--model is {model!r}",
-            fix=(f"use {' or '.join(SIZES)}, or leave it out for the real one"),
-            code=USAGE,
+        raise UsageError(
+            f"--model is {model!r}", fix=f"use {' or '.join(SIZES)}, or leave it out for the real one"
         )
     if manifest is not None:
         if values or sets or model:
-            raise UserError("--manifest and values exclude each other", fix="give one of them", code=USAGE)
+            raise UsageError("--manifest and values exclude each other", fix="give one of them")
         try:
             return manifest.read_text(encoding="utf-8"), config
         except OSError as error:
-            raise UserError(
-                (f"cannot read it: {error.strerror}"), where=str(manifest), code=NO_INPUT
-            ) from error
+            raise NotFound(f"cannot read it: {error.strerror}", where=str(manifest)) from error
     from podtune.cluster.chart.render import effective_values, merged_values, render
 
     if model:
@@ -163,11 +154,10 @@ def _checked(text: str, *, quiet: bool) -> list[dict[str, Any]]:
     refused = [finding for finding in verdict.findings if finding.refused]
     if refused:
         print(as_text(verdict), file=sys.stderr)
-        raise UserError(
-            (f"the cluster would refuse the job: {refused[0].message}"),
+        raise DataError(
+            f"the cluster would refuse the job: {refused[0].message}",
             where=refused[0].path,
             fix=refused[0].fix,
-            code=DATA,
         )
     if not quiet:
         for finding in verdict.findings:

@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from podtune.run.errors import CANNOT_CREATE, NO_INPUT, USAGE, UserError, printable, warn
+from podtune.run.errors import (
+    CannotCreate,
+    NotFound,
+    UsageError,
+    UserError,
+    printable,
+    warn,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,9 +68,9 @@ def eval(
 
     names = [name for name in map(str.strip, tasks.split(",")) if name]
     if not names:
-        raise UserError("there is no name in it", where="--tasks", fix="--tasks arc_easy", code=USAGE)
+        raise UsageError("there is no name in it", where="--tasks", fix="--tasks arc_easy")
     if batch_size != "auto" and not batch_size.isdecimal():
-        raise UserError(f"{batch_size!r} is no number and not auto", where="--batch-size", code=USAGE)
+        raise UsageError(f"{batch_size!r} is no number and not auto", where="--batch-size")
     run_dir = Path(model).expanduser()
     record = read_record(run_dir)
     if record is not None:
@@ -93,11 +100,10 @@ def _refuse_a_running_one(run_dir: Path, record: Json) -> None:
     from podtune.run.follow import state
 
     if state(run_dir, record)[0] == "running":
-        raise UserError(
+        raise NotFound(
             "the run has not ended",
             where=str(run_dir),
             fix=f"wait for it, or ask a checkpoint: podtune eval {run_dir}/checkpoint-N",
-            code=NO_INPUT,
         )
 
 
@@ -108,9 +114,7 @@ def _base(record: Json, run_dir: Path) -> Origin:
     config = mapping(record.get("config"))
     name = config.get("model_name_or_path")
     if not isinstance(name, str):
-        raise UserError(
-            "does not say what the run started from", where=str(run_dir), fix="give --no-base", code=NO_INPUT
-        )
+        raise NotFound("does not say what the run started from", where=str(run_dir), fix="give --no-base")
     try:
         return locate_model(name, config.get("model_revision"))
     except UserError as error:
@@ -128,9 +132,7 @@ def _keep(run_dir: Path, result: Json) -> None:
     try:
         write_json(run_dir / RUN_FILE, record | {"evaluated_at": now()})
     except OSError as error:
-        raise UserError(
-            f"cannot be written: {error.strerror}", where=str(run_dir / RUN_FILE), code=CANNOT_CREATE
-        ) from None
+        raise CannotCreate(f"cannot be written: {error.strerror}", where=str(run_dir / RUN_FILE)) from None
 
 
 def _show_in_aim(run_dir: Path) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from podtune.run.errors import NO_INPUT, USAGE, UserError, working
+from podtune.run.errors import NotFound, UsageError, working
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -22,28 +22,28 @@ if TYPE_CHECKING:
 
 def generate(
     model: Annotated[
-        str, typer.Argument(help=("Folder of a run (its final model), model or adapter folder, or hub id."))
+        str, typer.Argument(help="Folder of a run (its final model), model or adapter folder, or hub id.")
     ],
     prompt: Annotated[
-        str | None, typer.Option(help=("One prompt; without it and --input a chat, or what comes on stdin."))
+        str | None, typer.Option(help="One prompt; without it and --input a chat, or what comes on stdin.")
     ] = None,
     input: Annotated[
-        Path | None, typer.Option(help=("Parquet, JSON lines, CSV, or text with a prompt a line."))
+        Path | None, typer.Option(help="Parquet, JSON lines, CSV, or text with a prompt a line.")
     ] = None,
     output: Annotated[Path | None, typer.Option(help="Answers to --input: .parquet or .jsonl.")] = None,
     against: Annotated[
-        str | None, typer.Option(help=("A second model to answer the same, such as the base."))
+        str | None, typer.Option(help="A second model to answer the same, such as the base.")
     ] = None,
     system: Annotated[str | None, typer.Option(help="A system message before --prompt or the chat.")] = None,
     temperature: Annotated[
-        float | None, typer.Option(min=0, help=("0 always takes the likeliest token; default: the model's."))
+        float | None, typer.Option(min=0, help="0 always takes the likeliest token; default: the model's.")
     ] = None,
     top_p: Annotated[
         float | None,
-        typer.Option(min=0, max=1, help=("Sample from the likeliest tokens that hold this share.")),
+        typer.Option(min=0, max=1, help="Sample from the likeliest tokens that hold this share."),
     ] = None,
     max_new_tokens: Annotated[
-        int | None, typer.Option(min=1, help=("Longest answer; default: the model's."))
+        int | None, typer.Option(min=1, help="Longest answer; default: the model's.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Of the sampling.")] = 0,
     batch_size: Annotated[int, typer.Option(min=1, help="Prompts of --input at once.")] = 16,
@@ -61,9 +61,9 @@ def generate(
       podtune generate runs/demo --input eval.parquet --output answers.parquet
     """
     if (input is None) != (output is None):
-        raise UserError("--input and --output belong together", fix="give both or neither", code=USAGE)
+        raise UsageError("--input and --output belong together", fix="give both or neither")
     if input is not None and (prompt is not None or system is not None):
-        raise UserError("--input has the prompts already", fix="leave --prompt and --system out", code=USAGE)
+        raise UsageError("--input has the prompts already", fix="leave --prompt and --system out")
     names = [resolve_run(model), *([resolve_run(against)] if against else [])]
     from podtune.sft.answer.answers import Sampling
 
@@ -78,7 +78,7 @@ def generate(
     else:
         question = sys.stdin.read().strip() if prompt is None else prompt
         if not question:
-            raise UserError("there is no prompt", fix="give --prompt, --input, or text on stdin", code=USAGE)
+            raise UsageError("there is no prompt", fix="give --prompt, --input, or text on stdin")
         show(
             names,
             [ask(*pair, [*opening, {"role": "user", "content": question}], sampling) for pair in models],
@@ -107,7 +107,7 @@ def resolve_run(name: str) -> str:
             if steps
             else "wait for its first checkpoint"
         )
-        raise UserError("the run has no final model (yet)", where=name, fix=newest, code=NO_INPUT)
+        raise NotFound("the run has no final model (yet)", where=name, fix=newest)
     return name
 
 

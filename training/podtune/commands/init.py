@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from podtune.run.errors import CANNOT_CREATE, USAGE, UserError
+from podtune.run.errors import CannotCreate, UsageError, UserError
 
 if TYPE_CHECKING:
     from podtune.plan.plan import Plan
@@ -40,7 +40,7 @@ def init(
       podtune init --data rows.csv --model Qwen/Qwen3-0.6B --output mine.yaml
     """
     if output.exists() and not force:
-        raise UserError("is there already", where=str(output), fix="--force, or another --output", code=USAGE)
+        raise UsageError("is there already", where=str(output), fix="--force, or another --output")
     data = data or _asked("data (file, folder or hub name)")
     model = model or _asked("model (folder or hub id)")
     rows = look_at(data)
@@ -49,11 +49,8 @@ def init(
     try:
         output.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise UserError(
-            f"cannot be written: {error.strerror}",
-            where=str(output),
-            fix="another --output",
-            code=CANNOT_CREATE,
+        raise CannotCreate(
+            f"cannot be written: {error.strerror}", where=str(output), fix="another --output"
         ) from error
     print(f"{output}: {rows}; {choice.reason}")
     name = re.sub(r"[^a-z0-9]+", "-", output.stem.lower()).strip("-") or "run"
@@ -66,7 +63,7 @@ def init(
 def _asked(what: str) -> str:
     if not sys.stdin.isatty():
         option = what.split()[0]
-        raise UserError(f"--{option} is missing", where="podtune init", fix=f"--{option} NAME", code=USAGE)
+        raise UsageError(f"--{option} is missing", where="podtune init", fix=f"--{option} NAME")
     return str(typer.prompt(what))
 
 
@@ -140,11 +137,10 @@ def choose(model: str, gpus: int, nodes: int, hardware: str, max_length: int) ->
                     memory = f"{plan.total_gib:.0f} of {row.memory_gib:.0f} GiB a GPU by podtune bench plan"
                     return Choice(strategy, lora, batch, f"{kind} by {strategy}: {memory}", plan)
     assert best is not None
-    raise UserError(
+    raise UsageError(
         f"does not fit: even LoRA with one row needs {best.total_gib:.0f} GiB a GPU",
         where=f"{model} on {ranks} x {row.name}",
         fix="more --gpus or --nodes, a smaller --max-length, or a smaller model",
-        code=USAGE,
     )
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from podtune.run.errors import DATA, USAGE, UserError
+from podtune.run.errors import ConfigError, DataError, UsageError
 
 if TYPE_CHECKING:
     from podtune.cluster.live.client import Cluster
@@ -22,7 +22,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="The job.")]
 
 def submit(
     values: Annotated[
-        list[Path] | None, typer.Option("-f", "--values", help=("Values for the chart; may be repeated."))
+        list[Path] | None, typer.Option("-f", "--values", help="Values for the chart; may be repeated.")
     ] = None,
     sets: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="As helm's --set.")
@@ -30,10 +30,10 @@ def submit(
     name: Annotated[str, typer.Option(help="The run; the first values file's name if left out.")] = "",
     manifest: Annotated[Path | None, typer.Option(help="A manifest in place of the chart.")] = None,
     follow: Annotated[
-        bool, typer.Option("--follow", help=("Print conditions, events and logs until the job ends."))
+        bool, typer.Option("--follow", help="Print conditions, events and logs until the job ends.")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help=("Ask the cluster everything, create nothing."))
+        bool, typer.Option("--dry-run", help="Ask the cluster everything, create nothing.")
     ] = False,
     no_lint: Annotated[bool, typer.Option("--no-lint", help="Create it whatever lint finds.")] = False,
     namespace: Namespace = "",
@@ -117,13 +117,11 @@ def status(
 def logs(
     name: Name,
     everything: Annotated[
-        bool, typer.Option("--all", help=("Of all pods, each line after its pod's name."))
+        bool, typer.Option("--all", help="Of all pods, each line after its pod's name.")
     ] = False,
     follow: Annotated[
         bool,
-        typer.Option(
-            "--follow", help=("Go on until the job ends, with conditions and problems of all pods.")
-        ),
+        typer.Option("--follow", help="Go on until the job ends, with conditions and problems of all pods."),
     ] = False,
     of_pod: Annotated[
         str, typer.Option("--pod", metavar="POD", help="Of this pod; the end of its name is enough.")
@@ -141,9 +139,7 @@ def logs(
       podtune logs my-run --pod worker-0 --tail 50
     """
     if (of_pod and everything) or (follow and (of_pod or tail)):
-        raise UserError(
-            "--pod is one pod, and --follow all of all", fix="leave --all or --follow out", code=USAGE
-        )
+        raise UsageError("--pod is one pod, and --follow all of all", fix="leave --all or --follow out")
     from podtune.cluster.live.client import connect
     from podtune.cluster.live.follow import last_lines
 
@@ -154,16 +150,13 @@ def logs(
     job = cluster.job(name)
     pods = cluster.pods(job)
     if not pods:
-        raise UserError(
-            (f"the job {name!r} has no pods (any more)"),
-            where=cluster.namespace,
-            fix=f"podtune status {name}",
-            code=DATA,
+        raise DataError(
+            f"the job {name!r} has no pods (any more)", where=cluster.namespace, fix=f"podtune status {name}"
         )
     chosen = [pod for pod in pods if pod["metadata"]["name"].endswith(of_pod)]
     if not chosen:
         names = ", ".join(pod["metadata"]["name"] for pod in pods)
-        raise UserError(f"{name!r} has no pod {of_pod!r}", where="--pod", fix=f"one of {names}", code=USAGE)
+        raise UsageError(f"{name!r} has no pod {of_pod!r}", where="--pod", fix=f"one of {names}")
     for pod in chosen if everything else chosen[:1]:
         for line in last_lines(cluster, job, pod["metadata"]["name"], tail) or ["(no log yet)"]:
             print(f"{pod['metadata']['name']} | {line}" if everything else line)
@@ -172,7 +165,7 @@ def logs(
 def delete(
     name: Name,
     volumes: Annotated[
-        bool, typer.Option("--volumes", help=("Also the claims, with models, data and checkpoints."))
+        bool, typer.Option("--volumes", help="Also the claims, with models, data and checkpoints.")
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask before claims go.")] = False,
     namespace: Namespace = "",
@@ -194,11 +187,10 @@ def delete(
     claims = [part["metadata"]["name"] for part in parts if part["kind"] == "PersistentVolumeClaim"]
     if claims and not yes:
         if not sys.stdin.isatty():
-            raise UserError(
+            raise UsageError(
                 f"the claims {', '.join(claims)} would go, and nobody can be asked",
                 where="--volumes",
                 fix="add --yes",
-                code=USAGE,
             )
         typer.confirm(f"Delete {', '.join(claims)} with all that is on them?", abort=True)
     print(f"deleted: {', '.join(steps.delete(cluster, job, parts))}")
@@ -217,7 +209,7 @@ def _manifests(values: list[Path], sets: list[str], name: str, manifest: Path | 
     try:
         return manifest.read_text(encoding="utf-8")
     except OSError as error:
-        raise UserError(f"cannot read it: {error.strerror}", where=str(manifest)) from error
+        raise ConfigError(f"cannot read it: {error.strerror}", where=str(manifest)) from error
 
 
 def linted(text: str, *, refuse: bool = True, tell: bool = True) -> list[dict[str, Any]]:
@@ -239,10 +231,10 @@ def linted(text: str, *, refuse: bool = True, tell: bool = True) -> list[dict[st
         print(as_text(verdict), file=sys.stderr)
     if len(jobs) != 1:
         what = f"{len(jobs)} jobs in the manifests"
-        raise UserError(f"{what}; nothing was created", where="submit", fix="submit one at a time", code=DATA)
+        raise DataError(f"{what}; nothing was created", where="submit", fix="submit one at a time")
     if refused and refuse:
         what, fix = "the cluster would refuse the job", "mend what is listed above, or --no-lint"
-        raise UserError(f"{what}; nothing was created", where="submit", fix=fix, code=DATA)
+        raise DataError(f"{what}; nothing was created", where="submit", fix=fix)
     for document in documents:
         metadata = document.get("metadata")
         if isinstance(metadata, dict):
@@ -266,11 +258,9 @@ def _follow(cluster: Cluster, name: str) -> None:
         condition = follow(cluster, name, emit)
     except KeyboardInterrupt:
         print(
-            (
-                f"\ndetached; the job goes on. Come back: podtune logs {name} --follow; end it: podtune "
-                "delete "
-                f"{name}"
-            ),
+            f"\ndetached; the job goes on. Come back: podtune logs {name} --follow; end it: podtune "
+            "delete "
+            f"{name}",
             file=sys.stderr,
         )
         raise typer.Exit(130) from None

@@ -13,24 +13,24 @@ def launch(
         list[str], typer.Argument(metavar="-- TORCHRUN-ARGUMENT...", help="As for torchrun.")
     ],
     shutdown_timeout: Annotated[
-        int, typer.Option(help=("Seconds for the processes to save and end after SIGTERM."))
+        int, typer.Option(help="Seconds for the processes to save and end after SIGTERM.")
     ] = 240,
     max_retries: Annotated[
         int | None,
-        typer.Option(help=("Failures without a newer checkpoint before the exit code says final.")),
+        typer.Option(help="Failures without a newer checkpoint before the exit code says final."),
     ] = None,
     prepare: Annotated[
         Path | None,
-        typer.Option(metavar="CONFIG", help=("Prepare by this configuration first, once for all pods.")),
+        typer.Option(metavar="CONFIG", help="Prepare by this configuration first, once for all pods."),
     ] = None,
     verdict: Annotated[
-        Path | None, typer.Option(help=("Where podtune prepare --verdict left its failure: end with it."))
+        Path | None, typer.Option(help="Where podtune prepare --verdict left its failure: end with it.")
     ] = None,
     preflight: Annotated[
-        Path | None, typer.Option(metavar="CONFIG", help=("Podtune preflight by this configuration next."))
+        Path | None, typer.Option(metavar="CONFIG", help="Podtune preflight by this configuration next.")
     ] = None,
     wait: Annotated[
-        float, typer.Option(help=("Seconds that the preflight waits for the other pods to arrive."))
+        float, typer.Option(help="Seconds that the preflight waits for the other pods to arrive.")
     ] = 900.0,
 ) -> None:
     """Run torchrun and end with the exit code of the process that failed, so that Kubernetes can tell what to
@@ -74,7 +74,7 @@ def prepare(
         list[str] | None, typer.Argument(metavar="[-- ARGUMENT...]", help="What else training will be given.")
     ] = None,
     verdict: Annotated[
-        Path | None, typer.Option(help=("Leave a failure there and end with 0, for an init container."))
+        Path | None, typer.Option(help="Leave a failure there and end with 0, for an init container.")
     ] = None,
 ) -> None:
     """Get model and data onto the volumes and tokenise, once for all pods; the others wait for the one that

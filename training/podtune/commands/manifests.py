@@ -10,7 +10,7 @@ import typer
 
 def render(
     values: Annotated[
-        list[Path] | None, typer.Option("-f", "--values", help=("Values for the chart; may be repeated."))
+        list[Path] | None, typer.Option("-f", "--values", help="Values for the chart; may be repeated.")
     ] = None,
     sets: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="As helm's --set.")

@@ -11,7 +11,7 @@ import typer
 from podtune.run.errors import working
 
 app = typer.Typer(
-    help=("Build a small model, look at any model before using it, merge an adapter."),
+    help="Build a small model, look at any model before using it, merge an adapter.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -52,7 +52,7 @@ def build(
 def info(
     model: Annotated[str, typer.Argument(help="Model or adapter folder, or hub id.")],
     sequence_length: Annotated[
-        int | None, typer.Option(min=1, help=("Tokens a row; default: the context, at most 2048."))
+        int | None, typer.Option(min=1, help="Tokens a row; default: the context, at most 2048.")
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Rows a rank and step, for the activations.")] = 8,
     precision: Annotated[str, typer.Option(help="fp32, bf16 or bf16-mixed, for the memory.")] = "bf16-mixed",
@@ -128,7 +128,7 @@ def merge(
     adapter: Annotated[Path, typer.Argument(help="Folder of a LoRA adapter, such as RUN_DIR/final.")],
     output: Annotated[Path, typer.Option(help="Folder to make.")],
     trust_remote_code: Annotated[
-        bool, typer.Option(help=("Run Python code that the base model brings."))
+        bool, typer.Option(help="Run Python code that the base model brings.")
     ] = False,
 ) -> None:
     """Merge a LoRA adapter into its base: one folder that any server loads, checked by comparing logits.

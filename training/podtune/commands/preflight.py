@@ -22,11 +22,11 @@ LATE_S = 20.0  # beyond its time for a call that does not come back
 
 def preflight(
     config: Annotated[
-        Path | None, typer.Option(help=("The training YAML; the chart's if it is mounted."))
+        Path | None, typer.Option(help="The training YAML; the chart's if it is mounted.")
     ] = None,
     timeout: Annotated[float, typer.Option(help="Seconds for all of it, once the pods are there.")] = 60.0,
     wait: Annotated[
-        float, typer.Option(help=("Seconds for the other pods to arrive (0: within --timeout)."))
+        float, typer.Option(help="Seconds for the other pods to arrive (0: within --timeout).")
     ] = 0.0,
     as_json: Annotated[bool, typer.Option("--json", help="The whole verdict, on one line.")] = False,
 ) -> None:
@@ -132,7 +132,7 @@ def step_zero(config: Path | None, *, wait_s: float) -> int:
         verdict = json.loads(told)
     except ValueError:
         print(
-            (f"podtune: the preflight ended with code {process.returncode} and no verdict"),
+            f"podtune: the preflight ended with code {process.returncode} and no verdict",
             file=sys.stderr,
             flush=True,
         )

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from podtune.run.errors import CannotCreate, NotFound, UsageError
+
 if TYPE_CHECKING:
     from podtune.report.runs.job import JobView
     from podtune.report.runs.listing import ListedRun
 
 Namespace = Annotated[
-    str, typer.Option("-n", "--namespace", help=("Of the jobs; the kubeconfig's if left out."))
+    str, typer.Option("-n", "--namespace", help="Of the jobs; the kubeconfig's if left out.")
 ]
 Context = Annotated[str, typer.Option(help="Of the kubeconfig; the current one if left out.")]
 
@@ -22,20 +24,20 @@ Context = Annotated[str, typer.Option(help="Of the kubeconfig; the current one i
 def runs(
     folders: Annotated[
         list[Path] | None,
-        typer.Argument(help=("Folders to look in, and below."), show_default="the current folder"),
+        typer.Argument(help="Folders to look in, and below.", show_default="the current folder"),
     ] = None,
     where: Annotated[
         list[str] | None,
         typer.Option("--where", help='A comparison, as "learning_rate>1e-5"; repeated: all must hold.'),
     ] = None,
     sort: Annotated[
-        str, typer.Option("--sort", help=("A field of the table or the record; -FIELD turns it round."))
+        str, typer.Option("--sort", help="A field of the table or the record; -FIELD turns it round.")
     ] = "age_s",
     limit: Annotated[int | None, typer.Option("--limit", min=1, help="Only the first so many.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="A JSON list on stdout.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Comma-separated values on stdout.")] = False,
     cluster: Annotated[
-        bool, typer.Option("--cluster", help=("The jobs of a namespace instead, by their pods' logs."))
+        bool, typer.Option("--cluster", help="The jobs of a namespace instead, by their pods' logs.")
     ] = False,
     namespace: Namespace = "",
     context: Context = "",
@@ -53,15 +55,12 @@ def runs(
     import json
 
     from podtune.report.runs import listing
-    from podtune.run.errors import USAGE, UserError, warn
+    from podtune.run.errors import warn
     from podtune.run.record import finite
 
     if folders and cluster:
-        raise UserError(
-            "give folders, or --cluster",
-            where="runs",
-            fix=("two commands: the views have different sources"),
-            code=USAGE,
+        raise UsageError(
+            "give folders, or --cluster", where="runs", fix="two commands: the views have different sources"
         )
     if cluster:
         rows, unreadable, places = _of_jobs(namespace, context)
@@ -90,14 +89,11 @@ def runs(
 def _below(roots: list[Path], *, records: bool) -> tuple[list[ListedRun], list[str], str]:
     """Rows of the runs below ``roots``, what could not be read, and the places."""
     from podtune.report.runs import listing
-    from podtune.run.errors import NO_INPUT, UserError
     from podtune.run.follow import find_runs
 
     for root in roots:
         if not root.is_dir():
-            raise UserError(
-                "no such folder", where=str(root), fix=("give a folder with runs below it"), code=NO_INPUT
-            )
+            raise NotFound("no such folder", where=str(root), fix="give a folder with runs below it")
     run_dirs = dict.fromkeys(run_dir for root in roots for run_dir in find_runs(root))
     return *listing.list_runs(list(run_dirs), records=records), ", ".join(map(str, roots))
 
@@ -120,7 +116,7 @@ def compare(
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Markdown on stdout.")] = False,
     html: Annotated[
         Path | None,
-        typer.Option("--html", help=("Write one self-contained page with curves."), metavar="FILE"),
+        typer.Option("--html", help="Write one self-contained page with curves.", metavar="FILE"),
     ] = None,
 ) -> None:
     """Compare runs: what differs, metrics at equal steps, tokens and time, and which is better.
@@ -136,15 +132,14 @@ def compare(
     from podtune.report.compare import page, view
     from podtune.report.compare.comparison import compare as compare_runs
     from podtune.report.runs.runs import load_run
-    from podtune.run.errors import CANNOT_CREATE, USAGE, UserError, printable
+    from podtune.run.errors import printable
     from podtune.run.record import finite
 
     if len(folders) < 2:
-        raise UserError(
+        raise UsageError(
             "one run cannot be compared",
             where=str(folders[0]),
             fix="give two or more: podtune compare RUN RUN",
-            code=USAGE,
         )
     loaded = [load_run(folder) for folder in folders]
     comparison = compare_runs(loaded)
@@ -152,11 +147,10 @@ def compare(
         try:
             html.write_text(page.html_page(comparison, loaded), encoding="utf-8")
         except OSError as error:
-            raise UserError(
-                (f"cannot be written: {error.strerror}"),
+            raise CannotCreate(
+                f"cannot be written: {error.strerror}",
                 where=str(html),
                 fix="give a file in an existing folder",
-                code=CANNOT_CREATE,
             ) from None
     if as_json:
         print(json.dumps(finite(comparison), indent=2, ensure_ascii=False))
@@ -171,13 +165,11 @@ def compare(
 def watch(
     run: Annotated[
         str,
-        typer.Argument(help=("A run's folder, or the name of a job in the cluster."), metavar="RUN_DIR|JOB"),
+        typer.Argument(help="A run's folder, or the name of a job in the cluster.", metavar="RUN_DIR|JOB"),
     ],
     once: Annotated[
         bool,
-        typer.Option(
-            "--once", help=("Print the state once and end; so it does where stdout is no terminal.")
-        ),
+        typer.Option("--once", help="Print the state once and end; so it does where stdout is no terminal."),
     ] = False,
     namespace: Namespace = "",
     context: Context = "",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from podtune.commands.jobs import Context, Namespace
-from podtune.run.errors import CONFIG, USAGE, UserError
+from podtune.run.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
     from podtune.sft.sweep import Begin, FineTuneOf, SweepFile
@@ -76,11 +76,10 @@ def sweep(
         found, begin = _in_the_cluster(file, values, sets or [], namespace, context)
         sweeper = Sweeper(found, output, begin, at_once, _say)
     elif sets or namespace or context or at_once > 1:
-        raise UserError(
+        raise UsageError(
             "--set, --at-once, --namespace and --context are for a sweep in a cluster",
             where="podtune sweep",
             fix="add -f VALUES, or leave them out",
-            code=USAGE,
         )
     else:
         sweeper = Sweeper(read(file), output, say=_say)
@@ -123,8 +122,8 @@ def _in_the_cluster(
         if not isinstance(below, dict):
             raise yaml.YAMLError("no mapping of keys to values")
     except yaml.YAMLError as error:
-        raise UserError(
-            f"is no training YAML: {' '.join(str(error).split())}", where="config of the values", code=CONFIG
+        raise ConfigError(
+            f"is no training YAML: {' '.join(str(error).split())}", where="config of the values"
         ) from None
     own.pop("config", None)
     sweep_file = read(file, place=json.dumps(own, sort_keys=True, default=str), below=below)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from podtune.run.errors import USAGE, UserError
+from podtune.run.errors import UsageError
 
 CONTEXT = {"ignore_unknown_options": True, "allow_extra_args": True}  # they are the fine-tune's
 
@@ -30,8 +30,8 @@ def train(
       podtune train -n gpu --config sft.yaml --learning_rate 1e-4
     """
     if processes != "gpu" and not (processes.isdigit() and int(processes)):
-        raise UserError(
-            f"-n is {processes!r}", fix="give a number of processes, or 'gpu' for one on each GPU", code=USAGE
+        raise UsageError(
+            f"-n is {processes!r}", fix="give a number of processes, or 'gpu' for one on each GPU"
         )
     if processes == "1":
         from podtune.training import main

@@ -71,7 +71,7 @@ def answers(questions: Sequence[Question]) -> list[Check]:
             checks[question.name] = [Check(question.name, "warn", error.what, error.fix)]
         except Exception as error:  # whatever a driver or a library throws: the other answers still count
             checks[question.name] = [
-                Check(question.name, "warn", (f"could not be found out: {type(error).__name__}: {error}"))
+                Check(question.name, "warn", f"could not be found out: {type(error).__name__}: {error}")
             ]
 
     # daemons, because a call into a dead driver never comes back and must not keep the process
@@ -105,12 +105,12 @@ def questions(output_dir: Path) -> list[Question]:
         Question("/dev/shm", shared_memory),
         Question("disk", lambda: disk(output_dir)),
         Question(
-            "output", lambda: write_speed(output_dir), ("the volume hangs: look at its server and its mount")
+            "output", lambda: write_speed(output_dir), "the volume hangs: look at its server and its mount"
         ),
         Question(
             "hub",
             hub,
-            ("set HF_HUB_OFFLINE=1 and use local paths or a filled HF_HOME; or mend DNS and the proxy"),
+            "set HF_HUB_OFFLINE=1 and use local paths or a filled HF_HOME; or mend DNS and the proxy",
         ),
         Question("helm", helm),
         Question("kubectl", kubectl),
@@ -280,7 +280,7 @@ def disk(output_dir: Path) -> Check:
     fix = "a checkpoint takes three times the weights and more: free some, or name another --output-dir"
     if free < SMALL_DISK_GIB:
         return Check(
-            "disk", "fail" if free < NO_DISK_GIB else "warn", (f"{free:.1f} GiB free for {output_dir}"), fix
+            "disk", "fail" if free < NO_DISK_GIB else "warn", f"{free:.1f} GiB free for {output_dir}", fix
         )
     return Check("disk", "ok", f"{free:.0f} GiB free for {output_dir}")
 
@@ -307,7 +307,7 @@ def write_speed(output_dir: Path) -> Check:
         return Check(
             "output",
             "warn",
-            (f"{text}: a checkpoint of a 3B model trained in fp32 takes {minutes:.0f} minutes"),
+            f"{text}: a checkpoint of a 3B model trained in fp32 takes {minutes:.0f} minutes",
             fix,
         )
     return Check("output", "ok", text)
@@ -328,7 +328,7 @@ def hub() -> Check:
 
     if HF_HUB_OFFLINE:
         return Check(
-            "hub", "ok", (f"offline, as HF_HUB_OFFLINE says; models and data come from paths and {HF_HOME}")
+            "hub", "ok", f"offline, as HF_HUB_OFFLINE says; models and data come from paths and {HF_HOME}"
         )
     try:
         urllib.request.urlopen(urllib.request.Request(ENDPOINT, method="HEAD"), timeout=3)
@@ -338,7 +338,7 @@ def hub() -> Check:
                 "hub",
                 "warn",
                 f"{ENDPOINT} answers {error.code}",
-                ("try again later, or set HF_HUB_OFFLINE=1"),
+                "try again later, or set HF_HUB_OFFLINE=1",
             )
     except OSError as error:
         fix = (
@@ -405,13 +405,13 @@ def aim() -> Check:
             return Check(
                 "aim",
                 "warn",
-                ("not installed, and it has wheels up to Python 3.12 only"),
+                "not installed, and it has wheels up to Python 3.12 only",
                 "make setup PYTHON=python3.12",
             )
         return Check(
             "aim",
             "ok",
-            ("not installed; runs are kept in files, and pip install 'podtune[aim]' adds the view"),
+            "not installed; runs are kept in files, and pip install 'podtune[aim]' adds the view",
         )
 
 
@@ -436,7 +436,7 @@ def torch_works(timeout_s: float = 120.0) -> Check:
         )
     except subprocess.TimeoutExpired:
         return Check(
-            "torch works", "fail", (f"no answer within {timeout_s:.0f} s"), "look at the driver (nvidia-smi)"
+            "torch works", "fail", f"no answer within {timeout_s:.0f} s", "look at the driver (nvidia-smi)"
         )
     if done.returncode:
         why = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]

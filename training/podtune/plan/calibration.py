@@ -18,7 +18,7 @@ from typing import Any
 
 from podtune.machine.facts import cpu_model, torch_build, usable_cpus
 from podtune.plan.layout import DATA_PARALLEL, PLANNED
-from podtune.run.errors import UNAVAILABLE, UserError, working
+from podtune.run.errors import Unavailable, UserError, working
 from podtune.run.files import write_whole
 
 SCHEMA = 2  # raised when the probe measures something else
@@ -123,11 +123,10 @@ def calibrate(processes: int, threads: int = 1, *, anew: bool = False) -> Calibr
 def _key() -> dict[str, Any]:
     build = torch_build()
     if build is None:
-        raise UserError(
+        raise Unavailable(
             "the CPU is measured with torch, which is not installed",
             where="--hardware cpu",
             fix="pip install 'podtune[train]', or name a GPU",
-            code=UNAVAILABLE,
         )
     return {"cpu": cpu_model(), "cpus": usable_cpus(), "torch": build.version}
 
@@ -231,9 +230,8 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 def _failed(why: str) -> UserError:
-    return UserError(
+    return Unavailable(
         f"measuring this CPU failed: {why}",
         where="--hardware cpu",
         fix="try again on a machine that is less busy, or name a GPU",
-        code=UNAVAILABLE,
     )

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from podtune.machine.facts import memory_limit, usable_cpus
 from podtune.plan.calibration import Calibration, at, at_work, calibrate
-from podtune.run.errors import USAGE, UserError, near
+from podtune.run.errors import UsageError, near
 
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "fp8")
 
@@ -118,7 +118,7 @@ ROWS: dict[str, Hardware] = {
             _H100_SXM,
             3350e9,
             "nvlink4",
-            ("NVIDIA H100 datasheet and architecture whitepaper, 2023 (SXM5)"),
+            "NVIDIA H100 datasheet and architecture whitepaper, 2023 (SXM5)",
         ),
         Hardware(
             "H100-PCIe",
@@ -239,7 +239,7 @@ LINKS: dict[str, Link] = {
             448e9,
             0.7,
             8e-6,
-            ("AMD MI300X data sheet: 7 links of 128 GB/s both directions"),
+            "AMD MI300X data sheet: 7 links of 128 GB/s both directions",
         ),
         Link("ethernet-25g", 3.125e9, 0.9, 30e-6, "IEEE 802.3by, one port a machine"),
         Link("ethernet-100g", 12.5e9, 0.9, 25e-6, "IEEE 802.3bj, one port a machine"),
@@ -251,7 +251,7 @@ LINKS: dict[str, Link] = {
             400e9,
             0.92,
             5e-6,
-            ("InfiniBand NDR, eight ports a machine (DGX H100 user guide)"),
+            "InfiniBand NDR, eight ports a machine (DGX H100 user guide)",
         ),
         Link("gloo", 1e9, 1.0, 100e-6, "gloo over loopback on two cores, measured to within a factor of two"),
     )
@@ -280,11 +280,10 @@ def hardware_row(name: str, processes: int = 1) -> Hardware:
     if (gpu := _match(name)) is not None:
         return ROWS[gpu]
     rows = [*ROWS, "cpu"]
-    raise UserError(
-        (f"unknown hardware '{name}'{near(name.upper(), rows)}"),
+    raise UsageError(
+        f"unknown hardware '{name}'{near(name.upper(), rows)}",
         where="--hardware",
         fix=f"one of {', '.join(rows)}",
-        code=USAGE,
     )
 
 
@@ -300,11 +299,10 @@ def link_row(name: str) -> Link:
         return _loopback()
     if key not in LINKS:
         links = [*LINKS, "loopback"]
-        raise UserError(
-            (f"unknown interconnect '{name}'{near(key, links)}"),
+        raise UsageError(
+            f"unknown interconnect '{name}'{near(key, links)}",
             where="--interconnect",
             fix=f"one of {', '.join(links)}",
-            code=USAGE,
         )
     return LINKS[key]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from podtune.plan.shapes import ConvNet, Transformer
-from podtune.run.errors import DATA, NO_INPUT, USAGE, UserError, near
+from podtune.run.errors import DataError, NotFound, UsageError, near
 
 
 def gpt2(layers: int, heads: int, hidden: int, context: int, vocabulary: int) -> Transformer:
@@ -80,18 +80,16 @@ def shape_of(name: str, sequence_length: int | None = None) -> Transformer | Con
             return replace(shape, sequence_length=sequence_length)
         return shape
     if name.startswith("hf:"):
-        raise UserError(
+        raise NotFound(
             f"no folder {path}",
             where="--model",
             fix="give a local folder with a config.json (nothing is downloaded)",
-            code=NO_INPUT,
         )
     names = [*BENCHMARK_MODELS, *KNOWN]
-    raise UserError(
+    raise UsageError(
         f"unknown model '{name}'{near(name, names)}",
         where="--model",
         fix=f"one of {', '.join(names)}, or hf:PATH of a folder with a config.json",
-        code=USAGE,
     )
 
 
@@ -100,29 +98,27 @@ def _from_config(path: Path) -> Transformer:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise UserError(
-            "no such file", where=str(path), fix=("give the folder of a transformers model"), code=NO_INPUT
+        raise NotFound(
+            "no such file", where=str(path), fix="give the folder of a transformers model"
         ) from None
     except (OSError, ValueError) as error:
-        raise UserError(f"cannot be read as JSON: {error}", where=str(path), code=DATA) from None
+        raise DataError(f"cannot be read as JSON: {error}", where=str(path)) from None
 
     def integer(*names: str, default: int | None = None) -> int:
         value: Any = next((config[name] for name in names if config.get(name) is not None), default)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise UserError(
+            raise DataError(
                 f"{names[0]} is {value!r}, not a positive number",
                 where=str(path),
                 fix="give the folder of a decoder (Llama, SmolLM3, Qwen, GPT-2 ...)",
-                code=DATA,
             )
         return value
 
     if any(config.get(key) for key in ("num_local_experts", "num_experts", "n_routed_experts")):
-        raise UserError(
-            ("a mixture of experts is not covered by these formulas"),
+        raise DataError(
+            "a mixture of experts is not covered by these formulas",
             where=str(path),
             fix="give --params for the states alone",
-            code=DATA,
         )
     gpt2 = config.get("model_type") in ("gpt2", "gpt_neo", "gptj", "gpt_neox", "opt")
     hidden, heads = integer("hidden_size", "n_embd"), integer("num_attention_heads", "n_head")

@@ -28,7 +28,7 @@ from podtune.plan.hardware import LINKS, Hardware, Link, link_row
 from podtune.plan.layout import DATA_PARALLEL, PIPELINES, PLANNED, Collective, Layout
 from podtune.plan.models import GLOBAL_BATCH_SIZE
 from podtune.plan.shapes import Checkpointing, Opaque, Shape, Transformer
-from podtune.run.errors import USAGE, UserError, near
+from podtune.run.errors import UsageError, UserError, near
 
 GIB = 2**30
 
@@ -111,19 +111,17 @@ def state_bytes(precision: str, optimizer: str = "adamw") -> tuple[float, float,
         UserError: unknown precision or optimizer.
     """
     if precision not in _BYTES:
-        raise UserError(
+        raise UsageError(
             f"unknown precision '{precision}'{near(precision, PRECISIONS)}",
             where="--precision",
             fix=f"one of {', '.join(PRECISIONS)}",
-            code=USAGE,
         )
     if optimizer not in _MOMENTS:
         optimizers = tuple(_MOMENTS)
-        raise UserError(
-            (f"unknown optimizer '{optimizer}'{near(optimizer, optimizers)}"),
+        raise UsageError(
+            f"unknown optimizer '{optimizer}'{near(optimizer, optimizers)}",
             where="--optimizer",
             fix=f"one of {', '.join(optimizers)}",
-            code=USAGE,
         )
     weights, gradients, copy, moment = _BYTES[precision]
     count, width = _MOMENTS[optimizer]
@@ -217,11 +215,10 @@ def estimate(
     if hardware is not None:
         peak = hardware.peak(precision)
         if peak is None:
-            raise UserError(
-                (f"{hardware.name} has no {precision}"),
+            raise UsageError(
+                f"{hardware.name} has no {precision}",
                 where="--precision",
                 fix=f"one of {', '.join(hardware.flops)}",
-                code=USAGE,
             )
         per_rank = peak / ranks_per_node if hardware.shared else peak
         compute = layout.rank_flops(flops) / (per_rank * utilisation)
@@ -310,11 +307,10 @@ def _checkpoint_bytes(
 
 def _check_groups(world_size: int) -> None:
     if world_size < 4 or world_size % 2:
-        raise UserError(
+        raise UsageError(
             f"hsdp shards inside a group and replicates between groups, which {world_size} ranks cannot do",
             where="--world-size",
             fix="give 4 or more, an even number, or another strategy",
-            code=USAGE,
         )
 
 
@@ -443,11 +439,10 @@ def check_numbers(
         UserError: with the nearest name, or the number that would do.
     """
     if strategy not in PLANNED:
-        raise UserError(
+        raise UsageError(
             f"unknown strategy '{strategy}'{near(strategy, PLANNED)}",
             where="--strategy",
             fix=f"one of {', '.join(PLANNED)}",
-            code=USAGE,
         )
     numbers = {
         "--world-size": world_size,
@@ -461,13 +456,12 @@ def check_numbers(
         "--params": shape.parameters,
     }.items():
         if value < 1:
-            raise UserError(f"{value} is not a positive number", where=flag, fix="give 1 or more", code=USAGE)
+            raise UsageError(f"{value} is not a positive number", where=flag, fix="give 1 or more")
     if strategy == "single" and world_size > 1:
-        raise UserError(
-            (f"single is one process, not {world_size}"),
+        raise UsageError(
+            f"single is one process, not {world_size}",
             where="--world-size",
             fix="give 1, or another strategy",
-            code=USAGE,
         )
     shares = accumulation * (
         world_size if strategy in DATA_PARALLEL else micro_batches if strategy in PIPELINES else 1
@@ -475,30 +469,27 @@ def check_numbers(
     if batch_size % shares:
         above = math.ceil(batch_size / shares) * shares
         below = f" or {above - shares}" if above > shares else ""
-        raise UserError(
+        raise UsageError(
             f"a batch of {batch_size} does not divide into {shares} equal parts",
             where="--batch-size",
             fix=f"give {above}{below}",
-            code=USAGE,
         )
     if isinstance(shape, Opaque):
         return
     if strategy == "tensor":
         if not isinstance(shape, Transformer):
-            raise UserError(
-                ("tensor divides attention heads, and a ResNet has none"),
+            raise UsageError(
+                "tensor divides attention heads, and a ResNet has none",
                 where="--strategy",
                 fix="another strategy",
-                code=USAGE,
             )
         for count, what in ((shape.heads, "heads"), (shape.kv_heads, "key and value heads")):
             _divides(count, world_size, what)
     if strategy == "naive-mp" and world_size > shape.units:
-        raise UserError(
-            (f"{world_size} ranks cannot share {shape.units} blocks"),
+        raise UsageError(
+            f"{world_size} ranks cannot share {shape.units} blocks",
             where="--world-size",
             fix=f"at most {shape.units}",
-            code=USAGE,
         )
     if strategy in PIPELINES:
         _divides(shape.units, world_size, "blocks")
@@ -507,9 +498,6 @@ def check_numbers(
 def _divides(count: int, world_size: int, what: str) -> None:
     if count % world_size:
         would = ", ".join(str(number) for number in range(1, count + 1) if count % number == 0)
-        raise UserError(
-            (f"{world_size} does not divide {count} {what}"),
-            where="--world-size",
-            fix=f"one of {would}",
-            code=USAGE,
+        raise UsageError(
+            f"{world_size} does not divide {count} {what}", where="--world-size", fix=f"one of {would}"
         )

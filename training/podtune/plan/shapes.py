@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from podtune.run.errors import USAGE, UserError
+from podtune.run.errors import UsageError
 
 Checkpointing = Literal["none", "selective", "every-second", "full", "sequential"]
 
@@ -284,9 +284,7 @@ class ConvNet:
         Raises:
             UserError: always.
         """
-        raise UserError(
-            "LoRA needs a transformer", where="--lora-r", fix="leave it out for a ResNet", code=USAGE
-        )
+        raise UsageError("LoRA needs a transformer", where="--lora-r", fix="leave it out for a ResNet")
 
 
 @dataclass(frozen=True)
@@ -320,11 +318,10 @@ class Opaque:
         Raises:
             UserError: always.
         """
-        raise UserError(
-            ("LoRA's size follows from the layers' shapes"),
+        raise UsageError(
+            "LoRA's size follows from the layers' shapes",
             where="--lora-r",
             fix="give --model instead of --params",
-            code=USAGE,
         )
 
 

@@ -271,7 +271,7 @@ class Meeting:
         now = time.monotonic()
         if now - self._told_at >= TELL_S:
             print(
-                (f"preflight: {text} (waiting at most {max(0, self._deadline - now):.0f} s more)"),
+                f"preflight: {text} (waiting at most {max(0, self._deadline - now):.0f} s more)",
                 file=sys.stderr,
                 flush=True,
             )

@@ -97,7 +97,7 @@ def _alone(facts: Json) -> Iterable[Problem]:
             yield Problem(
                 pod,
                 "volume",
-                (f"{volume['path']} cannot be written: {volume['error']}"),
+                f"{volume['path']} cannot be written: {volume['error']}",
                 "check the claim, and fsGroup of the pod",
             )
     needed = facts.get("checkpoint_bytes")
@@ -113,7 +113,7 @@ def _alone(facts: Json) -> Iterable[Problem]:
             pod,
             "shm",
             text,
-            ("mount an emptyDir with medium: Memory there (shm.sizeLimit)"),
+            "mount an emptyDir with medium: Memory there (shm.sizeLimit)",
             "warning" if not facts.get("gpus") else "error",
         )
     yield from _driver(facts)
@@ -121,7 +121,7 @@ def _alone(facts: Json) -> Iterable[Problem]:
         if not _names_one(wanted, facts["interfaces"]):
             text = f"{variable}={wanted} names none of its interfaces ({', '.join(facts['interfaces'])})"
             yield Problem(
-                pod, "interface", text, ("set it to one that every pod has, under nccl.env, or leave it out")
+                pod, "interface", text, "set it to one that every pod has, under nccl.env, or leave it out"
             )
 
 

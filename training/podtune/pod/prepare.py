@@ -21,7 +21,16 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from podtune.run.errors import CANNOT_CREATE, CONFIG, NO_INPUT, SOFTWARE, UNAVAILABLE, UserError, near, warn
+from podtune.run.errors import (
+    CannotCreate,
+    ConfigError,
+    NotFound,
+    SoftwareError,
+    Unavailable,
+    UserError,
+    near,
+    warn,
+)
 from podtune.run.lock import hold
 from podtune.run.record import now, write_json
 from podtune.sft import hub, store
@@ -73,8 +82,8 @@ def prepare(
             be written, or another pod that has not finished in time.
     """
     if build and build not in BUILDS:
-        raise UserError(
-            (f"is {build!r}{near(build, BUILDS)}"),
+        raise ConfigError(
+            f"is {build!r}{near(build, BUILDS)}",
             where="PREPARE_BUILD (prepare.build)",
             fix="micro, tiny or empty",
         )
@@ -85,7 +94,7 @@ def prepare(
     marker = markers / f"{key(values, build, versions)}.json"
     if marker.exists():
         print(
-            (f"podtune prepare: nothing to do, prepared at {json.loads(marker.read_text())['at']}"),
+            f"podtune prepare: nothing to do, prepared at {json.loads(marker.read_text())['at']}",
             flush=True,
         )
         return
@@ -119,11 +128,10 @@ def _attempt(counter: Path) -> Iterator[None]:
     killed = int(counter.read_text() or 0) if counter.exists() else 0
     if killed >= MOST_KILLS:
         counter.unlink()
-        raise UserError(
+        raise SoftwareError(
             f"was killed {killed} times before it could end, most likely out of memory",
             where="prepare",
             fix="raise prepare.resources.limits.memory",
-            code=SOFTWARE,
         )
     counter.write_text(f"{killed + 1}\n")
     try:
@@ -176,15 +184,12 @@ def _steps(values: dict[str, Any], build: str) -> list[tuple[str, Callable[[], o
     if build:
         data = source.local_path(str(values.get("dataset_name")))
         if local is None or data is None:
-            raise UserError(
+            raise ConfigError(
                 f"model_name_or_path ({model}) and dataset_name ({values.get('dataset_name')}) are not both "
                 "paths",
                 where=f"prepare.build {build}",
-                fix=(
-                    "name paths on the volumes, such as /models/podtune-tiny and /data/qa; or leave "
-                    "prepare.build empty"
-                ),
-                code=CONFIG,
+                fix="name paths on the volumes, such as /models/podtune-tiny and /data/qa; or leave "
+                "prepare.build empty",
             )
         if not data.exists():
             steps.append(
@@ -199,11 +204,10 @@ def _steps(values: dict[str, Any], build: str) -> list[tuple[str, Callable[[], o
     elif local is None:
         steps.append((f"downloading {model}", lambda: _download(model, revision)))
     elif not store.is_url(model) and not local.exists():
-        raise UserError(
+        raise NotFound(
             "does not exist",
             where=f"model_name_or_path {model}",
-            fix=("put it on the models volume, or name a hub id"),
-            code=NO_INPUT,
+            fix="put it on the models volume, or name a hub id",
         )
     steps.append((f"tokenising {values.get('dataset_name') or 'the mixture'}", lambda: _tokenise(values)))
     return steps
@@ -233,11 +237,8 @@ def _download(name: str, revision: str | None) -> None:
         snapshot_download(name, revision=revision, ignore_patterns=list(hub.UNWANTED))
     except (HfHubHTTPError, OSError) as error:
         reason = str(error).splitlines()[0][:300]
-        raise UserError(
-            f"the download failed: {reason}",
-            where=name,
-            fix=("start again: what has arrived is kept"),
-            code=UNAVAILABLE,
+        raise Unavailable(
+            f"the download failed: {reason}", where=name, fix="start again: what has arrived is kept"
         ) from error
 
 
@@ -292,11 +293,9 @@ class _Waiting:
             with contextlib.suppress(OSError):
                 waited = time.monotonic() - self.started
                 print(
-                    (
-                        f"podtune prepare: waiting for {self.file.read_text(encoding='utf-8')} ({waited:.0f} "
-                        "s "
-                        "so far)"
-                    ),
+                    f"podtune prepare: waiting for {self.file.read_text(encoding='utf-8')} ({waited:.0f} "
+                    "s "
+                    "so far)",
                     flush=True,
                 )
         return False
@@ -312,13 +311,10 @@ def _writable(folder: Path) -> Path:
         (probe := folder / f".{_me()}.probe").touch()
         probe.unlink()
     except OSError as error:
-        raise UserError(
+        raise CannotCreate(
             f"cannot be written by UID {os.getuid()}: {error.strerror}",
             where=str(folder),
-            fix=(
-                "let fsGroup or the volume's owner give it to this user, or choose "
-                "podSecurityContext.runAsUser to fit"
-            ),
-            code=CANNOT_CREATE,
+            fix="let fsGroup or the volume's owner give it to this user, or choose "
+            "podSecurityContext.runAsUser to fit",
         ) from error
     return folder

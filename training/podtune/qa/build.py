@@ -18,7 +18,7 @@ from typing import Any
 
 from podtune.qa import documentation, podtune_commands, unicode_characters
 from podtune.qa.row import Row, held_out
-from podtune.run.errors import CANNOT_CREATE, DATA, USAGE, UserError
+from podtune.run.errors import CannotCreate, DataError, UsageError
 
 DEFAULT_ROWS = 12_000
 SCHEMA = "podtune.data/1"
@@ -44,18 +44,17 @@ def build(output: Path, *, kind: str, rows: int = DEFAULT_ROWS, seed: int = 0) -
         UserError: an unknown kind, too few rows, or a folder that cannot be written.
     """
     if kind not in KINDS:
-        raise UserError(f"unknown kind {kind!r}", fix=f"choose one of {', '.join(KINDS)}", code=USAGE)
+        raise UsageError(f"unknown kind {kind!r}", fix=f"choose one of {', '.join(KINDS)}")
     if rows < 20:
-        raise UserError(f"--rows is {rows}; the least is 20", where="command line", code=DATA)
+        raise DataError(f"--rows is {rows}; the least is 20", where="command line")
     with _writing(output):
         output.mkdir(parents=True, exist_ok=True)
     description, questions = KINDS[kind]
     chosen = questions(rows, seed)
     if len(chosen) < min(rows, 20):
-        raise UserError(
+        raise DataError(
             "this Python has no documented source files",
             fix="use a Python with its standard library's .py files",
-            code=DATA,
         )
     parts: dict[str, list[Row]] = {"train": [], "eval": []}
     for row in chosen:
@@ -75,11 +74,10 @@ def _writing(output: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UserError(
+        raise CannotCreate(
             f"cannot be written: {error.strerror or error}",
             where=str(error.filename or output),
             fix="give --output a folder that can be written",
-            code=CANNOT_CREATE,
         ) from None
 
 

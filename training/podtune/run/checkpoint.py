@@ -20,7 +20,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from podtune.run.errors import CANNOT_CREATE, CONFIG, DATA, PeerLost, UserError, platform_fault
+from podtune.run.errors import (
+    CannotCreate,
+    ConfigError,
+    DataError,
+    PeerLost,
+    platform_fault,
+)
 from podtune.run.files import digest, write_whole
 
 MANIFEST = "podtune-manifest.json"
@@ -219,12 +225,11 @@ def newest_complete(output_dir: Path) -> tuple[Checkpoint | None, list[str]]:
         ]
         return checkpoint, warnings
     if broken:
-        raise UserError(
+        raise DataError(
             "every checkpoint is damaged: " + "; ".join(f"{path.name}: {reason}" for path, reason in broken),
             where=str(output_dir),
             fix="restore one from a backup, or move them away (or use another output_dir) to start from the "
             "beginning",
-            code=DATA,
         )
     return None, []
 
@@ -281,11 +286,10 @@ def check_resume(checkpoint: Checkpoint, facts: dict[str, Any], *, allowed: bool
         if key in checkpoint.facts and checkpoint.facts[key] != facts[key]
     ]
     if differs and not allowed:
-        raise UserError(
+        raise ConfigError(
             f"{checkpoint.path.name} belongs to another run: " + "; ".join(differs),
             where=str(checkpoint.path),
             fix="undo the change, use another output_dir, or say --allow_resume_change",
-            code=CONFIG,
         )
     return differs
 
@@ -311,11 +315,10 @@ def check_writable(output_dir: Path) -> None:
         was_writable = error.errno != errno.EROFS or checkpoints(output_dir)
         if was_writable and platform_fault(error):
             raise PeerLost(f"{output_dir}: cannot be written at the moment: {error.strerror}") from None
-        raise UserError(
+        raise CannotCreate(
             f"cannot be written: {error.strerror or error}",
             where=str(output_dir),
             fix="mount the volume read-write, or set output_dir to a folder that this user may write",
-            code=CANNOT_CREATE,
         ) from None
 
 
@@ -339,14 +342,13 @@ def check_space(output_dir: Path, checkpoint_bytes: int, limit: int | None) -> N
     needed, free = missing_bytes(output_dir, checkpoint_bytes, limit), shutil.disk_usage(output_dir).free
     if needed > free:
         each, more = checkpoint_bytes / 2**30, needed / 2**30
-        raise UserError(
+        raise CannotCreate(
             f"{free / 2**30:.1f} GiB are free and checkpoints of {each:.1f} GiB need about {more:.1f} GiB "
             "more",
             where=str(output_dir),
             fix="free space or enlarge the volume (persistence.output.size), lower save_total_limit, or set "
             "save_only_model "
             "(which cannot be resumed)",
-            code=CANNOT_CREATE,
         )
 
 

@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from podtune.run.errors import (
-    CONFIG,
     OK,
     PEER_LOST,
-    UNAVAILABLE,
+    ConfigError,
     PeerLost,
+    Unavailable,
     UserError,
     out_of_memory,
     out_of_space,
@@ -90,18 +90,16 @@ def read_world(env: Mapping[str, str] = os.environ) -> World:
     if "LOCAL_RANK" not in env:
         claimed = _integer(env, "WORLD_SIZE", 1)
         if claimed > 1:
-            raise UserError(
+            raise ConfigError(
                 f"WORLD_SIZE is {claimed} but LOCAL_RANK is not set: the operator (or you) announced "
                 f"{claimed} processes "
                 "and this one was started by plain python, so every pod would train a model of its own",
                 where="environment",
-                fix=(
-                    "start it with torchrun, which reads the operator's PET_* variables: torchrun -m "
-                    "podtune.training ..."
-                ),
+                fix="start it with torchrun, which reads the operator's PET_* variables: torchrun -m "
+                "podtune.training ...",
             )
         if _integer(env, "PET_NNODES", 1, first_of_range=True) > 1:
-            raise UserError(
+            raise ConfigError(
                 f"PET_NNODES is {env['PET_NNODES']} but the program was started by plain python",
                 where="environment",
                 fix="start it with torchrun, which reads PET_*: torchrun -m podtune.training ...",
@@ -109,21 +107,21 @@ def read_world(env: Mapping[str, str] = os.environ) -> World:
         return World()
     missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in env]
     if missing:
-        raise UserError(
-            (f"LOCAL_RANK is set but {', '.join(missing)} is not"),
+        raise ConfigError(
+            f"LOCAL_RANK is set but {', '.join(missing)} is not",
             where="environment",
             fix="start the program with torchrun",
         )
     rank, size = _integer(env, "RANK", 0), _integer(env, "WORLD_SIZE", 1)
     local_rank, local_size = _integer(env, "LOCAL_RANK", 0), _integer(env, "LOCAL_WORLD_SIZE", size)
     if not 0 <= rank < size:
-        raise UserError(
+        raise ConfigError(
             f"RANK is {rank} but WORLD_SIZE is {size}: ranks go from 0 to {size - 1}",
             where="environment",
             fix="do not set RANK or WORLD_SIZE by hand; torchrun sets them",
         )
     if not 0 <= local_rank < local_size or local_size > size:
-        raise UserError(
+        raise ConfigError(
             f"LOCAL_RANK {local_rank}, LOCAL_WORLD_SIZE {local_size} and WORLD_SIZE {size} contradict each "
             "other",
             where="environment",
@@ -168,7 +166,7 @@ def read_pod(env: Mapping[str, str] = os.environ) -> PodPlace:
     missing = [name for name in ("PET_NNODES", "PET_NPROC_PER_NODE") if not env.get(name)]
     nodes = env.get("PET_NNODES", "")
     if missing or (nodes != "1" and not env.get("PET_MASTER_ADDR")):
-        raise UserError(
+        raise ConfigError(
             f"{', '.join(missing) or 'PET_MASTER_ADDR'} is not set: this is not a pod of a job with a fixed "
             "number of pods",
             where="environment",
@@ -191,7 +189,7 @@ def _integer(env: Mapping[str, str], name: str, default: int, *, first_of_range:
     try:
         return int(text)
     except ValueError:
-        raise UserError(f"{name} is {value!r}, not a number", where="environment", code=CONFIG) from None
+        raise ConfigError(f"{name} is {value!r}, not a number", where="environment") from None
 
 
 def follow_launcher(env: Mapping[str, str] = os.environ) -> None:
@@ -241,13 +239,12 @@ def setup_distributed(timeout_s: float = DEFAULT_TIMEOUT_S, *, use_cpu: bool = F
     device_type = "cpu" if use_cpu else _device_type()
     if device_type == "cuda":
         if world.local_rank >= torch.cuda.device_count():
-            raise UserError(
+            raise Unavailable(
                 f"local rank {world.local_rank} has no GPU: {world.local_world_size} processes were started "
                 "on this node, "
                 f"which shows {torch.cuda.device_count()} GPUs",
                 where=socket.gethostname(),
                 fix="make nprocPerNode (--nproc-per-node) equal to the GPUs of one pod",
-                code=UNAVAILABLE,
             )
         torch.cuda.set_device(world.local_rank)
     backend = "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo"
@@ -318,12 +315,11 @@ def _device_type() -> str:
     if usable < promised or (devices and not usable):
         count = promised or devices
         there = f"promised to this pod ({GPUS_PER_POD})" if promised else "on this machine"
-        raise UserError(
+        raise Unavailable(
             f"{count} GPU{'s' if count > 1 else ''} {there}, and CUDA can use {usable or 'none'}: "
             f"{why_no_cuda()}",
             where=socket.gethostname(),
             fix="podtune doctor looks at driver and devices; or ask for the CPU: --use_cpu (--cpu)",
-            code=UNAVAILABLE,
         )
     return "cuda" if usable else "cpu"
 

@@ -13,7 +13,6 @@ import sys
 import time
 import traceback
 from pathlib import Path
-from typing import NoReturn
 
 OK = 0
 USAGE = 64  # the command line, or flags that contradict each other
@@ -40,24 +39,86 @@ def printable(text: str) -> str:
 
 
 class UserError(Exception):
-    """Something that the user can mend.
+    """A mistake that the user can mend; its subclasses carry the exit code.
 
     Args:
         what: one sentence, without a full stop at the end, that says what is wrong and names the values
         found.
         where: the file, key, row, pod or rank.
         fix: what to do; an imperative.
-        code: the exit code, 64 to 78 (or 2 for wrong usage of a command).
+        code: the exit code of a process that said so itself, in place of the class's.
     """
 
-    def __init__(self, what: str, *, where: str = "", fix: str = "", code: int = CONFIG) -> None:
+    code = CONFIG
+
+    def __init__(self, what: str, *, where: str = "", fix: str = "", code: int | None = None) -> None:
         super().__init__(what)
-        self.what, self.where, self.fix, self.code = what, where, fix, code
+        self.what, self.where, self.fix = what, where, fix
+        if code is not None:
+            self.code = code
 
     def __str__(self) -> str:
         place = f"{self.where}: " if self.where else ""
         remedy = f"\n  fix: {self.fix}" if self.fix else ""
         return printable(" ".join(f"{place}{self.what}".splitlines()) + remedy)
+
+
+class ConfigError(UserError):
+    """A value of the configuration or the environment."""
+
+
+class UsageError(UserError):
+    """The command line, or flags that contradict each other."""
+
+    code = USAGE
+
+
+class DataError(UserError):
+    """The content of an input: data set, record, checkpoint."""
+
+    code = DATA
+
+
+class NotFound(UserError):
+    """An input that is missing or cannot be read."""
+
+    code = NO_INPUT
+
+
+class Unavailable(UserError):
+    """A service or program that is needed: hub, cluster, GPU, helm."""
+
+    code = UNAVAILABLE
+
+
+class SoftwareError(UserError):
+    """A fault of podtune itself."""
+
+    code = SOFTWARE
+
+
+class OutOfMemory(UserError):
+    """A GPU or pod that is too small for this batch, length and model."""
+
+    code = OUT_OF_MEMORY
+
+
+class CannotCreate(UserError):
+    """An output that cannot be written."""
+
+    code = CANNOT_CREATE
+
+
+class IOFailed(UserError):
+    """Reading or writing that failed half-way."""
+
+    code = IO
+
+
+class NoPermission(UserError):
+    """A right that this user or process lacks."""
+
+    code = NO_PERMISSION
 
 
 class PeerLost(RuntimeError):
@@ -186,11 +247,6 @@ def terminate_log(message: str, code: int) -> None:
     if TERMINATION_LOG.exists() and os.access(TERMINATION_LOG, os.W_OK):
         line = " ".join(message.split())[:1000]
         TERMINATION_LOG.write_text(f"exit {code}: {line}\n")
-
-
-def fail(what: str, *, where: str = "", fix: str = "", code: int = CONFIG) -> NoReturn:
-    """Raise a :class:`UserError`; for use inside expressions."""
-    raise UserError(what, where=where, fix=fix, code=code)
 
 
 def near(name: str, names: list[str] | tuple[str, ...] | set[str] | dict[str, object]) -> str:

@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import Any, Literal, NoReturn
 
 from podtune.run.distributed import LAUNCHER
-from podtune.run.errors import CANNOT_CREATE, PEER_LOST, PeerLost, UserError, terminate_log
+from podtune.run.errors import PEER_LOST, CannotCreate, PeerLost, UserError, terminate_log
 from podtune.run.files import remove_parts, write_whole
 from podtune.run.lock import Lock, holder, job_of, started, take
 
@@ -232,12 +232,9 @@ def _may_live(beat: Beat) -> bool:
 def _taken(run_dir: Path) -> UserError:
     beat = read_beat(run_dir)
     owner = f"process {beat.pid} on {beat.host}, at step {beat.step}" if beat else holder(run_dir / LOCK_FILE)
-    return UserError(
+    return CannotCreate(
         f"another job writes here: {owner}",
         where=str(run_dir),
-        fix=(
-            "give this run its own --output_dir, or wait for the other one to end (a job that died lets go "
-            "by itself)"
-        ),
-        code=CANNOT_CREATE,
+        fix="give this run its own --output_dir, or wait for the other one to end (a job that died lets go "
+        "by itself)",
     )

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from podtune.run.errors import DATA, NO_INPUT, UserError
+from podtune.run.errors import DataError, NotFound
 from podtune.run.files import write_whole
 
 FOLDER, ABOUT = "sample-ledger", "about.json"
@@ -115,11 +115,11 @@ def judge(run_dir: Path) -> Judgement:
             for step, epoch, *rows in _lines(file):
                 by_step[epoch, step] += rows
     except FileNotFoundError:
-        raise UserError(
-            "no sample ledger", where=str(run_dir), fix="train with --sample_ledger true", code=NO_INPUT
+        raise NotFound(
+            "no sample ledger", where=str(run_dir), fix="train with --sample_ledger true"
         ) from None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"cannot be read: {error}", where=str(folder), code=DATA) from None
+        raise DataError(f"cannot be read: {error}", where=str(folder)) from None
     steps = {step for _, step in by_step}
     unrecorded = tuple(sorted(set(range(1, max(steps, default=0) + 1)) - steps))
     numbers = sorted({epoch for epoch, _ in by_step})

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from podtune.run.errors import UNAVAILABLE, UserError
+from podtune.run.errors import Unavailable
 
 BEAT_S = 2.0
 STALE_S = 15.0  # seven missed beats: the holder is gone
@@ -184,11 +184,10 @@ def hold(path: Path, *, until: Callable[[], bool], wait_s: float, what: str) -> 
             with contextlib.suppress(OSError):
                 path.unlink()
         if time.monotonic() > end:
-            raise UserError(
+            raise Unavailable(
                 f"another process has been {what} for {wait_s:.0f} s: {holder(path)}",
                 where=str(path),
                 fix="look at that process; or prepare the data before the job, with podtune data prepare",
-                code=UNAVAILABLE,
             )
         time.sleep(POLL_S)
     if done:

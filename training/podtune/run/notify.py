@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from podtune.run.errors import CONFIG, UserError, warn
+from podtune.run.errors import ConfigError, warn
 from podtune.run.follow import read_record
 from podtune.run.record import Json, Measurements, finite, now
 
@@ -89,9 +89,7 @@ def check_url(url: str, where: str) -> None:
     except ValueError:
         good = False
     if not good or " " in url:
-        raise UserError(
-            "notify_url is no web address", where=where, fix="https://HOST/PATH of a web hook", code=CONFIG
-        )
+        raise ConfigError("notify_url is no web address", where=where, fix="https://HOST/PATH of a web hook")
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from podtune.run.errors import CONFIG, NO_INPUT, UserError, near
+from podtune.run.errors import ConfigError, NotFound, near
 
 
 def read_mapping(path: Path, *, fix: str, usage: str) -> dict[str, Any]:
@@ -26,13 +26,13 @@ def read_mapping(path: Path, *, fix: str, usage: str) -> dict[str, Any]:
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise UserError("no such file", where=str(path), fix=fix, code=NO_INPUT) from None
+        raise NotFound("no such file", where=str(path), fix=fix) from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError(
-            f"cannot be read as YAML: {' '.join(str(error).split())}", where=str(path), code=CONFIG
+        raise ConfigError(
+            f"cannot be read as YAML: {' '.join(str(error).split())}", where=str(path)
         ) from None
     if not isinstance(content, dict):
-        raise UserError("is not a mapping of keys to values", where=str(path), fix=usage, code=CONFIG)
+        raise ConfigError("is not a mapping of keys to values", where=str(path), fix=usage)
     return content
 
 
@@ -40,11 +40,10 @@ def check_keys(keys: Iterable[object], known: Sequence[str], where: str, *, what
     """Raise :class:`UserError` for the first of ``keys`` that is none of ``known``."""
     for key in keys:
         if key not in known:
-            raise UserError(
+            raise ConfigError(
                 f"unknown {what} '{key}'{near(str(key), list(known))}",
                 where=where,
                 fix=f"one of {', '.join(known)}",
-                code=CONFIG,
             )
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from podtune.run.errors import DATA, NO_INPUT, UNAVAILABLE, UserError
+from podtune.run.errors import DataError, NotFound, Unavailable, UserError
 
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
@@ -46,7 +46,7 @@ def check(name: str, kind: Kind = "dataset") -> None:
     """
     if offline():
         if not cached(name, kind):
-            raise UserError(
+            raise NotFound(
                 f"the {kind} is neither a local path nor in the cache, and HF_HUB_OFFLINE is set",
                 where=name,
                 fix=(
@@ -54,7 +54,6 @@ def check(name: str, kind: Kind = "dataset") -> None:
                     f"download {name}"
                 )
                 + (" --repo-type dataset" if kind == "dataset" else ""),
-                code=NO_INPUT,
             )
         return
     problem = _ask(name, kind)
@@ -65,14 +64,11 @@ def check(name: str, kind: Kind = "dataset") -> None:
     if cached(name, kind):
         go_offline()
         return
-    raise UserError(
+    raise Unavailable(
         f"the hub cannot be reached ({problem}) and the {kind} is not in the cache",
         where=f"{name} at {_endpoint()}",
-        fix=(
-            "give a local path; or set HF_HUB_OFFLINE=1 and HF_HOME to a volume that holds it; or check the "
-            "network and the proxy"
-        ),
-        code=UNAVAILABLE,
+        fix="give a local path; or set HF_HUB_OFFLINE=1 and HF_HOME to a volume that holds it; or check the "
+        "network and the proxy",
     )
 
 
@@ -91,25 +87,20 @@ def _ask(name: str, kind: Kind) -> UserError | str | None:
         try:
             (api.dataset_info if kind == "dataset" else api.model_info)(name, timeout=TIMEOUT_S - 1)
         except HFValidationError:
-            return UserError(
+            return NotFound(
                 f"no such file or folder, and not a name that a {kind} on the hub can have",
                 where=name,
                 fix="correct the path",
-                code=NO_INPUT,
             )
         except GatedRepoError:
-            return UserError(
-                f"the {kind} is gated",
-                where=name,
-                fix=("accept its terms on its page and set HF_TOKEN"),
-                code=NO_INPUT,
+            return NotFound(
+                f"the {kind} is gated", where=name, fix="accept its terms on its page and set HF_TOKEN"
             )
         except RepositoryNotFoundError:
-            return UserError(
+            return NotFound(
                 f"no such file or folder, and no such {kind} on the hub (or it is private)",
                 where=name,
                 fix="correct the name, or set HF_TOKEN for a private one",
-                code=NO_INPUT,
             )
         except HfHubHTTPError as error:
             return f"it answered {error.response.status_code if error.response is not None else error}"
@@ -203,25 +194,18 @@ def _load(name: str, config: str | None, split: str, *, streaming: bool) -> Any:
     try:
         return datasets.load_dataset(name, config, split=split, streaming=streaming)
     except ValueError as error:  # unknown split or configuration: the library's message lists those it knows
-        raise UserError(
-            _first_line(error),
-            where=name,
-            fix=("set --dataset_config and --dataset_train_split"),
-            code=NO_INPUT,
+        raise NotFound(
+            _first_line(error), where=name, fix="set --dataset_config and --dataset_train_split"
         ) from None
     except datasets.exceptions.DatasetsError as error:
-        raise UserError(
-            _first_line(error),
-            where=name,
-            fix=("look at the data set's page; a local copy works too"),
-            code=DATA,
+        raise DataError(
+            _first_line(error), where=name, fix="look at the data set's page; a local copy works too"
         ) from None
     except OSError as error:
-        raise UserError(
+        raise Unavailable(
             f"the hub stopped answering: {_first_line(error)}",
             where=name,
             fix="try again; or set HF_HUB_OFFLINE=1 with the data set in HF_HOME",
-            code=UNAVAILABLE,
         ) from None
 
 

@@ -12,7 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from podtune.run.errors import DATA, NO_INPUT, NO_PERMISSION, UserError
+from podtune.run.errors import (
+    ConfigError,
+    DataError,
+    NoPermission,
+    NotFound,
+)
 from podtune.sft import hub, store
 
 if TYPE_CHECKING:
@@ -68,11 +73,10 @@ def locate_model(
     origin = _in_folder(folder, revision) if folder.is_dir() else _on_hub(str(name), revision)
     tokenizers = {"tokenizer.json", "tokenizer_config.json"} if tokenizer_alone else set()
     if not {"config.json", "adapter_config.json", *tokenizers} & set(origin.files):
-        raise UserError(
+        raise NotFound(
             "is no model: there is no config.json in it",
             where=origin.name,
             fix="give the folder that save_pretrained wrote; of a run that is RUN_DIR/final",
-            code=NO_INPUT,
         )
     return origin
 
@@ -84,11 +88,10 @@ def _in_folder(folder: Path, revision: str | None, name: str | None = None) -> O
 
 def _on_hub(name: str, revision: str | None) -> Origin:
     if Path(name).exists() or name.startswith(("/", "./", "../", "~")) or name.count("/") > 1 or not name:
-        raise UserError(
+        raise NotFound(
             "no such folder",
             where=name or "model name",
             fix="correct the path, or give a hub id such as HuggingFaceTB/SmolLM3-3B",
-            code=NO_INPUT,
         )
     hub.check(name, "model")
     from huggingface_hub import HfApi, snapshot_download
@@ -104,18 +107,16 @@ def _on_hub(name: str, revision: str | None) -> Origin:
             HfApi().auth_check(name)
     except GatedRepoError:
         token = "the token in HF_TOKEN has no access" if os.environ.get("HF_TOKEN") else "HF_TOKEN is not set"
-        raise UserError(
+        raise NoPermission(
             f"the model is gated and {token}",
             where=name,
             fix="accept its terms on its page and set HF_TOKEN to a token that may read it",
-            code=NO_PERMISSION,
         ) from None
     except (RevisionNotFoundError, LocalEntryNotFoundError):
-        raise UserError(
-            (f"there is no revision {revision or 'main'!r} of it"),
+        raise NotFound(
+            f"there is no revision {revision or 'main'!r} of it",
             where=name,
             fix="give a branch, tag or commit",
-            code=NO_INPUT,
         ) from None
     return Origin(
         name, revision, tuple(item.rfilename for item in info.siblings or ()), local_files_only=False
@@ -132,15 +133,13 @@ def explained(name: str, what: str) -> Iterator[None]:
     except (OSError, ValueError, KeyError, TypeError, ImportError, SafetensorError) as error:
         text = " ".join(str(error).split())
         if "trust_remote_code" in text:
-            raise UserError(
+            raise ConfigError(
                 f"the {what} needs Python code from its own folder, which is not run unless you say so",
                 where=name,
-                fix=(
-                    "read that code, then set trust_remote_code: true; or use a model that transformers knows"
-                ),
+                fix="read that code, then set trust_remote_code: true; or use a model transformers knows",
             ) from None
-        raise UserError(
-            (f"the {what} cannot be loaded: {text[:400] or type(error).__name__}"), where=name, code=DATA
+        raise DataError(
+            f"the {what} cannot be loaded: {text[:400] or type(error).__name__}", where=name
         ) from error
 
 
@@ -173,10 +172,9 @@ def base_of(adapter: Origin) -> Origin:
             "base_model_name_or_path"
         )
     if not base:
-        raise UserError(
+        raise DataError(
             "names no base model",
             where=f"{adapter.name}/adapter_config.json",
             fix="set base_model_name_or_path",
-            code=DATA,
         )
     return locate_model(str(base))

@@ -23,11 +23,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from podtune.run.errors import (
-    CANNOT_CREATE,
-    CONFIG,
-    NO_INPUT,
-    NO_PERMISSION,
     UNAVAILABLE,
+    CannotCreate,
+    ConfigError,
+    NoPermission,
+    NotFound,
+    Unavailable,
     UserError,
     near,
     warn,
@@ -68,12 +69,11 @@ def is_url(name: object) -> bool:
 def refuse_secret(url: str, where: str) -> None:
     """Raise :class:`UserError` if ``url`` has a password or a signature in it; without repeating it."""
     if is_url(url) and _SECRET.search(url):
-        raise UserError(
+        raise ConfigError(
             "the URL has a secret in it, which every record and log would show",
             where=where,
             fix="leave it out: credentials come from the environment (AWS_ACCESS_KEY_ID, ...), from a Secret "
             "by envFrom, or from workload identity",
-            code=CONFIG,
         )
 
 
@@ -90,7 +90,7 @@ def file_system(protocol: str) -> Any:
         kind = fsspec.get_filesystem_class(protocol)
     except ValueError:
         protocols = sorted(fsspec.available_protocols())
-        raise UserError(
+        raise ConfigError(
             f"no kind of storage is called {protocol}://{near(protocol, protocols)}",
             where="URL",
             fix="s3://, gs://, az://, hf:// or another protocol of fsspec",
@@ -98,11 +98,10 @@ def file_system(protocol: str) -> Any:
     except ImportError as error:
         package = "podtune[s3]" if protocol in ("s3", "s3a") else (error.name or "").partition(".")[0]
         package = package or {"gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs"}.get(protocol, "")
-        raise UserError(
+        raise Unavailable(
             f"the package that reads {protocol}:// is not installed ({error})",
             where=f"{protocol}://",
             fix=f"pip install '{package}'" if package else "install it",
-            code=UNAVAILABLE,
         ) from None
     if protocol in ("s3", "s3a"):  # the attempts are ours, see patiently
         patience = {"connect_timeout": 10, "read_timeout": 60, "retries": {"max_attempts": 1}}
@@ -161,7 +160,7 @@ class Remote:
             if info.get("type") == "directory" or path.endswith("/"):
                 continue
             if ".." in name.split("/"):
-                raise UserError(f"an object is called {name}", where=self.url, fix="rename it", code=NO_INPUT)
+                raise NotFound(f"an object is called {name}", where=self.url, fix="rename it")
             entries[name] = Entry(path, int(info.get("size") or 0), _version(info))
         return entries
 
@@ -237,11 +236,8 @@ def check_writable(url: str) -> None:
     try:
         Remote(url).write(PROBE, b"podtune")
     except FileNotFoundError as error:
-        raise UserError(
-            f"cannot be written: {_reason(error)}",
-            where=url,
-            fix="make the bucket, or correct its name",
-            code=CANNOT_CREATE,
+        raise CannotCreate(
+            f"cannot be written: {_reason(error)}", where=url, fix="make the bucket, or correct its name"
         ) from None
     Remote(url).remove([PROBE])
 
@@ -276,19 +272,17 @@ def patiently(what: str, call: Callable[[], T]) -> T:
             raise
         except Exception as error:  # every store has errors of its own
             if _denied(error):
-                raise UserError(
+                raise NoPermission(
                     f"access is denied: {_reason(error)}",
                     where=what,
                     fix="give credentials by the environment, a Secret (envFrom) or workload identity",
-                    code=NO_PERMISSION,
                 ) from None
             if pause is None:
-                raise UserError(
+                raise Unavailable(
                     f"the store does not do it: {_reason(error)}",
                     where=what,
                     fix="check the network, the bucket's name and the endpoint (AWS_ENDPOINT_URL); what has "
                     "arrived is kept",
-                    code=UNAVAILABLE,
                 ) from error
             warn(f"{what}: {_reason(error)}; trying again in {pause:.0f} s")
             time.sleep(pause)
@@ -359,9 +353,7 @@ def version(url: str) -> str:
 def _objects(url: str) -> dict[str, Entry]:
     listing = Remote(url).listing()
     if not listing:
-        raise UserError(
-            "there is no such object, and none below it", where=url, fix="correct the URL", code=NO_INPUT
-        )
+        raise NotFound("there is no such object, and none below it", where=url, fix="correct the URL")
     return listing
 
 
@@ -406,7 +398,7 @@ def _fetch(url: str, entry: Path, current: str, unwanted: Sequence[str]) -> None
             shutil.rmtree(left, ignore_errors=True)
     objects = _objects(url)
     if _version_of(objects) != current:
-        raise UserError("changed while it was fetched", where=url, fix="start again", code=UNAVAILABLE)
+        raise Unavailable("changed while it was fetched", where=url, fix="start again")
     name = copy_of(url).name
     folder = set(objects) != {name} or objects[name].path != Remote(url).path()
     wanted = {

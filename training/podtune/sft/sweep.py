@@ -32,7 +32,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from podtune.run.errors import CANNOT_CREATE, CONFIG, UserError
+from podtune.run.errors import CannotCreate, ConfigError, UserError
 from podtune.run.files import write_whole
 from podtune.run.follow import read_record
 from podtune.run.record import METRICS_FILE, metrics_entries, now, number, write_json
@@ -94,11 +94,11 @@ def read(path: Path, *, place: str = "", below: Mapping[str, Any] | None = None)
     known = [*KEYS, *config.known_keys()]
 
     def wrong(key: str, wanted: str) -> UserError:
-        return UserError(f"{content[key]!r} is not {wanted}", where=f"{path}: {key}", code=CONFIG)
+        return ConfigError(f"{content[key]!r} is not {wanted}", where=f"{path}: {key}")
 
     check_keys([key for key in content if key not in NAMED], known, str(path))
     if set(NAMED) & set(content) | set(NAMED) & set(content.get("options") or {}):
-        raise UserError(
+        raise ConfigError(
             "a sweep names its runs and their folders itself",
             where=f"{path}: output_dir, run_name",
             fix="remove the key; --output says where",
@@ -106,7 +106,7 @@ def read(path: Path, *, place: str = "", below: Mapping[str, Any] | None = None)
     axes = {key: value for key, value in content.items() if key not in KEYS}
     for key, values in axes.items():
         if not isinstance(values, list) or not values:
-            raise UserError(
+            raise ConfigError(
                 f"{values!r} is no list, and what a sweep varies is one",
                 where=f"{path}: {key}",
                 fix=f"write {key}: [...], or put it under options",
@@ -118,11 +118,10 @@ def read(path: Path, *, place: str = "", below: Mapping[str, Any] | None = None)
     if not all(isinstance(entry, dict) for entry in listed):
         raise wrong("runs", "a list of mappings")
     if place and "processes" in content:
-        raise UserError(
+        raise ConfigError(
             "how many processes a run has in a cluster is said by the values",
             where=f"{path}: processes",
             fix="remove the key, and set distributed.nodes and nprocPerNode",
-            code=CONFIG,
         )
     processes = str(content.get("processes", 1))
     if processes != "gpu" and not (processes.isdigit() and int(processes)):
@@ -143,7 +142,7 @@ def read(path: Path, *, place: str = "", below: Mapping[str, Any] | None = None)
             kept = {key: value for key, value in whole.items() if key not in NAMED}
             runs.append(FineTuneOf(varies, kept, place or processes))
     if len({run.key for run in runs}) < len(runs):
-        raise UserError("two runs are the same", where=str(path), fix="name each combination once")
+        raise ConfigError("two runs are the same", where=str(path), fix="name each combination once")
     for run in runs:
         _check(run, path, median=content.get("stop") == "median")
     return SweepFile(tuple(runs), content.get("stop") == "median", float(timeout_s))
@@ -153,7 +152,7 @@ def _check(run: FineTuneOf, path: Path, *, median: bool) -> None:
     where = f"{path}: {run.name}"
     settings = config.merged([(where, run.content | {"output_dir": "out"})])
     if median and settings.values.get("eval_strategy", "no") == "no":
-        raise UserError(
+        raise ConfigError(
             "stop: median compares evaluations, and eval_strategy is no",
             where=where,
             fix="options: {eval_strategy: steps, eval_steps: ...}",
@@ -251,9 +250,7 @@ class Sweeper:
         try:
             self.output.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise UserError(
-                f"cannot be written: {error.strerror}", where=str(self.output), code=CANNOT_CREATE
-            ) from None
+            raise CannotCreate(f"cannot be written: {error.strerror}", where=str(self.output)) from None
         stopped = self._stopped_before()
         waiting: list[FineTuneOf] = []
         for run in self.sweep.runs:

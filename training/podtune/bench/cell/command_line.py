@@ -15,7 +15,7 @@ from podtune.bench.strategies.table import STRATEGIES, Entry
 from podtune.plan.models import GLOBAL_BATCH_SIZE
 from podtune.plan.shapes import ConvNet
 from podtune.run.distributed import World
-from podtune.run.errors import USAGE, UserError, near
+from podtune.run.errors import UsageError, near
 
 EXAMPLES = """examples:
   python -m podtune.benchmark --model tinygpt-test --strategy single --output /tmp/cell
@@ -35,10 +35,8 @@ def parser() -> argparse.ArgumentParser:
     """A flag for every field of :class:`Options`, of its type, with its default and help."""
     p = argparse.ArgumentParser(
         prog="podtune.benchmark",
-        description=(
-            "Measure one model under one strategy: first its losses against one process's, then "
-            "speed, memory, communication."
-        ),
+        description="Measure one model under one strategy: first its losses against one process's, then "
+        "speed, memory, communication.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -71,11 +69,10 @@ def read_options(arguments: list[str] | None, world: World) -> tuple[Options, Si
     values: dict[str, Any] = vars(parser().parse_args(arguments))
     size = find_size(values["model"])
     if values["strategy"] not in STRATEGIES:
-        raise UserError(
+        raise UsageError(
             f"there is no strategy '{values['strategy']}'{near(values['strategy'], list(STRATEGIES))}",
             where="--strategy",
             fix=f"choose one of {', '.join(STRATEGIES)}",
-            code=USAGE,
         )
     entry = STRATEGIES[values["strategy"]]
     options = _resolve(values, size, entry, world)
@@ -88,9 +85,7 @@ def _resolve(values: dict[str, Any], size: Size, entry: Entry, world: World) -> 
     values["global_batch_size"] = values["global_batch_size"] or GLOBAL_BATCH_SIZE.get(values["model"], 8)
     if isinstance(size, ConvNet):
         if values["sequence_length"]:
-            raise UserError(
-                f"{values['model']} reads images", where="--sequence-length", fix="leave it out", code=USAGE
-            )
+            raise UsageError(f"{values['model']} reads images", where="--sequence-length", fix="leave it out")
     else:
         values["sequence_length"] = values["sequence_length"] or size.sequence_length
     if entry.micro_batches:
@@ -109,34 +104,31 @@ def _check_values(options: Options, size: Size) -> None:
     for option in fields(Options):
         value, least = getattr(options, option.name), option.metadata.get("least")
         if least is not None and value is not None and value < least:
-            raise UserError(f"{value} is less than {least}", where=flag_of(option.name), code=USAGE)
+            raise UsageError(f"{value} is less than {least}", where=flag_of(option.name))
     if not options.learning_rate > 0 or not options.timeout_s > 0:
-        raise UserError("--learning-rate and --timeout-s must be above 0", code=USAGE)
+        raise UsageError("--learning-rate and --timeout-s must be above 0")
     if options.optimizer == "sgd" and options.fused_optimizer:
-        raise UserError(
+        raise UsageError(
             "torch has no fused SGD for sharded weights",
             where="--fused-optimizer",
             fix="leave it out, or use adamw",
-            code=USAGE,
         )
     if isinstance(size, ConvNet):
         if options.pretrained:
-            raise UserError("only hf: models have weights to load", where="--pretrained", code=USAGE)
+            raise UsageError("only hf: models have weights to load", where="--pretrained")
     elif not 2 <= options.sequence_length <= size.sequence_length:
-        raise UserError(
+        raise UsageError(
             f"{options.sequence_length} is outside 2 to {size.sequence_length}, the context of "
             f"{options.model}",
             where="--sequence-length",
-            code=USAGE,
         )
     elif options.norm == "batch":
-        raise UserError(f"{options.model} has no batch norm", where="--norm", fix="leave it out", code=USAGE)
+        raise UsageError(f"{options.model} has no batch norm", where="--norm", fix="leave it out")
     elif options.pretrained and not size.folder:
-        raise UserError("only hf: models have weights to load", where="--pretrained", code=USAGE)
+        raise UsageError("only hf: models have weights to load", where="--pretrained")
     if options.data != "synthetic" and not Path(options.data).exists():
-        raise UserError(
+        raise UsageError(
             f"{options.data} does not exist",
             where="--data",
             fix="name a Parquet file, a folder of images, or synthetic",
-            code=USAGE,
         )

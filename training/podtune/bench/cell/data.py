@@ -16,7 +16,7 @@ from podtune.bench.models import Size
 from podtune.bench.options import Options
 from podtune.bench.strategies.contract import Batch
 from podtune.plan.shapes import ConvNet
-from podtune.run.errors import DATA, UserError
+from podtune.run.errors import DataError
 
 IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp"}
 
@@ -116,26 +116,20 @@ class TextBytes:
         import pyarrow.parquet as parquet
 
         if vocabulary < 256:
-            raise UserError(
-                (f"the model's vocabulary of {vocabulary} cannot hold bytes"), where=str(path), code=DATA
-            )
+            raise DataError(f"the model's vocabulary of {vocabulary} cannot hold bytes", where=str(path))
         try:
             table = parquet.read_table(path)
         except (pa.ArrowException, OSError) as error:
-            raise UserError(f"cannot be read as Parquet: {error}", where=str(path), code=DATA) from None
+            raise DataError(f"cannot be read as Parquet: {error}", where=str(path)) from None
         strings = [name for name in table.column_names if pa.types.is_string(table.schema.field(name).type)]
         if not strings:
-            raise UserError(
-                (f"no column of strings among {', '.join(table.column_names)}"), where=str(path), code=DATA
-            )
+            raise DataError(f"no column of strings among {', '.join(table.column_names)}", where=str(path))
         column = "text" if "text" in strings else strings[0]
         stream = "\n\n".join(text for text in table.column(column).to_pylist() if text).encode()
         self.rows = (len(stream) - 1) // length
         if self.rows < 1:
-            raise UserError(
-                (f"column {column} holds {len(stream)} bytes, not one row of {length + 1}"),
-                where=str(path),
-                code=DATA,
+            raise DataError(
+                f"column {column} holds {len(stream)} bytes, not one row of {length + 1}", where=str(path)
             )
         self.stream, self.length = torch.frombuffer(bytearray(stream), dtype=torch.uint8), length
 
@@ -159,16 +153,11 @@ class ImageFolder:
         ]
         self.side = side
         if not self.files:
-            raise UserError(
-                ("no images in one folder per class"),
-                where=str(path),
-                fix="lay it out as DIR/CLASS/IMAGE.png",
-                code=DATA,
+            raise DataError(
+                "no images in one folder per class", where=str(path), fix="lay it out as DIR/CLASS/IMAGE.png"
             )
         if len(folders) > classes:
-            raise UserError(
-                (f"{len(folders)} classes, and the model knows {classes}"), where=str(path), code=DATA
-            )
+            raise DataError(f"{len(folders)} classes, and the model knows {classes}", where=str(path))
         # Neighbours in the listing share a class; a fixed shuffle mixes the classes in every batch.
         order: list[int] = torch.randperm(len(self.files), generator=_generator(0, 0)).tolist()
         self.files = [self.files[index] for index in order]
@@ -189,5 +178,5 @@ class ImageFolder:
             with Image.open(file) as image:
                 pixels = np.asarray(image.convert("RGB").resize((self.side, self.side)), dtype=np.float32)
         except (UnidentifiedImageError, OSError) as error:
-            raise UserError(f"cannot be read as an image: {error}", where=str(file), code=DATA) from None
+            raise DataError(f"cannot be read as an image: {error}", where=str(file)) from None
         return torch.from_numpy(pixels).permute(2, 0, 1) / 127.5 - 1

@@ -6,7 +6,7 @@ import torch
 
 from podtune.bench.options import Options
 from podtune.run.distributed import World
-from podtune.run.errors import UNAVAILABLE, UserError
+from podtune.run.errors import Unavailable
 
 
 def refuse_what_the_device_lacks(options: Options, world: World) -> None:
@@ -18,23 +18,19 @@ def refuse_what_the_device_lacks(options: Options, world: World) -> None:
     cuda = world.device_type == "cuda"
     if options.precision == "fp8" and not (cuda and torch.cuda.get_device_capability() >= (8, 9)):
         device = torch.cuda.get_device_name() if cuda else "the CPU"
-        raise UserError(
+        raise Unavailable(
             f"{device} does not multiply in fp8",
             where="--precision",
-            fix=("use bf16; fp8 needs an L40S, H100 or newer"),
-            code=UNAVAILABLE,
+            fix="use bf16; fp8 needs an L40S, H100 or newer",
         )
     if options.memory_snapshot and not cuda:
-        raise UserError(
+        raise Unavailable(
             "a memory snapshot is of CUDA's allocator, and there is no GPU",
             where="--memory-snapshot",
             fix="use --profile",
-            code=UNAVAILABLE,
         )
     if options.overlap and not cuda:
-        raise UserError(
-            "on the CPU nothing overlaps", where="--overlap", fix="leave it out", code=UNAVAILABLE
-        )
+        raise Unavailable("on the CPU nothing overlaps", where="--overlap", fix="leave it out")
     if not cuda:
         torch.set_num_threads(options.threads)
     # fp32 means fp32: TF32 would be another precision under the same name.

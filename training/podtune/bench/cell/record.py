@@ -119,10 +119,8 @@ class CellRecord:
             advice = UserError(
                 reason,
                 where=f"{self.content['model']} under {self.content['strategy']}",
-                fix=(
-                    "lower --global-batch-size, raise --accumulation, use --activation-checkpointing full, "
-                    "or shard with fsdp or zero3"
-                ),
+                fix="lower --global-batch-size, raise --accumulation, use --activation-checkpointing full, "
+                "or shard with fsdp or zero3",
                 code=errors.OUT_OF_MEMORY,
             )
             self.end("oom", errors.OUT_OF_MEMORY, reason)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from podtune.plan.models import BENCHMARK_MODELS, shape_of
 from podtune.plan.shapes import ConvNet, Transformer
-from podtune.run.errors import NO_INPUT, USAGE, UserError, near
+from podtune.run.errors import NotFound, UsageError, near
 
 if TYPE_CHECKING:
     from podtune.bench.models.stack import Stack
@@ -27,19 +27,17 @@ def find_size(name: str) -> Size:
         config.json.
     """
     if name not in BENCHMARK_MODELS and not name.startswith("hf:"):
-        raise UserError(
+        raise UsageError(
             f"there is no benchmark model '{name}'{near(name, list(BENCHMARK_MODELS))}",
             where="--model",
             fix=f"choose one of {', '.join(BENCHMARK_MODELS)}, or hf:PATH for a transformers model",
-            code=USAGE,
         )
     path = name.removeprefix("hf:")
     if name.startswith("hf:") and not (Path(path) / "config.json").is_file():
-        raise UserError(
+        raise NotFound(
             f"{path or 'the empty path'} has no config.json",
             where="--model",
             fix="name a folder that transformers' save_pretrained wrote",
-            code=NO_INPUT,
         )
     return shape_of(name)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from podtune.bench.models.stack import Stack
-from podtune.run.errors import CONFIG, UserError
+from podtune.run.errors import ConfigError
 
 DIVISIBLE = {"colwise", "rowwise"}
 
@@ -71,12 +71,11 @@ class TransformersDecoder(Stack):
             getattr(decoder, name, None) for name in ("embed_tokens", "layers", "norm", "rotary_emb")
         ]
         if any(part is None for part in parts) or model.get_output_embeddings() is None:
-            raise UserError(
+            raise ConfigError(
                 f"{type(model).__name__} is not built like Llama (embed_tokens, layers, norm, rotary_emb, "
                 "lm_head)",
                 where=f"--model hf:{path}",
                 fix="take a decoder of the Llama family: Llama, SmolLM3, Qwen, Mistral, Gemma",
-                code=CONFIG,
             )
         embedding, layers, norm, rotary = parts
         super().__init__(

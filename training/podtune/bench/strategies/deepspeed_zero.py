@@ -18,7 +18,7 @@ from podtune.bench.strategies.contract import Batch, BuildModel, BuildOptimizer
 from podtune.bench.strategies.step import Arithmetic, mean_over, prepare
 from podtune.machine.building import deepspeed_that_builds_nothing
 from podtune.run.distributed import World
-from podtune.run.errors import UNAVAILABLE, UserError
+from podtune.run.errors import Unavailable
 
 REDUCE_BUCKET = 500_000_000  # DeepSpeed's default
 
@@ -110,11 +110,10 @@ def _import_deepspeed(world: World) -> Any:
     try:
         deepspeed = deepspeed_that_builds_nothing()
     except ImportError as error:
-        raise UserError(
-            (f"DeepSpeed cannot be imported: {error}"),
+        raise Unavailable(
+            f"DeepSpeed cannot be imported: {error}",
             where="--strategy",
             fix="pip install 'podtune[deepspeed]'",
-            code=UNAVAILABLE,
         ) from None
     deepspeed.utils.logger.setLevel("WARNING")
     return deepspeed

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from podtune.plan.shapes import ConvNet
-from podtune.run.errors import CONFIG, UserError
+from podtune.run.errors import ConfigError, UserError
 
 if TYPE_CHECKING:
     from podtune.bench.models import Size
@@ -67,17 +67,16 @@ class Entry:
 
 
 def _refused(strategy: str, choice: str, fix: str) -> UserError:
-    return UserError(f"{strategy} does not honour {choice}", where=choice.split()[0], fix=fix, code=CONFIG)
+    return ConfigError(f"{strategy} does not honour {choice}", where=choice.split()[0], fix=fix)
 
 
 def _check_division(entry: Entry, options: Options, size: Size, world: World) -> None:
     n, batch, pieces = world.world_size, options.global_batch_size, options.accumulation
     if entry.divides == "nothing" and n > 1:
-        raise UserError(
-            (f"{options.strategy} is one process and {n} were started"),
+        raise ConfigError(
+            f"{options.strategy} is one process and {n} were started",
             where="--nproc-per-node",
             fix="start one, or use ddp",
-            code=CONFIG,
         )
     shares = (n if entry.divides == "batch" else 1) * (options.micro_batches or pieces)
     if batch % shares:
@@ -88,47 +87,42 @@ def _check_division(entry: Entry, options: Options, size: Size, world: World) ->
             if options.micro_batches
             else f"{shares // pieces} processes x {pieces} accumulation"
         )
-        raise UserError(
+        raise ConfigError(
             f"a global batch of {batch} rows does not divide into {what}",
             where="--global-batch-size",
             fix=f"use {smaller + shares}{also} rows",
-            code=CONFIG,
         )
     blocks = size.units
     if entry.divides == "layers" and n > blocks:
-        raise UserError(
+        raise ConfigError(
             f"{n} processes cannot share the {blocks} layers of {options.model}",
             where="--nproc-per-node",
             fix=f"start at most {blocks}",
-            code=CONFIG,
         )
     if entry.divides == "equal layers" and blocks % n:
         raise _indivisible(options, n, blocks, "layers")
     if entry.micro_batches and options.micro_batches < n:
-        raise UserError(
+        raise ConfigError(
             f"{options.micro_batches} micro-batches leave some of {n} stages without work",
             where="--micro-batches",
             fix=f"use at least {n}, better {4 * n}",
-            code=CONFIG,
         )
     if entry.divides == "heads":
         _check_heads(options, size, n)
     if entry.shard_size and n % options.shard_size:
-        raise UserError(
+        raise ConfigError(
             f"{n} processes do not divide into groups of {options.shard_size}",
             where="--shard-size",
             fix=f"use {' or '.join(map(str, _divisors(n)))}",
-            code=CONFIG,
         )
 
 
 def _check_heads(options: Options, size: Size, n: int) -> None:
     if isinstance(size, ConvNet):
-        raise UserError(
+        raise ConfigError(
             f"tensor divides attention heads, and {options.model} has none",
             where="--strategy",
             fix="use a tinygpt or hf: model",
-            code=CONFIG,
         )
     for count, what in ((size.heads, "attention heads"), (size.kv_heads, "key and value heads")):
         if count % n:
@@ -136,11 +130,10 @@ def _check_heads(options: Options, size: Size, n: int) -> None:
 
 
 def _indivisible(options: Options, n: int, count: int, what: str) -> UserError:
-    return UserError(
+    return ConfigError(
         f"{n} processes do not divide the {count} {what} of {options.model} for {options.strategy}",
         where="--nproc-per-node",
         fix=f"start {' or '.join(str(d) for d in _divisors(count) if d > 1) or 1}",
-        code=CONFIG,
     )
 
 

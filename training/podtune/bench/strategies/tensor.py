@@ -19,7 +19,7 @@ from podtune.bench.options import Options
 from podtune.bench.strategies.contract import Batch, BuildModel, BuildOptimizer
 from podtune.bench.strategies.step import Arithmetic, forward_backward, prepare
 from podtune.run.distributed import World
-from podtune.run.errors import CONFIG, UserError
+from podtune.run.errors import ConfigError
 
 STYLES = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
 
@@ -68,11 +68,10 @@ def layers(model: Stack, options: Options) -> dict[str, str]:
         if pattern.fullmatch(name)
     }
     if not styles:
-        raise UserError(
-            (f"{options.model} does not say which layers divide by column and row"),
+        raise ConfigError(
+            f"{options.model} does not say which layers divide by column and row",
             where="--strategy",
             fix="use fsdp",
-            code=CONFIG,
         )
     return styles
 

@@ -23,7 +23,7 @@ from podtune.bench.sweep.sweep import Cell, Expansion, Sweep, code_hash
 from podtune.machine.provenance import provenance
 from podtune.run.collect import emit_record
 from podtune.run.distributed import PodPlace
-from podtune.run.errors import CANNOT_CREATE, OUT_OF_MEMORY, PEER_LOST, SOFTWARE, UserError
+from podtune.run.errors import OUT_OF_MEMORY, PEER_LOST, SOFTWARE, CannotCreate
 from podtune.run.record import RUN_FILE, Json, Status, end_record, new_record, now, write_json
 from podtune.run.sweeps import stoppable
 
@@ -112,8 +112,8 @@ class Runner:
             probe.touch()
             probe.unlink()
         except OSError as error:
-            raise UserError(
-                (f"cannot write there: {error.strerror}"), where=f"--output {self.output}", code=CANNOT_CREATE
+            raise CannotCreate(
+                f"cannot write there: {error.strerror}", where=f"--output {self.output}"
             ) from None
 
     def _folder(self, cell: Cell) -> Path:

@@ -31,7 +31,7 @@ from podtune.bench.options import Options
 from podtune.bench.strategies.table import STRATEGIES
 from podtune.machine.facts import visible_gpus
 from podtune.run.distributed import World
-from podtune.run.errors import CONFIG, USAGE, UserError, near
+from podtune.run.errors import ConfigError, UsageError, UserError, near
 from podtune.run.sweeps import check_keys, combinations, read_mapping
 
 PRESETS = Path(__file__).with_name("presets")
@@ -92,11 +92,10 @@ def preset(name: str) -> Path:
     path = PRESETS / f"{name}.yaml"
     if name not in preset_names():
         presets = preset_names()
-        raise UserError(
-            (f"unknown preset '{name}'{near(name, presets)}"),
+        raise UsageError(
+            f"unknown preset '{name}'{near(name, presets)}",
             where="--preset",
             fix=f"one of {', '.join(presets)}",
-            code=USAGE,
         )
     return path
 
@@ -113,7 +112,7 @@ def read_sweep(path: Path) -> Sweep:
     check_keys(content, list(keys), str(path))
     for name, option in keys.items():
         if name not in content and option.default is MISSING and option.default_factory is MISSING:
-            raise UserError(f"'{name}' is missing", where=str(path), fix=f"add {name}: [...]", code=CONFIG)
+            raise ConfigError(f"'{name}' is missing", where=str(path), fix=f"add {name}: [...]")
     values = {key: _value(key, value, path) for key, value in content.items()}
     return Sweep(**values)
 
@@ -122,7 +121,7 @@ def _value(key: str, value: Any, path: Path) -> Any:
     """``value`` as the field ``key`` of :class:`Sweep` wants it."""
 
     def wrong(wanted: str) -> UserError:
-        return UserError(f"{value!r} is not {wanted}", where=f"{path}: {key}", code=CONFIG)
+        return ConfigError(f"{value!r} is not {wanted}", where=f"{path}: {key}")
 
     if key in ("models", "strategies", "precisions"):
         if key == "strategies" and value == "all":
@@ -165,15 +164,14 @@ def _value(key: str, value: Any, path: Path) -> Any:
 def _check_flags(flags: Any, where: str) -> None:
     names = [field.name for field in fields(Options) if field.name not in _AXES]
     if not isinstance(flags, dict):
-        raise UserError(f"{flags!r} is not a mapping of flags to values", where=where, code=CONFIG)
+        raise ConfigError(f"{flags!r} is not a mapping of flags to values", where=where)
     check_keys(flags, names, where, what="option")
     for flag, value in flags.items():
         if not isinstance(value, str | int | float | bool):
-            raise UserError(
+            raise ConfigError(
                 f"{flag} is {value!r}, not one value",
                 where=where,
-                fix=("the axes of a sweep are its top-level lists"),
-                code=CONFIG,
+                fix="the axes of a sweep are its top-level lists",
             )
 
 
@@ -199,18 +197,15 @@ def expand(sweep: Sweep, *, nodes: int = 1, nproc_per_node: int | None = None) -
     impossible: dict[str, str] = {}
     for strategy in sweep.strategies:
         if strategy not in STRATEGIES:
-            raise UserError(
+            raise UsageError(
                 f"unknown strategy '{strategy}'{near(strategy, list(STRATEGIES))}",
                 where="strategies",
                 fix=f"one of {', '.join(STRATEGIES)}",
-                code=USAGE,
             )
     for model in sweep.per_model:
         if model not in sweep.models:
-            raise UserError(
-                (f"'{model}' is not among the models{near(model, sweep.models)}"),
-                where="per_model",
-                code=CONFIG,
+            raise ConfigError(
+                f"'{model}' is not among the models{near(model, sweep.models)}", where="per_model"
             )
     axes: dict[str, tuple[Any, ...]] = {
         "model": sweep.models,
@@ -239,11 +234,10 @@ def expand(sweep: Sweep, *, nodes: int = 1, nproc_per_node: int | None = None) -
             impossible[name] = f"{error.what}; {error.fix}"
     if impossible and (not sweep.skip_impossible or not cells):
         first = "\n  ".join(f"{name}: {why}" for name, why in impossible.items())
-        raise UserError(
+        raise ConfigError(
             f"{len(impossible)} of {len(impossible) + len(cells)} cells cannot be:\n  {first}",
             where="sweep",
             fix="change what is named, or set skip_impossible: true",
-            code=CONFIG,
         )
     return Expansion(cells, impossible)
 
@@ -259,7 +253,7 @@ def _cell(
 ) -> Cell:
     local = world_size if nproc_per_node is None else min(world_size, nproc_per_node)
     if world_size % local or world_size // local > nodes:
-        raise UserError(
+        raise ConfigError(
             f"{world_size} processes do not fit {nodes} pods of {nproc_per_node}",
             where="--nproc-per-node",
             fix=f"at most {nodes * local}, a multiple of {local}",
@@ -270,11 +264,8 @@ def _cell(
     try:
         options, _, _ = read_options(arguments, world)
     except SystemExit:  # argparse has printed what is wrong with a value
-        raise UserError(
-            (f"podtune.benchmark refuses {' '.join(arguments)}"),
-            where="--model",
-            fix="see the line above",
-            code=CONFIG,
+        raise ConfigError(
+            f"podtune.benchmark refuses {' '.join(arguments)}", where="--model", fix="see the line above"
         ) from None
     return Cell(name, model, strategy, world_size, world.nnodes, tuple(arguments), options)
 
@@ -293,7 +284,7 @@ def _arguments(flags: dict[str, Any]) -> list[str]:
 def _check_gpus(local: int, cpu: bool) -> None:
     gpus = visible_gpus()
     if not cpu and 0 < gpus < local:
-        raise UserError(
+        raise ConfigError(
             f"{local} processes on this machine need {local} GPUs and it shows {gpus}",
             where="--nproc-per-node",
             fix=f"at most {gpus}, or cpu: true",

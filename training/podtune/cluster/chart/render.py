@@ -17,7 +17,15 @@ from typing import Any, Literal
 import yaml
 
 from podtune.cluster.lint.documents import refuse_bombs
-from podtune.run.errors import CONFIG, DATA, NO_INPUT, UNAVAILABLE, USAGE, UserError, near
+from podtune.run.errors import (
+    ConfigError,
+    DataError,
+    NotFound,
+    Unavailable,
+    UsageError,
+    UserError,
+    near,
+)
 
 _SHIPPED = Path(__file__).resolve().parents[2] / "shipped"  # in a wheel: setup.py copies them there
 _CHECKOUT = Path(__file__).resolve().parents[4]
@@ -67,11 +75,8 @@ def rendered(
 ) -> str:
     """:func:`render` of values that are merged already."""
     if not (chart / "Chart.yaml").is_file():
-        raise UserError(
-            "there is no chart",
-            where=str(chart),
-            fix="install podtune from a wheel, or run from a checkout",
-            code=NO_INPUT,
+        raise NotFound(
+            "there is no chart", where=str(chart), fix="install podtune from a wheel, or run from a checkout"
         )
     if engine == "auto":
         engine = "helm" if shutil.which("helm") else "python"
@@ -112,25 +117,21 @@ def _read_values(name: Path) -> Values:
         content = yaml.safe_load(text)
     except OSError as error:
         names = ", ".join(sorted(path.stem for path in PROFILES.glob("*.yaml")))
-        raise UserError(
+        raise NotFound(
             f"cannot read it: {error.strerror}",
             where=str(file),
             fix=f"name a values file, or one of podtune's profiles: {names}",
-            code=NO_INPUT,
         ) from error
     except (UnicodeDecodeError, yaml.YAMLError) as error:
         problem = " ".join(str(error).split())[:300]
-        raise UserError(
-            f"is not YAML: {problem}", where=str(file), fix="correct the line named", code=DATA
-        ) from error
+        raise DataError(f"is not YAML: {problem}", where=str(file), fix="correct the line named") from error
     if content is None:
         return {}
     if not isinstance(content, dict):
-        raise UserError(
-            (f"holds a {type(content).__name__}, not a mapping"),
+        raise DataError(
+            f"holds a {type(content).__name__}, not a mapping",
             where=str(file),
             fix="write `key: value` lines",
-            code=DATA,
         )
     return content
 
@@ -163,8 +164,8 @@ def _parsed(expression: str) -> Values:
     try:
         values: Values = helm.parse_set_string(expression)
     except helm.HelmError as error:
-        raise UserError(
-            f"{expression!r}: {error}", where="--set", fix="for example --set distributed.nodes=2", code=USAGE
+        raise UsageError(
+            f"{expression!r}: {error}", where="--set", fix="for example --set distributed.nodes=2"
         ) from error
     return values
 
@@ -174,11 +175,10 @@ def _library() -> Any:
     try:
         import helm_python
     except ImportError as error:
-        raise UserError(
+        raise Unavailable(
             "helm-python-sdk is not installed",
             where="render",
             fix="pip install 'podtune[cluster]'; or use helm itself: helm template NAME charts/podtune",
-            code=UNAVAILABLE,
         ) from error
     return helm_python
 
@@ -188,7 +188,7 @@ def _by_helm(chart: Path, values: Values, name: str, namespace: str) -> list[tup
     try:
         done = subprocess.run(command, input=json.dumps(values), capture_output=True, text=True, timeout=60)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise UserError(f"helm did not answer: {error}", where="helm", code=UNAVAILABLE) from error
+        raise Unavailable(f"helm did not answer: {error}", where="helm") from error
     if done.returncode:
         raise _explained(done.stderr, values, chart)
     pieces = _SOURCE.split(re.sub(r"^---$\n?", "", done.stdout, flags=re.MULTILINE))
@@ -232,17 +232,15 @@ def _position(source: str, document: str) -> tuple[bool, int, str, str, str]:
 def _explained(message: str, values: Values, chart: Path) -> UserError:
     """What helm said, as an error with the path of the value, what is wrong and the fix."""
     if refusal := re.search(
-        (
-            r"execution error at \([^)]*\): (?P<where>[^:]+): (?P<what>[^|\n]+?)(?: \| fix: "
-            r"(?P<fix>[^\n]+))?$"
-        ),
+        r"execution error at \([^)]*\): (?P<where>[^:]+): (?P<what>[^|\n]+?)(?: \| fix: "
+        r"(?P<fix>[^\n]+))?$",
         message,
         re.M,
     ):
-        return UserError(refusal["what"], where=refusal["where"], fix=refusal["fix"] or "", code=CONFIG)
+        return ConfigError(refusal["what"], where=refusal["where"], fix=refusal["fix"] or "")
     if "schema" in message or "- at '" in message:
-        return _schema_error(values, chart) or UserError(_plain(message), where="values", code=CONFIG)
-    return UserError(_plain(message), where="chart", code=CONFIG)
+        return _schema_error(values, chart) or ConfigError(_plain(message), where="values")
+    return ConfigError(_plain(message), where="chart")
 
 
 def _plain(message: str) -> str:
@@ -283,15 +281,15 @@ def _schema_error(values: Values, chart: Path) -> UserError | None:
         unknown = sorted(set(error.instance) - set(keys))[0]
         hint = near(unknown, keys).removeprefix("; ").removesuffix("?")
         where = f"{path}.{unknown}" if path else unknown
-        return UserError(
+        return ConfigError(
             "unknown key in the values",
             where=where,
             fix=f"{hint}? known here: {', '.join(sorted(keys))}".removeprefix("? "),
         )
     if error.absolute_schema_path[0] == "allOf":
         what, _, fix = schema["allOf"][error.absolute_schema_path[1]]["description"].partition("; ")
-        return UserError(f"{value}{what}", where=path, fix=fix)
-    return UserError(f"{value}{_wanted(error)}", where=path or "values", fix=_described(path, chart))
+        return ConfigError(f"{value}{what}", where=path, fix=fix)
+    return ConfigError(f"{value}{_wanted(error)}", where=path or "values", fix=_described(path, chart))
 
 
 def _wanted(error: Any) -> str:

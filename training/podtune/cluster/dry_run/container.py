@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from podtune.run.errors import UNAVAILABLE, UserError
+from podtune.run.errors import Unavailable
 
 # in the environment of every process started here, by which all of them are found again
 MARK = "PODTUNE_DRY_RUN_POD"
@@ -134,10 +134,9 @@ def _program(name: str, path: str) -> str:
     if Path(name).name.startswith("python") and not os.path.isabs(name):
         program = sys.executable
     if program is None:
-        raise UserError(
+        raise Unavailable(
             f"the container's command {name!r} is not on this machine",
             where="dry-run",
             fix="install it, or start the container with one that is: podtune, torchrun, python",
-            code=UNAVAILABLE,
         )
     return program

@@ -22,7 +22,7 @@ from podtune.cluster.dry_run.pod_run import PodRun
 from podtune.cluster.dry_run.sandbox import Sandbox
 from podtune.cluster.job import pytorchjob as contract
 from podtune.cluster.job import trainjob
-from podtune.run.errors import DATA, USAGE, UserError, near
+from podtune.run.errors import DataError, UsageError, near
 
 Json = dict[str, Any]
 Emit = Callable[[str, str], None]
@@ -78,10 +78,9 @@ def parse_fault(kind: Literal["kill", "stall"], text: str, pods: list[contract.P
     names = [pod.name for pod in pods]
     named = [pod for pod in names if pod == name or pod.endswith(f"-{name}")]
     if len(named) != 1 or not step.isdigit():
-        raise UserError(
+        raise UsageError(
             f"--{kind} {text!r} is not POD@STEP{near(name, names)}",
             fix=f"for example --{kind} {names[-1]}@10 (the pods are {', '.join(names)})",
-            code=USAGE,
         )
     return Fault(kind, named[0], int(step))
 
@@ -111,11 +110,8 @@ def run(
     """
     jobs = jobs_of(documents)
     if len(jobs) != 1:
-        raise UserError(
-            (f"{len(jobs)} jobs among the documents"),
-            where="dry-run",
-            fix="give one PyTorchJob or TrainJob",
-            code=DATA,
+        raise DataError(
+            f"{len(jobs)} jobs among the documents", where="dry-run", fix="give one PyTorchJob or TrainJob"
         )
     with contextlib.ExitStack() as stack:
         root = folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="podtune-dry-run-")))
@@ -208,7 +204,7 @@ class Operator:
             self.sandbox.note(f"changed in the training YAML: {changes}")
         seconds = time.monotonic() - self._started
         return Result(
-            (f"{self.job['kind']} {self.job['metadata']['name']}"),
+            f"{self.job['kind']} {self.job['metadata']['name']}",
             self.condition,
             self.reason,
             self.runs,
@@ -233,7 +229,7 @@ class Operator:
                 self._faults.remove(fault)
                 self._emit(
                     fault.pod,
-                    (f"(dry-run: {'SIGKILL' if fault.kind == 'kill' else 'SIGSTOP'} at step {step})"),
+                    f"(dry-run: {'SIGKILL' if fault.kind == 'kill' else 'SIGSTOP'} at step {step})",
                 )
 
     def _conclude(self) -> None:
@@ -266,7 +262,7 @@ class Operator:
         elif run.pod.restart_policy == "ExitCode":
             self._finish(
                 "Failed",
-                (f"{said}, which is final (below {contract.RETRYABLE}) under restartPolicy ExitCode"),
+                f"{said}, which is final (below {contract.RETRYABLE}) under restartPolicy ExitCode",
             )
         else:
             self._finish("Failed", f"{said} and restartPolicy is {run.pod.restart_policy}")

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from podtune.cluster.dry_run.container import LocalContainer, kill_marked
 from podtune.cluster.dry_run.sandbox import Sandbox, environment, rewrite
 from podtune.cluster.job.pytorchjob import INIT_CONTAINER, INIT_TRIES, INIT_WAIT_S, INJECTED, Pod, expand
-from podtune.run.errors import DATA, UserError
+from podtune.run.errors import DataError
 
 Json = dict[str, Any]
 Phase = Literal["Pending", "Running", "Succeeded", "Failed", "Deleted"]
@@ -162,11 +162,10 @@ class PodRun:
     def _start(self, container: Json) -> None:
         argv = [*(container.get("command") or []), *(container.get("args") or [])]
         if not container.get("command"):
-            raise UserError(
+            raise DataError(
                 f"container {container['name']!r} has no command: what its image starts is not known here",
                 where=self.name,
                 fix="write the command into the manifest",
-                code=DATA,
             )
         paths = self.sandbox.mounts(self.pod, container)
         env = environment(self.pod, container, self.sandbox, self.namespace)

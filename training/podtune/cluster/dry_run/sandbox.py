@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from podtune.cluster.job.pytorchjob import Pod, expand
-from podtune.run.errors import DATA, UserError
+from podtune.run.errors import DataError
 
 Json = dict[str, Any]
 
@@ -136,11 +136,10 @@ class Sandbox:
 def file_name(name: object, what: str) -> str:
     """``name`` of a manifest as one part of a path here; Kubernetes would refuse any other, too."""
     if not re.fullmatch(r"[-._a-zA-Z0-9]+", str(name)) or name in (".", ".."):
-        raise UserError(
+        raise DataError(
             f"{name!r} is no name of a {what}",
             where="manifest",
             fix="use letters, digits, dashes, dots and underscores",
-            code=DATA,
         )
     return str(name)
 

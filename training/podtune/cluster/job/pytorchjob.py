@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from podtune.run.errors import DATA, UserError
+from podtune.run.errors import DataError
 
 Json = dict[str, Any]
 
@@ -129,11 +129,10 @@ def pods(job: Json) -> list[Pod]:
         UserError: it is not a PyTorchJob with a replica that has a container named ``pytorch``.
     """
     if job.get("kind") != "PyTorchJob" or not replica_specs(job):
-        raise UserError(
+        raise DataError(
             f"a {job.get('kind', 'document')} without pytorchReplicaSpecs has no pods",
             where="manifest",
             fix="give it spec.pytorchReplicaSpecs with a Master, or lint it: podtune lint FILE",
-            code=DATA,
         )
     job = with_defaults(job)
     return list(_pods(job))
@@ -256,11 +255,10 @@ def port_of(job: Json, role: str) -> int:
             return next(
                 int(port["containerPort"]) for port in container["ports"] if port.get("name") == PORT_NAME
             )
-    raise UserError(
+    raise DataError(
         f"{role} has no container named {CONTAINER!r}",
         where=f"spec.pytorchReplicaSpecs.{role}.template.spec.containers",
         fix=f"name the training container {CONTAINER!r}",
-        code=DATA,
     )
 
 

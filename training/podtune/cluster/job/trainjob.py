@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from podtune.cluster.job.pytorchjob import Pod
-from podtune.run.errors import DATA, UserError
+from podtune.run.errors import DataError
 
 Json = dict[str, Any]
 
@@ -68,11 +68,10 @@ def pods(job: Json, documents: Iterable[Json] = ()) -> list[Pod]:
     """
     runtime = runtime_of(job, documents)
     if runtime is None:
-        raise UserError(
+        raise DataError(
             f"the runtime {job['spec'].get('runtimeRef')} is not among the documents",
             where=f"TrainJob {job['metadata']['name']}",
             fix="put the TrainingRuntime into the same file, or refer to torch-distributed",
-            code=DATA,
         )
     trainer: Json | None = job["spec"].get("trainer")
     policy = runtime["spec"].get("mlPolicy") or {}
@@ -156,11 +155,8 @@ def _node_template(runtime: Json) -> Json:
         if replicated.get("name") == NODE:
             template: Json = replicated["template"]["spec"]["template"]
             return template
-    raise UserError(
-        (f"the runtime has no replicated job named {NODE!r}"),
-        where="TrainingRuntime",
-        fix=f"name it {NODE!r}",
-        code=DATA,
+    raise DataError(
+        f"the runtime has no replicated job named {NODE!r}", where="TrainingRuntime", fix=f"name it {NODE!r}"
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from podtune.run.errors import DATA, UserError
+from podtune.run.errors import DataError
 
 Json = dict[str, Any]
 Place = tuple[str | int, ...]
@@ -147,7 +147,7 @@ def refuse_bombs(text: str, source: str) -> None:
     for error in read(text, source)[1]:
         if error.message.startswith("not YAML"):
             what = error.message.replace("not YAML", "is not YAML", 1)
-            raise UserError(what, where=f"{source}:{error.line}", fix=error.fix, code=DATA)
+            raise DataError(what, where=f"{source}:{error.line}", fix=error.fix)
 
 
 class _Builder:

@@ -10,7 +10,7 @@ from podtune.cluster.lint.documents import read
 from podtune.cluster.lint.rules import RULES
 from podtune.cluster.lint.sources import texts
 from podtune.cluster.lint.targets import Target, parse
-from podtune.run.errors import CONFIG, UserError, near
+from podtune.run.errors import ConfigError, UserError, near
 
 FILE = ".podtune-lint.yaml"
 KEYS = ("ignore", "fail-on", "fail-if-none", "target")
@@ -42,7 +42,7 @@ def settings(file: str = "") -> LintSettings:
         raise problems[0]
     documents, errors = read(pairs[0][1], path) if pairs else ([], [])
     if errors:
-        raise UserError(errors[0].message, where=f"{path}:{errors[0].line}", fix=errors[0].fix, code=CONFIG)
+        raise ConfigError(errors[0].message, where=f"{path}:{errors[0].line}", fix=errors[0].fix)
     return _of(documents[0].content if documents else {}, path)
 
 
@@ -74,9 +74,7 @@ def _of(content: dict[str, Any], path: str) -> LintSettings:
             chosen.target = parse(",".join(str(pair) for pair in pairs))
         else:
             fix = f"use {', '.join(KEYS)}"
-            raise UserError(
-                f"{key}: {value!r} is not known{near(key, KEYS)}", where=path, fix=fix, code=CONFIG
-            )
+            raise ConfigError(f"{key}: {value!r} is not known{near(key, KEYS)}", where=path, fix=fix)
     return chosen
 
 

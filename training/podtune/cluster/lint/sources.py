@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from podtune.cluster.lint.documents import read
-from podtune.run.errors import NO_INPUT, UserError
+from podtune.run.errors import NotFound, UserError
 
 ENDINGS = (".yaml", ".yml", ".json")
 LARGEST = 64 * 1024**2  # bytes
@@ -85,23 +85,23 @@ def _listed(content: dict[str, Any], key: str) -> list[Any]:
 
 def _stdin() -> str:
     if sys.stdin is None or sys.stdin.closed:
-        raise UserError("stdin is closed", where="-", fix="pipe a manifest in, or name a file", code=NO_INPUT)
+        raise NotFound("stdin is closed", where="-", fix="pipe a manifest in, or name a file")
     try:
         content = sys.stdin.buffer.read() if hasattr(sys.stdin, "buffer") else sys.stdin.read().encode()
     except (OSError, ValueError) as error:
-        raise UserError(f"cannot read stdin: {error}", where="-", code=NO_INPUT) from error
+        raise NotFound(f"cannot read stdin: {error}", where="-") from error
     return _decoded(content, "-")
 
 
 def _text(name: str) -> str:
     try:
         if os.path.getsize(name) > LARGEST:
-            raise UserError("it is larger than 64 MiB", where=name, fix="lint its parts", code=NO_INPUT)
+            raise NotFound("it is larger than 64 MiB", where=name, fix="lint its parts")
         return _decoded(Path(name).read_bytes(), name)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         fix = "name a YAML file, a directory, or - for stdin"
-        raise UserError(f"cannot read it: {reason}", where=name, fix=fix, code=NO_INPUT) from error
+        raise NotFound(f"cannot read it: {reason}", where=name, fix=fix) from error
 
 
 def _decoded(content: bytes, name: str) -> str:
@@ -109,4 +109,4 @@ def _decoded(content: bytes, name: str) -> str:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         fix = "save it as UTF-8; name a YAML file, or - for stdin"
-        raise UserError("cannot read it: it is not UTF-8", where=name, fix=fix, code=NO_INPUT) from error
+        raise NotFound("cannot read it: it is not UTF-8", where=name, fix=fix) from error

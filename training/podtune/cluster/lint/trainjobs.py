@@ -151,10 +151,8 @@ def unknown_runtime_kind(job: Job) -> Iterator[Hit]:
 @rule(
     "PT508",
     "warning",
-    fix=(
-        "label the replicated job's template trainer.kubeflow.org/trainjob-ancestor-step: trainer, and name"
-        f" its container {NODE}"
-    ),
+    fix="label the replicated job's template trainer.kubeflow.org/trainjob-ancestor-step: trainer, and name"
+    f" its container {NODE}",
     kinds=(*ONLY, *RUNTIMES),
 )
 def trainer_is_ignored(job: Job) -> Iterator[Hit]:

@@ -15,7 +15,15 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from podtune.run.errors import CONFIG, NO_INPUT, NO_PERMISSION, UNAVAILABLE, USAGE, UserError
+from podtune.run.errors import (
+    CONFIG,
+    NO_INPUT,
+    NO_PERMISSION,
+    UNAVAILABLE,
+    NotFound,
+    UsageError,
+    UserError,
+)
 
 Json = dict[str, Any]
 
@@ -68,14 +76,11 @@ class Cluster:
                 chosen = next((entry for entry in contexts if entry["name"] == context), active)
                 default = (chosen.get("context") or {}).get("namespace") or "default"
         except (kubernetes.config.ConfigException, OSError) as error:
-            raise UserError(
+            raise NotFound(
                 f"no cluster is configured: {' '.join(str(error).split())[:200]}",
                 where="kubeconfig",
-                fix=(
-                    "set KUBECONFIG to your cluster's file, or use --context with one of `kubectl config "
-                    "get-contexts`"
-                ),
-                code=NO_INPUT,
+                fix="set KUBECONFIG to your cluster's file, or use --context with one of `kubectl config "
+                "get-contexts`",
             ) from error
         # several tries of some seconds each would hide a dead API server for a minute
         configuration.retries = 0
@@ -232,11 +237,10 @@ class Cluster:
             job = self.get(f"/apis/{version}/namespaces/{self.namespace}/{plural}/{name}")
             if job is not None:
                 return {**job, "kind": kind, "apiVersion": version}
-        raise UserError(
+        raise NotFound(
             f"there is no job {name!r} in the namespace {self.namespace}",
             where=self.server,
             fix="podtune status lists the jobs; --namespace names another namespace",
-            code=NO_INPUT,
         )
 
     def jobs(self) -> list[Json]:
@@ -332,11 +336,10 @@ class Cluster:
 def checked_name(name: str, where: str) -> str:
     """``name``, if Kubernetes could have such an object (RFC 1123): it becomes a part of paths of the API."""
     if len(name) > 253 or not re.fullmatch(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?", name) or ".." in name:
-        raise UserError(
+        raise UsageError(
             f"{name!r} is no name of Kubernetes (lower-case letters, digits, dashes, dots)",
             where=where,
             fix="podtune status lists the jobs, kubectl get namespaces the namespaces",
-            code=USAGE,
         )
     return name
 

@@ -123,7 +123,7 @@ def _of_pod(pod: Json, events: list[Json]) -> Iterable[PodProblem]:
         yield PodProblem(
             name,
             status["reason"],
-            (f"{status['reason']}: {status.get('message', '')}"),
+            f"{status['reason']}: {status.get('message', '')}",
             "it resumes from its last checkpoint",
         )
     for condition in status.get("conditions") or []:
@@ -181,7 +181,7 @@ def _of_container(pod: str, status: Json) -> Iterable[PodProblem]:
         yield PodProblem(
             pod,
             reason,
-            (f"{container}: {waiting.get('message', '')}"),
+            f"{container}: {waiting.get('message', '')}",
             "create the Secret or ConfigMap named",
         )
     elif reason in ("CreateContainerError", "RunContainerError"):

@@ -145,14 +145,14 @@ def job_kinds(cluster: Cluster) -> list[Check]:
         if cluster.serves(kind):
             group = version.partition("/")[0]
             checks.append(
-                Check(kind, "ok", (f"served as {version}{_crd_version(cluster, f'{plural}.{group}')}"))
+                Check(kind, "ok", f"served as {version}{_crd_version(cluster, f'{plural}.{group}')}")
             )
         elif kind == "PyTorchJob":
             checks.append(
                 Check(
                     kind,
                     "fail",
-                    ("the cluster does not know this kind: its CRD is not installed"),
+                    "the cluster does not know this kind: its CRD is not installed",
                     INSTALL[kind],
                 )
             )
@@ -194,7 +194,7 @@ def operator(cluster: Cluster) -> Check:
         return Check(
             "operator",
             "warn",
-            ("not seen: no webhook answered, and no Deployment training-operator is shown to you"),
+            "not seen: no webhook answered, and no Deployment training-operator is shown to you",
             fix,
         )
     return (
@@ -272,7 +272,7 @@ def gpu_nodes(cluster: Cluster) -> Check:
         pods = (cluster.get("/api/v1/pods") or {}).get("items", [])
     except Refused:
         return Check(
-            "cluster GPUs", "ok", (f"{total} on {len(having)} nodes; how many are free may not be seen")
+            "cluster GPUs", "ok", f"{total} on {len(having)} nodes; how many are free may not be seen"
         )
     free = total - sum(_asked(pod) for pod in pods if pod["spec"].get("nodeName") in having)
     text = f"{free} of {total} free on {len(having)} nodes"
@@ -343,6 +343,6 @@ def queues(cluster: Cluster) -> Check:
     return Check(
         "kueue",
         "warn",
-        (f"installed, and {cluster.namespace} has no LocalQueue"),
+        f"installed, and {cluster.namespace} has no LocalQueue",
         "ask for one if jobs have to be admitted by Kueue",
     )

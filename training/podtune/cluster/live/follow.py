@@ -13,7 +13,7 @@ from podtune.cluster.job import pytorchjob as contract
 from podtune.cluster.job import trainjob
 from podtune.cluster.live.client import Cluster, Refused, Unreachable, connect
 from podtune.cluster.live.diagnose import PodProblem, held_back, in_a_queue, phase, problems, state
-from podtune.run.errors import NO_INPUT, UserError
+from podtune.run.errors import NO_INPUT, NotFound, UserError
 
 Json = dict[str, Any]
 Emit = Callable[[str, str], None]  # (who, line)
@@ -107,9 +107,7 @@ def follow(cluster: Cluster, name: str, emit: Emit) -> str:
             except UserError as error:
                 if error.code != NO_INPUT or not condition:
                     raise
-                raise UserError(
-                    (f"the job {name!r} was deleted"), where=cluster.namespace, code=NO_INPUT
-                ) from error
+                raise NotFound(f"the job {name!r} was deleted", where=cluster.namespace) from error
             time.sleep(POLL_S)
     finally:
         for end in ends.values():

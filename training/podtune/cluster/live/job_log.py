@@ -18,7 +18,7 @@ from podtune.cluster.live.client import JOB_KINDS, Cluster, Refused, Unreachable
 from podtune.cluster.live.diagnose import PodProblem, phase, problems, restarts, state
 from podtune.cluster.live.follow import ENDED, TRAINING_CONTAINER, Unseen, problems_of, sentence
 from podtune.run.collect import collect
-from podtune.run.errors import MARKER, NO_INPUT, NO_PERMISSION, UserError
+from podtune.run.errors import MARKER, NO_INPUT, NO_PERMISSION, NotFound, UserError
 from podtune.run.log_lines import parse
 
 Json = dict[str, Any]
@@ -175,8 +175,8 @@ class JobWatch:
             self._story["silent"] = error.what
         except UserError as error:
             if error.code == NO_INPUT and self._story:
-                raise UserError(
-                    (f"the job {self._name!r} was deleted"), where=self._cluster.namespace, code=NO_INPUT
+                raise NotFound(
+                    f"the job {self._name!r} was deleted", where=self._cluster.namespace
                 ) from error
             raise
         return self._story

@@ -8,7 +8,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from podtune.cluster.live.client import JOB_KINDS, MANAGER, Cluster, Refused
-from podtune.run.errors import NO_INPUT, NO_PERMISSION, UNAVAILABLE, UserError
+from podtune.run.errors import (
+    NO_PERMISSION,
+    ConfigError,
+    NoPermission,
+    NotFound,
+    Unavailable,
+    UserError,
+)
 
 Json = dict[str, Any]
 
@@ -51,17 +58,16 @@ def check(cluster: Cluster, documents: list[Json]) -> list[str]:
     """
     job = documents[-1]
     if not cluster.serves(job["kind"]):
-        raise UserError(
+        raise Unavailable(
             f"the cluster does not know the kind {job['kind']}: the operator (its CRD) is not installed",
             where=cluster.server,
             fix=INSTALL[job["kind"]],
-            code=UNAVAILABLE,
         )
     _check_permissions(cluster, documents)
     notes = list(_check_references(cluster, documents))
     path = cluster.path(job, name=job["metadata"]["name"])
     if cluster.get(path) is not None:
-        raise UserError(
+        raise ConfigError(
             f"the job {job['metadata']['name']!r} exists already in {cluster.namespace}",
             where=job["kind"],
             fix=f"podtune delete {job['metadata']['name']}, or submit under another --name",
@@ -84,11 +90,10 @@ def _check_permissions(cluster: Cluster, documents: list[Json]) -> None:
     ]
     refused = [f"{verb} {document['kind']}" for verb, document in wanted if not cluster.may(verb, document)]
     if refused:
-        raise UserError(
+        raise NoPermission(
             f"you may not {', '.join(refused)} in the namespace {cluster.namespace}",
             where=cluster.server,
             fix="ask for a Role with these rights (docs/cluster.md lists them), or use --namespace",
-            code=NO_PERMISSION,
         )
 
 
@@ -107,11 +112,10 @@ def _check_references(cluster: Cluster, documents: list[Json]) -> Iterator[str]:
             yield f"the {kind} {name} may not be read by you; it has to exist"
             continue
         if target is None:
-            raise UserError(
+            raise NotFound(
                 f"the {kind} {name!r} does not exist in the namespace {cluster.namespace}",
                 where="pods",
                 fix=HOW_TO_CREATE[kind],
-                code=NO_INPUT,
             )
 
 
@@ -203,7 +207,7 @@ def parts_of(cluster: Cluster, job: Json, *, volumes: bool) -> tuple[list[Json],
     """
     name, metadata = job["metadata"]["name"], job["metadata"]
     if release := (metadata.get("annotations") or {}).get("meta.helm.sh/release-name"):
-        raise UserError(
+        raise ConfigError(
             f"the job {name!r} belongs to the Helm release {release!r}",
             where="delete",
             fix=f"helm uninstall {release}",

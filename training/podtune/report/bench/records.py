@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from podtune.run.errors import MARKER, NO_INPUT, UserError
+from podtune.run.errors import MARKER, NotFound
 from podtune.run.record import RUN_FILE, SCHEMA, Json, Measurements, number, sound
 
 Collect = Callable[[Iterable[str]], tuple[list[Json], list[str]]]
@@ -43,11 +43,8 @@ def read_folder(folder: Path, collect: Collect) -> FolderRecords:
         UserError: no such folder, or nothing of a benchmark in it: says what to run.
     """
     if not folder.is_dir():
-        raise UserError(
-            "no such folder",
-            where=str(folder),
-            fix=(f"podtune bench run --preset smoke --output {folder}"),
-            code=NO_INPUT,
+        raise NotFound(
+            "no such folder", where=str(folder), fix=f"podtune bench run --preset smoke --output {folder}"
         )
     folder_records = FolderRecords(impossible=_impossible(folder))
     files = sorted(folder.rglob(RUN_FILE))
@@ -58,11 +55,10 @@ def read_folder(folder: Path, collect: Collect) -> FolderRecords:
         if log.parent not in with_record:
             _read_log(folder_records, log, log.relative_to(folder).as_posix(), collect)
     if not folder_records.sources and not folder_records.damaged:
-        raise UserError(
+        raise NotFound(
             "holds no benchmark records",
             where=str(folder),
-            fix=(f"podtune bench run --preset smoke --output {folder}"),
-            code=NO_INPUT,
+            fix=f"podtune bench run --preset smoke --output {folder}",
         )
     return folder_records
 

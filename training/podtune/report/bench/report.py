@@ -16,7 +16,7 @@ from podtune.report.bench.records import Collect, FolderRecords, read_folder
 from podtune.report.bench.verdict import advice, cautions, failures
 from podtune.report.draw.page import Section, bullets, page, paragraph
 from podtune.report.draw.tables import Column, Table, Value
-from podtune.run.errors import CANNOT_CREATE, UserError
+from podtune.run.errors import CannotCreate
 from podtune.run.record import Json, finite
 
 PAGE, MARKDOWN, CSV, PLOTS = "report.html", "report.md", "report.csv", "plots"
@@ -43,8 +43,8 @@ def report(folder: Path, planner: Planner, collect: Collect, *, pictures: bool =
         (folder / MARKDOWN).write_text(_markdown(records, groups, drawn), encoding="utf-8")
         (folder / PAGE).write_text(_page(folder, records, groups), encoding="utf-8")
     except OSError as error:
-        raise UserError(
-            (f"cannot be written: {error.strerror}"), where=str(error.filename or folder), code=CANNOT_CREATE
+        raise CannotCreate(
+            f"cannot be written: {error.strerror}", where=str(error.filename or folder)
         ) from None
     return {
         "comparisons": [

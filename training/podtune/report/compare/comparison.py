@@ -15,7 +15,7 @@ from typing import Any
 from podtune.report.compare.figures import IDENTITY, at_equal, final_figures, flat, settings
 from podtune.report.compare.verdict import left_out, speed, verdict
 from podtune.report.runs.runs import AXES, Run, unique_names
-from podtune.run.errors import DATA, UserError
+from podtune.run.errors import ConfigError, DataError
 from podtune.run.record import Json
 
 
@@ -63,8 +63,8 @@ def _refuse_twins(runs: Sequence[Run]) -> None:
     for index, run in enumerate(runs):
         for other in runs[:index]:
             if run.path.resolve() == other.path.resolve():
-                raise UserError(
-                    ("the same folder is given twice"), where=str(run.path), fix="compare two different runs"
+                raise ConfigError(
+                    "the same folder is given twice", where=str(run.path), fix="compare two different runs"
                 )
             same = run.record.get("name") == other.record.get("name") and run.record.get(
                 "started_at"
@@ -73,12 +73,11 @@ def _refuse_twins(runs: Sequence[Run]) -> None:
                 other.record.get("status"),
                 other.record.get("measurements"),
             ):
-                raise UserError(
+                raise DataError(
                     f"two records of one run ({run.name}, started {run.record.get('started_at')}) contradict "
                     "each other",
                     where=f"{other.path} and {run.path}",
                     fix="one is an old copy: compare with the one that is complete",
-                    code=DATA,
                 )
 
 

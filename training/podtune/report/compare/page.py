@@ -71,10 +71,8 @@ def html_page(comparison: Json, runs: Sequence[Run]) -> str:
         subtitle=f"{len(names)} runs compared from their own files",
         sections=sections,
         data=comparison,
-        footer=(
-            "podtune compare; losses in nats per token, memory in GiB (2^30 bytes). The page needs no "
-            "network."
-        ),
+        footer="podtune compare; losses in nats per token, memory in GiB (2^30 bytes). The page needs no "
+        "network.",
     )
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from podtune.report.draw.tables import Column, Table, duration
 from podtune.report.runs.runs import Run, load_run, progress, unique_names
 from podtune.run.collection import without_collection
-from podtune.run.errors import USAGE, UserError, near
+from podtune.run.errors import UsageError, UserError, near
 from podtune.run.record import Json, Losses, number
 
 FIELDS = (
@@ -216,11 +216,10 @@ def where(comparison: str, rows: Sequence[ListedRun]) -> list[ListedRun]:
     """
     parts = COMPARISON.fullmatch(comparison)
     if parts is None or re.search(r"\s(and|or)\s", parts[3]):
-        raise UserError(
+        raise UsageError(
             "is not one comparison",
             where=f"--where {comparison!r}",
             fix='write --where "learning_rate>1e-5" --where status=ok, or filter podtune runs --json',
-            code=USAGE,
         )
     name, operator, wanted = parts.groups()
     _known(name, rows)
@@ -277,9 +276,8 @@ def _known(name: str, rows: Sequence[ListedRun]) -> None:
             row.record.get("data"),
         ):
             names |= set(part) if isinstance(part, dict) else set()
-    raise UserError(
+    raise UsageError(
         f"no run has a field {name!r}{near(name, names)}",
         where="--where or --sort",
         fix=f"fields: {', '.join(FIELDS)}",
-        code=USAGE,
     )

@@ -17,7 +17,7 @@ from functools import cached_property
 from pathlib import Path
 
 from podtune.run.collection import without_collection
-from podtune.run.errors import DATA, NO_INPUT, UserError
+from podtune.run.errors import DataError, NotFound
 from podtune.run.follow import state
 from podtune.run.heartbeat import STALE_S, read_beat
 from podtune.run.record import (
@@ -172,28 +172,23 @@ def _read_record(folder: Path) -> Json:
     file = folder / RUN_FILE
     if not file.exists():
         what = f"is no run: it has no {RUN_FILE}" if folder.is_dir() else "no such folder"
-        raise UserError(
+        raise NotFound(
             what,
             where=str(folder),
             fix="give the --output_dir of a run; podtune runs DIR lists those below DIR",
-            code=NO_INPUT,
         )
     try:
         record = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(
-            f"cannot be read: {error}",
-            where=str(file),
-            fix="restore it, or podtune collect it from the log",
-            code=DATA,
+        raise DataError(
+            f"cannot be read: {error}", where=str(file), fix="restore it, or podtune collect it from the log"
         ) from None
     schema = record.get("schema") if isinstance(record, dict) else None
     if schema != SCHEMA:
-        raise UserError(
+        raise DataError(
             f"has schema {schema!r}; this podtune reads {SCHEMA!r}",
             where=str(file),
             fix="read it with the podtune that wrote it",
-            code=DATA,
         )
     return dict(record)
 

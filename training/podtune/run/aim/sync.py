@@ -14,7 +14,15 @@ from pathlib import Path
 
 from podtune.run.aim.follower import Busy, Follower, silent
 from podtune.run.aim.tracking import CLOSE_LIMIT_S
-from podtune.run.errors import CANNOT_CREATE, NO_INPUT, OK, UNAVAILABLE, UserError, warn
+from podtune.run.errors import (
+    CANNOT_CREATE,
+    OK,
+    UNAVAILABLE,
+    NotFound,
+    Unavailable,
+    UserError,
+    warn,
+)
 from podtune.run.follow import find_runs, read_record, state
 from podtune.run.record import RUN_FILE
 
@@ -30,14 +38,11 @@ def sync(root: Path, repo: str, *, follow: bool, forever: bool, rebuild: bool, a
     """
     root, repo = Path(root), repo if "://" in repo else str(Path(repo).resolve())
     if not root.is_dir():
-        raise UserError(
-            "no such folder",
-            where=str(root),
-            fix=("give the --output_dir of a run, or a folder above it"),
-            code=NO_INPUT,
+        raise NotFound(
+            "no such folder", where=str(root), fix="give the --output_dir of a run, or a folder above it"
         )
     if importlib.util.find_spec("aim") is None:
-        raise UserError("Aim is not installed", fix="pip install 'podtune[aim]'", code=UNAVAILABLE)
+        raise Unavailable("Aim is not installed", fix="pip install 'podtune[aim]'")
     os.environ.setdefault("AIM_UI_TELEMETRY_ENABLED", "0")
     stop = threading.Event()
     if follow:
@@ -47,11 +52,10 @@ def sync(root: Path, repo: str, *, follow: bool, forever: bool, rebuild: bool, a
     while True:
         run_dirs = find_runs(root)
         if not run_dirs and not follow:
-            raise UserError(
-                (f"no run here: no {RUN_FILE} in it or below it"),
+            raise NotFound(
+                f"no run here: no {RUN_FILE} in it or below it",
                 where=str(root),
                 fix="give the --output_dir of a run",
-                code=NO_INPUT,
             )
         ended = [
             _update(run_dir, repo, followers, rebuild=rebuild, patient=follow, as_json=as_json)
@@ -74,10 +78,8 @@ def _update(
     try:
         if run_dir not in followers:
             if read_record(run_dir) is None:
-                raise UserError(
-                    ("run.json cannot be read, or is of another schema"),
-                    where=str(run_dir / RUN_FILE),
-                    code=NO_INPUT,
+                raise NotFound(
+                    "run.json cannot be read, or is of another schema", where=str(run_dir / RUN_FILE)
                 )
             followers[run_dir] = _follower(run_dir, repo, rebuild=rebuild, patient=patient)
         follower = followers[run_dir]
@@ -140,10 +142,8 @@ def _say(follower: Follower, status: str | None, as_json: bool) -> None:
         print(json.dumps(facts), flush=True)
     else:
         print(
-            (
-                f"{facts['run']}: {facts['lines']} lines, {facts['points']} points -> Aim run "
-                f"{facts['hash']} "
-                f"({facts['status']})"
-            ),
+            f"{facts['run']}: {facts['lines']} lines, {facts['points']} points -> Aim run "
+            f"{facts['hash']} "
+            f"({facts['status']})",
             flush=True,
         )

@@ -15,7 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from podtune.run.errors import CANNOT_CREATE, DATA, NO_INPUT, USAGE, UserError
+from podtune.run.errors import (
+    CannotCreate,
+    DataError,
+    NotFound,
+    UsageError,
+)
 from podtune.sft.answer.answers import by_length
 from podtune.sft.data.files import rows_at
 from podtune.sft.model.template import Messages, prompt_and_answer
@@ -44,7 +49,7 @@ def read_prompts(path: Path) -> list[Item]:
         try:
             lines = path.read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"cannot be read: {error}", where=str(path), code=NO_INPUT) from None
+            raise NotFound(f"cannot be read: {error}", where=str(path)) from None
         items = [Item(row, line, None) for row, line in enumerate(lines) if line.strip()]
         items = [Item(item.row, [{"role": "user", "content": item.prompt}], None) for item in items]
     else:
@@ -54,15 +59,12 @@ def read_prompts(path: Path) -> list[Item]:
             if prompt == "" and reference:  # plain text is what to go on from
                 prompt, reference = reference, None
             if not prompt:
-                raise UserError(
-                    "there is no prompt in it",
-                    where=f"{path}, row {row + 1}",
-                    fix="remove the row",
-                    code=DATA,
+                raise DataError(
+                    "there is no prompt in it", where=f"{path}, row {row + 1}", fix="remove the row"
                 )
             items.append(Item(row, prompt, reference))
     if not items:
-        raise UserError("there is no prompt in it", where=str(path), code=DATA)
+        raise DataError("there is no prompt in it", where=str(path))
     return items
 
 
@@ -89,19 +91,11 @@ def answer_file(
         UserError: a journal of other settings, or an output that exists or cannot be written.
     """
     if output.suffix not in OUTPUTS:
-        raise UserError(
-            (f"unknown kind of output '{output.suffix}'"),
-            where=str(output),
-            fix="name it .parquet or .jsonl",
-            code=USAGE,
+        raise UsageError(
+            f"unknown kind of output '{output.suffix}'", where=str(output), fix="name it .parquet or .jsonl"
         )
     if output.exists():
-        raise UserError(
-            "exists already",
-            where=str(output),
-            fix=("give another --output, or remove it"),
-            code=CANNOT_CREATE,
-        )
+        raise CannotCreate("exists already", where=str(output), fix="give another --output, or remove it")
     prompts = json.dumps([item.prompt for item in items], sort_keys=True)
     header = settings | {"batch_size": batch_size, "prompts": hashlib.sha256(prompts.encode()).hexdigest()}
     journal = output.with_name(f".{output.name}.journal")
@@ -127,9 +121,7 @@ def answer_file(
                 progress(len(done))
         _write([done[item.row] for item in items], output)
     except OSError as error:
-        raise UserError(
-            (f"cannot be written: {error.strerror}"), where=str(output), code=CANNOT_CREATE
-        ) from error
+        raise CannotCreate(f"cannot be written: {error.strerror}", where=str(output)) from error
     journal.unlink()
     return answered
 
@@ -155,11 +147,10 @@ def _resume(journal: Path, header: dict[str, Any], output: Path) -> dict[int, di
     earlier = json.loads(whole[0])
     changed = sorted(key for key in header if earlier.get(key) != header[key])
     if changed:
-        raise UserError(
+        raise UsageError(
             f"an interrupted run with other settings left its answers here (different: {', '.join(changed)})",
             where=str(output),
             fix=f"give the same flags to go on, or remove {journal}",
-            code=USAGE,
         )
     return {row["row"]: row for row in map(json.loads, whole[1:])}
 

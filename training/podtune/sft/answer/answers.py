@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from podtune.run.errors import USAGE, UserError, warn
+from podtune.run.errors import UsageError, warn
 from podtune.sft.model.template import Messages, prompt_ids, stop_token_ids
 
 if TYPE_CHECKING:
@@ -120,11 +120,10 @@ def room(model: PreTrainedModel, sampling: Sampling) -> int:
     context = getattr(model.config.get_text_config(), "max_position_embeddings", None) or sys.maxsize
     longest = sampling.longest(model)
     if longest >= context:
-        raise UserError(
+        raise UsageError(
             f"{longest} new tokens leave no room for a prompt: the model's context is {context} tokens",
             where="max_new_tokens",
             fix=f"ask for at most {context // 2}",
-            code=USAGE,
         )
     return context - longest
 

@@ -12,7 +12,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from podtune.run.errors import CONFIG, OUT_OF_MEMORY, UNAVAILABLE, UserError, near, working
+from podtune.run.errors import (
+    ConfigError,
+    OutOfMemory,
+    Unavailable,
+    near,
+    working,
+)
 from podtune.run.record import Json, mapping, number
 
 if TYPE_CHECKING:
@@ -39,7 +45,7 @@ class Harness:
             UserError: no such folder or task.
         """
         if folder is not None and not folder.is_dir():
-            raise UserError("no such folder", where=f"--task-folder {folder}", code=CONFIG)
+            raise ConfigError("no such folder", where=f"--task-folder {folder}")
         working("looking for the tasks")
         self.names, self.asking = list(dict.fromkeys(names)), asking
         self.manager = _manager(self.names, folder)
@@ -80,22 +86,20 @@ class Harness:
                 fewshot_random_seed=asking.seed,
             )
         except torch.OutOfMemoryError as error:
-            raise UserError(
+            raise OutOfMemory(
                 f"out of GPU memory with batches of {batch_size}",
                 where=f"task {task}",
                 fix="a smaller --batch-size",
-                code=OUT_OF_MEMORY,
             ) from error
         except ConnectionError as error:
-            raise UserError(
+            raise Unavailable(
                 f"its data cannot be had: {_first_line(error)}",
                 where=f"task {task}",
                 fix="let this machine reach the hub, or name a task whose data is a file",
-                code=UNAVAILABLE,
             ) from error
         except (OSError, ValueError, AssertionError) as error:  # as it refuses a task or its data
-            raise UserError(
-                f"{type(error).__name__}: {_first_line(error)}", where=f"task {task}", code=CONFIG
+            raise ConfigError(
+                f"{type(error).__name__}: {_first_line(error)}", where=f"task {task}"
             ) from error
         return {name: _scores(results, name) for name in results["results"]}
 
@@ -170,11 +174,10 @@ def _manager(names: Sequence[str], folder: Path | None) -> TaskManager:
     manager = TaskManager(include_path=None if folder is None else str(folder))
     for name in names:
         if name not in manager.all_tasks:
-            raise UserError(
+            raise ConfigError(
                 f"no task is called {name}{near(name, manager.all_tasks)}",
                 where="--tasks",
                 fix="see lm-eval ls tasks, or give --task-folder with YAML files of your own",
-                code=CONFIG,
             )
     return manager
 

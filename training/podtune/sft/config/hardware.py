@@ -10,7 +10,7 @@ from typing import Any
 
 from podtune.machine.building import c_compiler
 from podtune.run.distributed import World
-from podtune.run.errors import CONFIG, UNAVAILABLE, UserError
+from podtune.run.errors import ConfigError, Unavailable
 from podtune.sft.config.settings import Settings
 
 #: packages of optimizers, by a part of the name that transformers gives them
@@ -147,39 +147,37 @@ def refuse_unfit(settings: Settings, world: World, architecture: str = "") -> No
     values = settings.values
     if world.device_type == "cuda":
         if not world.backend and (count := torch.cuda.device_count()) > 1:
-            raise UserError(
+            raise ConfigError(
                 f"one process sees {count} GPUs and would use one",
                 where="environment",
                 fix=f"torchrun --nproc-per-node {count} -m podtune.training ..., or CUDA_VISIBLE_DEVICES=0",
             )
         if c_compiler() is None:
-            raise UserError(
+            raise Unavailable(
                 "there is no C compiler, with which Triton builds a piece of the loss on a GPU",
                 where="gcc",
                 fix="install gcc, or set CC (podtune's image has it)",
-                code=UNAVAILABLE,
             )
     if values.get("fsdp") and world.world_size == 1 and not world.backend:
-        raise UserError(
+        raise ConfigError(
             "fsdp divides a model over processes, and one was started",
             where=settings.source["fsdp"],
             fix="torchrun --nproc-per-node N -m podtune.training ..., or leave fsdp out",
         )
     if values.get("activation_offloading") and world.device_type == "cpu":
-        raise UserError(
+        raise Unavailable(
             "activation_offloading moves activations from a GPU to the CPU, and there is no GPU",
             where=settings.source["activation_offloading"],
             fix="leave it out",
-            code=UNAVAILABLE,
         )
     if values.get("fp16") and world.device_type == "cpu":
-        raise UserError(
+        raise ConfigError(
             "fp16 needs the scaling of gradients that only a GPU has",
             where=settings.source.get("fp16", "fp16"),
             fix="--bf16 true, or neither (fp32)",
         )
     if values.get("dtype") == "float16" and not values.get("use_peft"):
-        raise UserError(
+        raise ConfigError(
             "weights in float16 cannot be trained: their gradients are too coarse to be scaled",
             where=settings.source.get("dtype", "dtype"),
             fix="--dtype float32 with --fp16, or --dtype bfloat16; or LoRA (--use_peft)",
@@ -194,33 +192,30 @@ def _refuse_missing(settings: Settings) -> None:
 
     values = settings.values
     if values.get("attn_implementation") == "flash_attention_2" and not is_flash_attn_2_available():
-        raise UserError(
+        raise ConfigError(
             "FlashAttention2 is asked for and flash-attn is not installed, or this machine cannot run it",
             where="attn_implementation",
             fix="leave it out: torch's variable-length kernel does the same on a GPU; or install flash-attn",
-            code=CONFIG,
         )
     optimizer = str(values.get("optim", ""))
     package = next((name for part, name in OPTIMIZER_PACKAGES.items() if part in optimizer), None)
     if package and importlib.util.find_spec(package) is None:
-        raise UserError(
+        raise Unavailable(
             f"{optimizer} needs the package {package}, which is not installed",
             where="optim",
             fix="pip install 'podtune[qlora]'"
             if package == "bitsandbytes"
             else "install it, or use adamw_torch",
-            code=UNAVAILABLE,
         )
 
 
 def _refuse_liger(world: World, architecture: str) -> None:
     """Liger's kernels where they are absent, cannot run, or would be left out without a word."""
     if importlib.util.find_spec("liger_kernel") is None:
-        raise UserError(
+        raise Unavailable(
             "the package liger-kernel is not installed",
             where="use_liger_kernel",
             fix="pip install 'podtune[liger]', or leave it off",
-            code=UNAVAILABLE,
         )
     wrong = "Liger's kernels need a GPU, and there is none" if world.device_type == "cpu" else ""
     if architecture and not wrong:
@@ -230,4 +225,4 @@ def _refuse_liger(world: World, architecture: str) -> None:
         known = {MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(each) for each in MODEL_TYPE_TO_APPLY_LIGER_FN}
         wrong = "" if architecture in known else f"Liger has no kernels for {architecture}"
     if wrong:
-        raise UserError(wrong, where="use_liger_kernel", fix="leave it off", code=UNAVAILABLE)
+        raise Unavailable(wrong, where="use_liger_kernel", fix="leave it off")

@@ -12,7 +12,7 @@ from podtune.plan.models import shape_of
 from podtune.plan.plan import USABLE, Plan, estimate
 from podtune.plan.shapes import Checkpointing, Shape
 from podtune.run.distributed import World
-from podtune.run.errors import OUT_OF_MEMORY, UserError, warn
+from podtune.run.errors import OutOfMemory, UserError, warn
 from podtune.sft.origin import Origin, base_of
 
 if TYPE_CHECKING:
@@ -162,11 +162,10 @@ def plan_settings(arguments: Arguments, world: World) -> dict[str, Any]:
 def _too_large(shape: Shape, plan: Plan, card: float, name: str, settings: dict[str, Any]) -> UserError:
     changes = cheapest_fits(shape, card, **settings)
     ways = "; or ".join(f"{change.text} ({change.plan.total_gib:.0f} GiB)" for change in changes)
-    return UserError(
+    return OutOfMemory(
         f"the training does not fit: about {plan.total_gib:.1f} GiB a GPU (weights {plan.weights_gib:.1f}, "
         f"gradients {plan.gradients_gib:.1f}, optimizer {plan.optimizer_gib:.1f}, activations and head "
         f"{(plan.activations_gib or 0) + (plan.head_gib or 0):.1f}), and {name} has {card:.1f} GiB free",
         where="memory",
         fix=ways or "a smaller model, or shorter rows (max_length)",
-        code=OUT_OF_MEMORY,
     )

@@ -20,7 +20,7 @@ from trl import (
 
 from podtune.machine.provenance import provenance
 from podtune.run.distributed import World
-from podtune.run.errors import CONFIG, UserError
+from podtune.run.errors import ConfigError
 from podtune.run.record import new_record
 from podtune.sft.config.arguments import RunArguments, limits
 from podtune.sft.config.hardware import hardware_choices, refuse_unfit
@@ -190,7 +190,7 @@ def resolve(settings: Settings, world: World, architecture: str = "") -> Argumen
     values = dict(settings.values)
     check_quantization(bool(values.get("load_in_4bit") or values.get("load_in_8bit")))
     if (processes := values.get("num_processes")) and processes != world.world_size:
-        raise UserError(
+        raise ConfigError(
             f"num_processes is {processes}, and {world.world_size} processes were started",
             where=settings.source["num_processes"],
             fix=f"start {processes} (torchrun --nproc-per-node, distributed.nodes), or remove the key",
@@ -227,9 +227,9 @@ def resolve(settings: Settings, world: World, architecture: str = "") -> Argumen
             args=[], look_for_args_file=False
         )
     except SystemExit:
-        raise UserError("TRL refuses the configuration, see above", code=CONFIG) from None
+        raise ConfigError("TRL refuses the configuration, see above") from None
     except (ValueError, TypeError, ImportError, NotImplementedError) as error:
-        raise UserError(f"TRL refuses the configuration: {error}", code=CONFIG) from None
+        raise ConfigError(f"TRL refuses the configuration: {error}") from None
     check_installed(training)
     if not model.use_peft and (unused := [key for key in values if key.startswith("lora_")]):
         notes.append(f"all parameters trained ({', '.join(unused)} without use_peft has no effect)")
@@ -246,7 +246,7 @@ def check_installed(training: SFTConfig) -> None:
     available = get_available_reporting_integrations()
     for tracker in training.report_to:
         if tracker == "kubeflow" and tracker not in available:
-            raise UserError(
+            raise ConfigError(
                 "kubeflow reports to the status of a TrainJob, and none asked for it here "
                 "(KUBEFLOW_TRAINER_SERVER_URL is not set)",
                 where="report_to",
@@ -255,7 +255,7 @@ def check_installed(training: SFTConfig) -> None:
             )
         if tracker not in available:
             named = ", ".join(available) or "none"
-            raise UserError(
+            raise ConfigError(
                 f"{tracker!r} is not installed, or no tracker that transformers knows (installed: {named})",
                 where="report_to",
                 fix="install its package, remove it, or track with --aim_repo FOLDER",
@@ -273,7 +273,7 @@ def solve_batch(settings: Settings, world: World) -> dict[str, int]:
         return {}
     if wanted % world.world_size:
         lower = wanted // world.world_size * world.world_size
-        raise UserError(
+        raise ConfigError(
             f"global_batch_size {wanted} cannot be split evenly over {world.world_size} processes",
             where=settings.source["global_batch_size"],
             fix="use " + " or ".join(str(size) for size in (lower, lower + world.world_size) if size),
@@ -285,7 +285,7 @@ def solve_batch(settings: Settings, world: World) -> dict[str, int]:
     if batch is None:
         batch = per_rank // accumulation if accumulation else max(size for size in divisors if size <= 8)
     if batch not in divisors or (accumulation and batch * accumulation != per_rank):
-        raise UserError(
+        raise ConfigError(
             f"global_batch_size {wanted} is {per_rank} rows for each of {world.world_size} processes, "
             f"which {f'{accumulation} batches' if accumulation else f'batches of {batch}'} do not fill",
             where=settings.source["global_batch_size"],

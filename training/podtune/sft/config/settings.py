@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from podtune.run.errors import CONFIG, NO_INPUT, USAGE, UserError, near
+from podtune.run.errors import ConfigError, NotFound, UsageError, UserError, near
 from podtune.sft.data.source import STREAMING, Sources
 from podtune.sft.store import refuse_secret
 
@@ -135,11 +135,10 @@ def read(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> Settings:
     """
     command_line, config_file = _command_line(argv)
     if "hub_token" in command_line:
-        raise UserError(
+        raise UsageError(
             "--hub_token on a command line is read by everybody who sees the processes or the job",
             where="command line",
             fix="set HF_TOKEN in the environment",
-            code=USAGE,
         )
     layers: list[tuple[str, dict[str, Value]]] = []
     # first: its env: may set the variables read next
@@ -180,7 +179,7 @@ def _launcher_keys(layer: dict[str, Value], where: str) -> None:
     name = layer.pop("accelerate_config", None)
     if name is not None:
         if name not in LAUNCHER:
-            raise UserError(
+            raise ConfigError(
                 f"accelerate_config is {name!r}{near(str(name), list(LAUNCHER))}",
                 where=where,
                 fix=f"one of {', '.join(LAUNCHER)}; or strategy, see --help",
@@ -201,7 +200,7 @@ def _check_names(layers: list[tuple[str, dict[str, Value]]]) -> None:
             lines.append(f"unknown key '{key}'{remedy}")
             places.append(where)
     if lines:
-        raise UserError(
+        raise ConfigError(
             "\n    ".join(lines),
             where=", ".join(dict.fromkeys(places)),
             fix="correct the names; python -m podtune.training --help_all lists the keys",
@@ -217,25 +216,20 @@ def read_yaml(path: Path) -> dict[str, Value]:
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise UserError(
-            "no such file", where=str(path), fix=("give --config an existing YAML file"), code=NO_INPUT
-        ) from None
+        raise NotFound("no such file", where=str(path), fix="give --config an existing YAML file") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot be read: {error}", where=str(path), code=NO_INPUT) from None
+        raise NotFound(f"cannot be read: {error}", where=str(path)) from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
-        raise UserError(f"not YAML: {getattr(error, 'problem', error)}", where=place, code=CONFIG) from None
+        raise ConfigError(f"not YAML: {getattr(error, 'problem', error)}", where=place) from None
     if not isinstance(content, dict):
-        raise UserError(
-            ("holds no mapping of keys to values"),
-            where=str(path),
-            fix="write one 'key: value' a line",
-            code=CONFIG,
+        raise ConfigError(
+            "holds no mapping of keys to values", where=str(path), fix="write one 'key: value' a line"
         )
     variables = content.pop("env", None) or {}
     if not isinstance(variables, dict):
-        raise UserError("env is not a mapping of names to values", where=str(path), code=CONFIG)
+        raise ConfigError("env is not a mapping of names to values", where=str(path))
     os.environ.update({str(name): str(value) for name, value in variables.items()})
     return content
 
@@ -253,9 +247,7 @@ def _command_line(argv: Sequence[str]) -> tuple[dict[str, Value], str | None]:
             key = name.replace("-", "_")
             words_by_key[key] = [value] if has_value else []
         elif key is None:
-            raise UserError(
-                (f"unexpected argument {token!r}"), where="command line", fix="write --key value", code=USAGE
-            )
+            raise UsageError(f"unexpected argument {token!r}", where="command line", fix="write --key value")
         else:
             words_by_key[key].append(token)
     values: dict[str, Value] = {}
@@ -264,13 +256,13 @@ def _command_line(argv: Sequence[str]) -> tuple[dict[str, Value], str | None]:
             config_file = words[0] if len(words) == 1 else None
             if len(words) != 1:
                 given = f"and has {len(words)}: {', '.join(words)}" if words else "and has none"
-                raise UserError(f"--config takes one file {given}", where="command line", code=USAGE)
+                raise UsageError(f"--config takes one file {given}", where="command line")
         elif name not in known_keys() and name.startswith("no_") and name[3:] in known_keys() and not words:
             values[name[3:]] = False
         elif not words:
             spec = known_keys().get(name)
             if spec and spec["type"] != "bool" and name not in _VALUE_OR_FLAG:
-                raise UserError(f"--{name} needs a value", where="command line", code=USAGE)
+                raise UsageError(f"--{name} needs a value", where="command line")
             values[name] = True
         else:
             values[name] = words[0] if len(words) == 1 else words
@@ -294,25 +286,18 @@ def convert(key: str, value: Value, where: str) -> Value:
     if isinstance(value, list) and key in _VALUE_OR_LIST:
         return value
     if isinstance(value, list) and kind != "list":
-        raise UserError(
-            f"{key} takes one value and has {len(value)}: {shown(key, value)}",
-            where=where,
-            code=CONFIG,
-        )
+        raise ConfigError(f"{key} takes one value and has {len(value)}: {shown(key, value)}", where=where)
     if value is False and choices and "no" in choices:
         value = "no"  # YAML reads `eval_strategy: no` as false
     try:
         converted = _converters[kind](value)
     except (ValueError, TypeError, SyntaxError):
-        raise UserError(
-            f"{key} is {shown(key, value)}, not {_names[kind]}", where=where, code=CONFIG
-        ) from None
+        raise ConfigError(f"{key} is {shown(key, value)}, not {_names[kind]}", where=where) from None
     if choices and str(converted) not in choices:
-        raise UserError(
-            (f"{key} is {value!r}{near(str(converted), choices)}"),
+        raise ConfigError(
+            f"{key} is {value!r}{near(str(converted), choices)}",
             where=where,
             fix="one of " + ", ".join(choices),
-            code=CONFIG,
         )
     return converted
 
@@ -380,9 +365,7 @@ def check(settings: Settings) -> None:
     values = settings.values
 
     def wrong(key: str, what: str, fix: str = "") -> UserError:
-        return UserError(
-            f"{key} is {shown(key, values[key])}: {what}", where=settings.source[key], fix=fix, code=CONFIG
-        )
+        return ConfigError(f"{key} is {shown(key, values[key])}: {what}", where=settings.source[key], fix=fix)
 
     for key, value in values.items():
         if isinstance(value, float) and not math.isfinite(value):
@@ -397,23 +380,15 @@ def check(settings: Settings) -> None:
         for name in [entry.get("path", "") for entry in value] if key == "datasets" else [value]:
             refuse_secret(str(name), f"{settings.source[key]}: {key}")
     if not values.get("model_name_or_path"):
-        raise UserError(
-            "no model is named",
-            where="model_name_or_path",
-            fix=("--model_name_or_path FOLDER|HUB_ID"),
-            code=CONFIG,
+        raise ConfigError(
+            "no model is named", where="model_name_or_path", fix="--model_name_or_path FOLDER|HUB_ID"
         )
     if not values.get("dataset_name") and not values.get("datasets"):
-        raise UserError(
-            "no data set is named",
-            where="dataset_name",
-            fix=("--dataset_name FILE|FOLDER|HUB_NAME"),
-            code=CONFIG,
+        raise ConfigError(
+            "no data set is named", where="dataset_name", fix="--dataset_name FILE|FOLDER|HUB_NAME"
         )
     if not values.get("output_dir"):
-        raise UserError(
-            "no output folder is named", where="output_dir", fix="--output_dir FOLDER", code=CONFIG
-        )
+        raise ConfigError("no output folder is named", where="output_dir", fix="--output_dir FOLDER")
     if values.get("max_steps") is not None and values["max_steps"] != -1 and values["max_steps"] < 1:
         raise wrong("max_steps", "must be at least 1, or -1 to train num_train_epochs")
     if (values.get("eval_split_size") or 0) > 1 and values["eval_split_size"] % 1:
@@ -446,19 +421,19 @@ def check(settings: Settings) -> None:
     ):
         raise wrong(
             "global_batch_size",
-            ("it is solved from the batch and the world, but gradient_accumulation_steps is given too"),
+            "it is solved from the batch and the world, but gradient_accumulation_steps is given too",
             "give one",
         )
     if values.get("strategy", "auto") != "auto" and (values.get("fsdp") or values.get("deepspeed")):
         raise wrong(
-            "strategy", ("fsdp or deepspeed is configured by hand too"), "remove strategy, or fsdp/deepspeed"
+            "strategy", "fsdp or deepspeed is configured by hand too", "remove strategy, or fsdp/deepspeed"
         )
     if values.get("packing") and values.get("max_length", 1) is None:
         raise wrong("packing", "packing needs max_length")
     if (values.get("load_in_4bit") or values.get("load_in_8bit")) and not values.get("use_peft"):
         raise wrong(
             "load_in_4bit" if values.get("load_in_4bit") else "load_in_8bit",
-            ("quantised weights cannot be trained in full"),
+            "quantised weights cannot be trained in full",
             "--use_peft",
         )
     if values.get("notify_url"):
@@ -485,7 +460,7 @@ def check(settings: Settings) -> None:
     if values.get("enable_jit_checkpoint"):
         raise wrong(
             "enable_jit_checkpoint",
-            ("podtune saves on SIGTERM by itself, with all ranks at one step"),
+            "podtune saves on SIGTERM by itself, with all ranks at one step",
             "remove it",
         )
 

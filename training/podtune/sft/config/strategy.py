@@ -6,7 +6,7 @@ from typing import Any
 
 from podtune.machine.building import deepspeed_that_builds_nothing
 from podtune.run.distributed import World
-from podtune.run.errors import UNAVAILABLE, UserError
+from podtune.run.errors import ConfigError, Unavailable
 
 
 def resolve_strategy(name: str, world: World) -> str:
@@ -20,13 +20,13 @@ def resolve_strategy(name: str, world: World) -> str:
     if name == "auto":
         return "ddp"
     if name == "single":
-        raise UserError(
+        raise ConfigError(
             f"strategy is single but {world.world_size} processes were started",
             where="strategy",
             fix="start one process, or --strategy ddp",
         )
     if name == "hsdp" and (world.world_size < 4 or world.world_size % 2):
-        raise UserError(
+        raise ConfigError(
             f"hsdp shards inside a group and replicates between groups, which {world.world_size} processes "
             "cannot",
             where="strategy",
@@ -45,11 +45,8 @@ def require_deepspeed(world: World) -> None:
     import importlib.util
 
     if importlib.util.find_spec("deepspeed") is None:
-        raise UserError(
-            "DeepSpeed is not installed",
-            where="strategy",
-            fix=("pip install 'podtune[deepspeed]'"),
-            code=UNAVAILABLE,
+        raise Unavailable(
+            "DeepSpeed is not installed", where="strategy", fix="pip install 'podtune[deepspeed]'"
         )
     backend = "gloo" if world.device_type == "cpu" else "nccl"
     deepspeed_that_builds_nothing().init_distributed(

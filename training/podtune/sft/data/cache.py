@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from podtune.run.errors import CANNOT_CREATE, UserError, warn
+from podtune.run.errors import CannotCreate, UserError, warn
 from podtune.run.files import digest, stamp
 from podtune.run.lock import hold
 
@@ -93,11 +93,10 @@ def get_or_make(
 
 
 def _unwritable(folder: Path, error: OSError) -> UserError:
-    return UserError(
+    return CannotCreate(
         f"tokenised data cannot be written: {error.strerror or error}",
         where=str(error.filename or folder),
         fix="set --tokenized_cache (or HF_HOME) to a folder that can be written and has room",
-        code=CANNOT_CREATE,
     )
 
 

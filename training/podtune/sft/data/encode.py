@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from podtune.run.collection import without_collection
-from podtune.run.errors import DATA, UserError
+from podtune.run.errors import DataError, UserError
 from podtune.sft.data.shapes import Messages, RowShape, as_messages, cell_problem
 from podtune.sft.data.tokenizer import TokenizeOptions, is_plain_fast, training_template
 
@@ -363,11 +363,10 @@ class Encoder:
                         f"{MAX_ROW_CHARACTERS // 2**20} Mi"
                     )
                 if problem:
-                    raise UserError(
+                    raise DataError(
                         f"column '{name}' {problem}",
                         where=f"row {first_row + row + 1}",
                         fix="correct the row or remove it",
-                        code=DATA,
                     )
 
     def _name_row(self, columns: Columns, first_row: int, error: Exception) -> UserError:
@@ -383,13 +382,12 @@ class Encoder:
                     cause = found
                     break
         if isinstance(cause, NoAssistantTokens):
-            return UserError(
+            return DataError(
                 "assistant_only_loss is set, and the row has no assistant token",
                 where=f"row {first_row + row + 1}",
                 fix="every row needs an assistant message, and the chat template {% generation %} around it",
-                code=DATA,
             )
-        return UserError(
+        return DataError(
             (f"the chat template refuses the row: {str(cause)[:300]}")
             if self.asks_template
             else f"cannot be tokenised: {str(cause)[:300]}",
@@ -400,7 +398,6 @@ class Encoder:
                 if self.asks_template
                 else ""
             ),
-            code=DATA,
         )
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from podtune.run.errors import DATA, NO_INPUT, UserError
+from podtune.run.errors import DataError, NotFound, UserError
 
 Format = Literal["parquet", "arrow", "json", "csv"]
 FORMATS: dict[str, Format] = {
@@ -65,11 +65,10 @@ class Folder:
         for candidate in (name, *same):
             if candidate in self.splits:
                 return self.splits[candidate]
-        raise UserError(
+        raise NotFound(
             f"there is no split '{name}'; found {', '.join(self.splits)}",
             where=str(self.root),
             fix="name one of those, or name the file itself",
-            code=NO_INPUT,
         )
 
 
@@ -114,22 +113,13 @@ def find(path: Path) -> Folder:
         if path.is_file():
             form = file_format(path)
             if form is None:
-                raise UserError(
-                    (f"unknown kind of file '{path.suffix}'"),
-                    where=where,
-                    fix=f"give {READABLE}",
-                    code=NO_INPUT,
-                )
+                raise NotFound(f"unknown kind of file '{path.suffix}'", where=where, fix=f"give {READABLE}")
             return Folder(path, form, {"train": (path,)})
         if path.exists():
-            raise UserError("neither a file nor a folder", where=where, code=NO_INPUT)
+            raise NotFound("neither a file nor a folder", where=where)
     except PermissionError as error:
-        raise UserError(
-            ("cannot be read: permission denied"), where=str(error.filename or where), code=NO_INPUT
-        ) from None
-    raise UserError(
-        (f"no such file or folder{_neighbours(path)}"), where=where, fix="correct the path", code=NO_INPUT
-    )
+        raise NotFound("cannot be read: permission denied", where=str(error.filename or where)) from None
+    raise NotFound(f"no such file or folder{_neighbours(path)}", where=where, fix="correct the path")
 
 
 def _neighbours(path: Path) -> str:
@@ -163,12 +153,7 @@ def _saved_files(root: Path) -> tuple[Path, ...]:
     files = tuple(root / str(entry["filename"]) for entry in entries)
     for file in files:
         if not file.is_file():
-            raise UserError(
-                ("a file of the saved data set is missing"),
-                where=str(file),
-                fix="save it again",
-                code=NO_INPUT,
-            )
+            raise NotFound("a file of the saved data set is missing", where=str(file), fix="save it again")
     return files
 
 
@@ -181,11 +166,11 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise UserError("missing", where=str(path), code=NO_INPUT) from None
+        raise NotFound("missing", where=str(path)) from None
     except ValueError as error:
-        raise UserError(f"not JSON: {error}", where=str(path), code=DATA) from None
+        raise DataError(f"not JSON: {error}", where=str(path)) from None
     if not isinstance(content, dict):
-        raise UserError("not a JSON object", where=str(path), code=DATA)
+        raise DataError("not a JSON object", where=str(path))
     return content
 
 
@@ -201,18 +186,14 @@ def _folder(root: Path) -> Folder:
         files = [path for path in files if ".json" not in path.suffixes]
         formats = sorted({str(file_format(path)) for path in files})
     if not files:
-        raise UserError(
-            ("there is no data file in this folder"),
-            where=str(root),
-            fix=f"give a folder with {READABLE}",
-            code=NO_INPUT,
+        raise NotFound(
+            "there is no data file in this folder", where=str(root), fix=f"give a folder with {READABLE}"
         )
     if len(formats) > 1:
-        raise UserError(
-            (f"the folder mixes {' and '.join(formats)} files"),
+        raise DataError(
+            f"the folder mixes {' and '.join(formats)} files",
             where=str(root),
             fix="name one file, or a folder of one format",
-            code=DATA,
         )
     splits: dict[str, list[Path]] = {}
     for path in files:
@@ -258,11 +239,10 @@ def batches(path: Path, form: Format, columns: list[str] | None = None) -> Itera
     except (pa.ArrowException, OSError) as error:
         what = "Parquet" if form == "parquet" else "Arrow"
         reason = str(error).split("\n")[0][:200]
-        raise UserError(
-            (f"the {what} file is damaged or incomplete: {reason}"),
+        raise DataError(
+            f"the {what} file is damaged or incomplete: {reason}",
             where=str(path),
             fix="copy or make the file again",
-            code=DATA,
         ) from None
 
 
@@ -333,11 +313,8 @@ def columns_of(path: Path, form: Format) -> list[str]:
     except (pa.ArrowException, OSError) as error:
         what = "Parquet" if form == "parquet" else "Arrow"
         reason = str(error).split("\n")[0][:200]
-        raise UserError(
-            (f"not a readable {what} file: {reason}"),
-            where=str(path),
-            fix="copy or make the file again",
-            code=DATA,
+        raise DataError(
+            f"not a readable {what} file: {reason}", where=str(path), fix="copy or make the file again"
         ) from None
 
 
@@ -354,8 +331,8 @@ def rows(path: Path, form: Format) -> Iterator[tuple[int, Row]]:
     except UnicodeDecodeError as error:
         raise _not_utf8(path, 1, error) from None
     except (OSError, EOFError) as error:
-        raise UserError(
-            f"cannot be read: {error}", where=str(path), fix="copy or make the file again", code=NO_INPUT
+        raise NotFound(
+            f"cannot be read: {error}", where=str(path), fix="copy or make the file again"
         ) from None
 
 
@@ -371,11 +348,10 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def _not_utf8(path: Path, line: int, error: UnicodeDecodeError) -> UserError:
-    return UserError(
+    return DataError(
         f"not UTF-8: byte 0x{error.object[error.start]:02x} at position {error.start + 1} of the line",
         where=f"{path}, line {line}",
         fix="save the file as UTF-8, for example: iconv -f latin1 -t utf-8 FILE",
-        code=DATA,
     )
 
 
@@ -403,26 +379,23 @@ def _parsed(text: str, where: str) -> Any:
             json.dumps(content, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
         half = f"\\u{ord(error.object[error.start]):04x}"
-        raise UserError(
-            (f"{half} is half of a character"), where=where, fix="correct the row or remove it", code=DATA
+        raise DataError(
+            f"{half} is half of a character", where=where, fix="correct the row or remove it"
         ) from None
     except RecursionError:
-        raise UserError(
-            "nested too deeply", where=where, fix="correct the row or remove it", code=DATA
-        ) from None
+        raise DataError("nested too deeply", where=where, fix="correct the row or remove it") from None
     except ValueError as error:
         fix = "write one JSON object a line, or one JSON array of objects"
-        raise UserError(f"not JSON: {error}", where=where, fix=fix, code=DATA) from None
+        raise DataError(f"not JSON: {error}", where=where, fix=fix) from None
     return content
 
 
 def _object(row: Any, path: Path, place: str) -> Row:
     if not isinstance(row, dict):
-        raise UserError(
-            (f"not a JSON object but {type(row).__name__}"),
+        raise DataError(
+            f"not a JSON object but {type(row).__name__}",
             where=f"{path}, {place}",
             fix='write {"column": value, ...}',
-            code=DATA,
         )
     return row
 
@@ -436,11 +409,10 @@ def _csv(path: Path) -> Iterator[tuple[int, Row]]:
         for cells in reader:
             if cells:
                 if len(cells) > len(header):
-                    raise UserError(
+                    raise DataError(
                         f"{len(cells)} cells but the header has {len(header)}",
                         where=f"{path}, line {reader.line_num}",
                         fix="put cells that contain the delimiter in double quotes",
-                        code=DATA,
                     )
                 # An empty or absent cell is null: CSV has no other way to say it.
                 yield (
@@ -451,18 +423,16 @@ def _csv(path: Path) -> Iterator[tuple[int, Row]]:
                     },
                 )
     except csv.Error as error:
-        raise UserError(
-            f"not CSV: {error}", where=(f"{path}, line {reader.line_num}"), fix="check the quotes", code=DATA
+        raise DataError(
+            f"not CSV: {error}", where=f"{path}, line {reader.line_num}", fix="check the quotes"
         ) from None
 
 
 def _not_empty(path: Path) -> None:
     try:
         if path.stat().st_size == 0:
-            raise UserError(
-                "the file is empty", where=str(path), fix="give a file with rows in it", code=DATA
-            )
+            raise DataError("the file is empty", where=str(path), fix="give a file with rows in it")
         with path.open("rb"):
             pass
     except OSError as error:
-        raise UserError(f"cannot be read: {error.strerror}", where=str(path), code=NO_INPUT) from None
+        raise NotFound(f"cannot be read: {error.strerror}", where=str(path)) from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from podtune.run.errors import CONFIG, DATA, USAGE, UserError
+from podtune.run.errors import ConfigError, DataError, UsageError
 from podtune.sft.data.batching import row_lengths
 from podtune.sft.data.encode import IGNORED
 from podtune.sft.data.source import Sources, load_split
@@ -90,11 +90,10 @@ def token_rows(
     if not sources.streaming and held_out is None and (size := options.eval_split_size):
         raw, raw_eval = split_off(load_split(sources.train), size, options.seed)
     if raw_eval is None and options.eval_for:
-        raise UserError(
+        raise UsageError(
             "evaluation is asked for and there is no eval split",
             where=options.eval_for,
             fix="--eval_dataset_name FILE, or --eval_split_size 0.05 to hold rows out",
-            code=USAGE,
         )
     if raw_eval is not None and options.max_eval_rows:
         raw_eval = raw_eval.select(range(min(options.max_eval_rows, len(raw_eval))))
@@ -148,11 +147,10 @@ def _training_set(
     )
     warnings, rows = list(train.warnings), train.dataset
     if len(rows) == 0:
-        raise UserError(
+        raise DataError(
             f"none of the {train.stats.rows} rows has a token to train",
             where="dataset_name",
             fix="podtune data inspect shows why",
-            code=DATA,
         )
     facts: dict[str, Any] = {
         "rows": len(rows),
@@ -193,7 +191,7 @@ def split_off(rows: Dataset, size: float, seed: int) -> tuple[Dataset, Dataset]:
     try:
         parts = rows.train_test_split(test_size=int(size) if size >= 1 else size, seed=seed)
     except ValueError:
-        raise UserError(
+        raise ConfigError(
             f"eval_split_size is {size:g}, and the set has {len(rows)} rows: one part would be empty",
             where="eval_split_size",
             fix="hold fewer rows out, or give --eval_dataset_name",
@@ -230,9 +228,7 @@ def pack(dataset: Dataset, max_length: int, strategy: str = "bfd", seed: int | N
     from trl import pack_dataset
 
     if strategy not in ("bfd", "bfd_split", "wrapped"):
-        raise UserError(
-            (f"packing_strategy is {strategy!r}"), fix="one of bfd, bfd_split, wrapped", code=CONFIG
-        )
+        raise ConfigError(f"packing_strategy is {strategy!r}", fix="one of bfd, bfd_split, wrapped")
     rows = dataset.select_columns(["input_ids", "labels"])
     if seed is not None:
         rows = rows.shuffle(seed=seed)

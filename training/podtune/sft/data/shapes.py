@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from podtune.run.errors import DATA, UserError
+from podtune.run.errors import DataError, UserError
 
 Name = Literal["tokenized", "prompt-completion", "messages", "text", "question-answer"]
 Cell = Literal["text", "messages", "ids"]
@@ -49,11 +49,8 @@ def detect(first: Mapping[str, Any], where: str, text_field: str = "text") -> Ro
     """
     columns = set(first)
     if {"image", "images"} & columns:
-        raise UserError(
-            ("the rows hold images; podtune trains text"),
-            where=where,
-            fix="give a set without image columns",
-            code=DATA,
+        raise DataError(
+            "the rows hold images; podtune trains text", where=where, fix="give a set without image columns"
         )
     if "input_ids" in columns:
         return RowShape(
@@ -77,11 +74,10 @@ def detect(first: Mapping[str, Any], where: str, text_field: str = "text") -> Ro
             "this is a preference set; supervised fine-tuning needs one answer a row. Rename the columns "
             "to one of these"
         )
-    raise UserError(
+    raise DataError(
         f"the columns make no shape that can be trained: found {named}",
         where=where,
         fix=f"{hint}:\n      {UNDERSTOOD}",
-        code=DATA,
     )
 
 
@@ -181,9 +177,6 @@ def check_rows(
 
 def bad_cell(where: str, place: str, column: str, problem: str) -> UserError:
     """The error for one cell; ``place`` is "row 3" or "line 3"."""
-    return UserError(
-        f"column '{column}' {problem}",
-        where=f"{where}, {place}",
-        fix="correct the row or remove it",
-        code=DATA,
+    return DataError(
+        f"column '{column}' {problem}", where=f"{where}, {place}", fix="correct the row or remove it"
     )

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from podtune.run.errors import DATA, USAGE, UserError
+from podtune.run.errors import ConfigError, DataError, UsageError
 from podtune.sft import hub, store
 from podtune.sft.data import files
 from podtune.sft.data.cache import default_folder_if_usable
@@ -106,11 +106,10 @@ class Sources:
         mixture = tuple(dict(entry) for entry in values.get("datasets") or ())
         name = values.get("dataset_name")
         if not mixture and not name:
-            raise UserError(
+            raise UsageError(
                 "no data set is given",
                 where="dataset_name",
                 fix="give --dataset_name FILE, FOLDER or HUB/NAME; podtune data build makes a set",
-                code=USAGE,
             )
         seed = values.get("seed")
         train = DataSource(
@@ -160,7 +159,7 @@ class Sources:
     def check(self) -> None:
         """Answer bad data before anything heavy is imported. Raises :class:`UserError`."""
         if self.streaming and (self.train.mixture or "[" in self.train.split):
-            raise UserError(
+            raise ConfigError(
                 "a mixture, or a slice of a split, is not streamed",
                 where=self.streaming,
                 fix="name one set and a whole split, or leave it off",
@@ -239,7 +238,7 @@ def _check_mixture_entry(entry: dict[str, Any], text_field: str) -> None:
     unknown = [key for key in entry if key not in keys]
     if unknown or not entry.get("path"):
         what = f"unknown key '{unknown[0]}'" if unknown else "an entry has no path"
-        raise UserError(what, where="datasets", fix=f"an entry has the keys {', '.join(keys)}", code=USAGE)
+        raise UsageError(what, where="datasets", fix=f"an entry has the keys {', '.join(keys)}")
     if entry.get("data_files") or entry.get("data_dir"):
         return  # patterns and builders are the datasets library's to resolve
     check_source(
@@ -265,9 +264,7 @@ def check_files(paths: Iterable[Path], form: files.Format, text_field: str = "te
         )
         shape, filled = file_shape or shape, filled or has_rows
     if not filled or shape is None:
-        raise UserError(
-            "the data set holds no rows", where=where, fix="give a file with rows in it", code=DATA
-        )
+        raise DataError("the data set holds no rows", where=where, fix="give a file with rows in it")
     return shape
 
 
@@ -300,9 +297,7 @@ def _check_batches(
             shape = detect(dict.fromkeys(names) | _first_row(batch, wanted), str(path), text_field)
         for column in shape.columns:
             if column not in names:
-                raise UserError(
-                    (f"there is no column '{column}'; found {', '.join(names)}"), where=str(path), code=DATA
-                )
+                raise DataError(f"there is no column '{column}'; found {', '.join(names)}", where=str(path))
             _check_column(batch.column(batch.schema.get_field_index(column)), shape, column, path, first_row)
         first_row += batch.num_rows
         if time.monotonic() > end:
@@ -381,9 +376,7 @@ def load_split(source: DataSource) -> Dataset:
     dataset = _load_saved(folder, source) if folder.saved else _load_files(selected, folder.format)
     dataset = _slice(dataset, source.split)
     if not len(dataset):
-        raise UserError(
-            "the data set holds no rows", where=str(source), fix="give a file with rows in it", code=DATA
-        )
+        raise DataError("the data set holds no rows", where=str(source), fix="give a file with rows in it")
     return dataset
 
 
@@ -415,11 +408,10 @@ def _load_files(paths: tuple[Path, ...], form: files.Format) -> Dataset:
             [table for table in tables if table.num_rows] or tables[:1], promote_options="default"
         )
     except pa.ArrowException as error:
-        raise UserError(
+        raise DataError(
             f"the files do not have the same columns: {error}",
             where=f"{paths[0]} ... {paths[-1]}",
             fix="make the columns equal",
-            code=DATA,
         ) from None
     # the library would hash all rows, for caches that a table in memory does not have
     return datasets.Dataset(table.replace_schema_metadata(None), fingerprint=uuid.uuid4().hex)
@@ -471,11 +463,10 @@ def _slice(dataset: Dataset, split: str) -> Dataset:
     try:
         parts = ReadInstruction.from_spec(split).to_absolute({name: len(dataset)})
     except (ValueError, AssertionError) as error:
-        raise UserError(
+        raise UsageError(
             f"not a slice of a split: {error}",
             where=split,
-            fix=("write for example train[:1000] or train[10%:]"),
-            code=USAGE,
+            fix="write for example train[:1000] or train[10%:]",
         ) from None
     rows = [row for part in parts for row in range(part.from_, part.to)]
     return dataset.select(rows)
@@ -489,11 +480,8 @@ def _load_mixture(source: DataSource) -> Dataset:
         config = DatasetMixtureConfig(datasets=entries)
         mixed = get_dataset(config)["train"]
     except (ValueError, TypeError) as error:
-        raise UserError(
-            (f"the mixture cannot be made: {error}"),
-            where="datasets",
-            fix="see TRL's DatasetMixtureConfig",
-            code=DATA,
+        raise DataError(
+            f"the mixture cannot be made: {error}", where="datasets", fix="see TRL's DatasetMixtureConfig"
         ) from None
     if not source.mixture_test_size:
         return mixed

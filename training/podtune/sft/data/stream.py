@@ -15,7 +15,7 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from podtune.run.errors import DATA, PeerLost, UserError
+from podtune.run.errors import DataError, PeerLost, UserError
 from podtune.sft import hub
 from podtune.sft.data import files
 from podtune.sft.data.batching import ROW
@@ -83,11 +83,10 @@ class TokenStream:
         barren = False  # no row was kept since this pass began
         for place, begins, rows in self._chunks(position):
             if begins and barren:
-                raise UserError(
+                raise DataError(
                     "there is no token to train: every row is empty, or its loss mask is",
                     where=str(self.source),
                     fix="raise --max_length, or look with: podtune data inspect",
-                    code=DATA,
                 )
             barren = barren or begins
             batch = self._encoded(rows, place)
@@ -105,11 +104,10 @@ class TokenStream:
         with naming(self.source):
             batch = self._encode({name: [row.get(name) for row in rows] for name in names}, place)
         if (highest := int(batch.ids.max(initial=-1))) >= self.vocabulary:
-            raise UserError(
+            raise DataError(
                 f"a token has the id {highest}, and the model has {self.vocabulary} embeddings",
                 where=str(self.source),
                 fix="use a model whose embeddings were resized for its tokenizer",
-                code=DATA,
             )
         return batch
 
@@ -165,6 +163,4 @@ def _answered(rows: Iterable[dict[str, Any]], source: DataSource) -> Iterator[di
 
 
 def _empty(source: DataSource) -> UserError:
-    return UserError(
-        "the data set holds no rows", where=str(source), fix="give a file with rows in it", code=DATA
-    )
+    return DataError("the data set holds no rows", where=str(source), fix="give a file with rows in it")

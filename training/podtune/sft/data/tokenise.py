@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from podtune.run.counting import progress
-from podtune.run.errors import DATA, UserError
+from podtune.run.errors import DataError, UserError
 from podtune.sft.data import cache
 from podtune.sft.data.encode import IGNORED, Encoded, Encoder
 from podtune.sft.data.known import Known, Memory
@@ -164,7 +164,7 @@ def shape_of(dataset: Dataset, text_field: str = "text") -> RowShape:
     """
     first = next(iter(dataset), None)
     if first is None:
-        raise UserError("the data set holds no rows", fix="give a file with rows in it", code=DATA)
+        raise DataError("the data set holds no rows", fix="give a file with rows in it")
     return detect(first, "data set", text_field)
 
 
@@ -201,11 +201,10 @@ def tokenised(
         highest = made.stats.highest_id
         if vocabulary is not None and highest >= vocabulary:
             token = tokenizer.convert_ids_to_tokens(highest)
-            raise UserError(
+            raise DataError(
                 f"token {token!r} has the id {highest}, and the model has {vocabulary} embeddings",
                 where="data set",
                 fix="leave that token out of the rows, or use a model whose embeddings were resized for it",
-                code=DATA,
             )
     return made
 
@@ -307,11 +306,10 @@ def _encoded(dataset: Dataset, encode: Encoder, stats: Stats) -> Iterator[Any]:
             advance(min(step, len(rows) - start))
             yield _record_batch(batch)
     if stats.rows_untrained >= stats.rows_kept:
-        raise UserError(
+        raise DataError(
             "there is no token to train: every row is empty, or its loss mask is",
             where="data set",
             fix="raise --max_length, or look with: podtune data inspect",
-            code=DATA,
         )
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from podtune.run.errors import CONFIG, NO_INPUT, UserError
+from podtune.run.errors import ConfigError, NotFound, UserError
 from podtune.sft.data.shapes import RowShape
 from podtune.sft.origin import Origin, base_of, explained, locate_model
 
@@ -68,11 +68,8 @@ def load_tokenizer(
         if token is None:
             continue
         if token not in tokenizer.get_vocab():
-            raise UserError(
-                f"{token!r} is not in the tokenizer's vocabulary",
-                where=key,
-                fix="name a token that it has",
-                code=CONFIG,
+            raise ConfigError(
+                f"{token!r} is not in the tokenizer's vocabulary", where=key, fix="name a token that it has"
             )
         setattr(tokenizer, key, token)
     if tokenizer.pad_token_id is None and tokenizer.eos_token_id is not None:
@@ -87,16 +84,15 @@ def _template_from(path: str, tokenizer: PreTrainedTokenizerBase, trust_remote_c
     file = Path(path)
     if file.suffix in (".jinja", ".j2"):
         if not file.is_file():
-            raise UserError("no such file", where=f"chat_template_path {path}", code=NO_INPUT)
+            raise NotFound("no such file", where=f"chat_template_path {path}")
         return file.read_text(encoding="utf-8")
     donor = load_tokenizer(locate_model(path, tokenizer_alone=True), trust_remote_code=trust_remote_code)
     needed = [token for token in donor.added_tokens_encoder if token in str(donor.chat_template)]
     if missing := [token for token in needed if token not in tokenizer.get_vocab()]:
-        raise UserError(
+        raise ConfigError(
             f"the template of {path} uses {', '.join(missing)}, which this model's tokenizer does not have",
             where="chat_template_path",
             fix="use a template (.jinja) written with this tokenizer's own special tokens",
-            code=CONFIG,
         )
     return donor.chat_template
 
@@ -119,7 +115,7 @@ def check_tokenizer(
     where = f"tokenizer {tokenizer.name_or_path}".strip()
 
     def refuse(what: str, fix: str) -> UserError:
-        return UserError(what, where=where, fix=fix, code=CONFIG)
+        return ConfigError(what, where=where, fix=fix)
 
     if shape.conversational and not tokenizer.chat_template:
         raise refuse(
@@ -139,7 +135,7 @@ def check_tokenizer(
     )
     if tokenizer.eos_token_id is None and plain:
         raise refuse(
-            ("it has no EOS token, so the model could not learn where an answer ends"),
+            "it has no EOS token, so the model could not learn where an answer ends",
             "set --eos_token, for example '<|endoftext|>'",
         )
     if tokenizer.pad_token_id is None:
@@ -218,15 +214,12 @@ def training_template(tokenizer: PreTrainedTokenizerBase, options: TokenizeOptio
     try:
         template: str | None = get_training_chat_template(tokenizer)
     except ValueError:
-        raise UserError(
+        raise ConfigError(
             "assistant_only_loss needs a chat template with {% generation %} markers, and this tokenizer's "
             "has none",
             where=str(tokenizer.name_or_path),
-            fix=(
-                "set --chat_template_path FILE.jinja with markers around the assistant's turn, or leave "
-                "assistant_only_loss off"
-            ),
-            code=CONFIG,
+            fix="set --chat_template_path FILE.jinja with markers around the assistant's turn, or leave "
+            "assistant_only_loss off",
         ) from None
     return template
 

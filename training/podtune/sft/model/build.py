@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from podtune.run.errors import CANNOT_CREATE, DATA, USAGE, UserError
+from podtune.run.errors import CannotCreate, DataError, UsageError
 from podtune.run.record import write_json
 from podtune.sft.data import files
 from podtune.sft.model.template import CHAT_TEMPLATE, PAD, SPECIAL_TOKENS, TURN_END
@@ -57,7 +57,7 @@ def build_model(size: str, data: Path, output: Path, *, seed: int = 0) -> dict[s
         written.
     """
     if size not in SIZES:
-        raise UserError(f"unknown size {size!r}", fix=f"choose one of {', '.join(SIZES)}", code=USAGE)
+        raise UsageError(f"unknown size {size!r}", fix=f"choose one of {', '.join(SIZES)}")
     import tokenizers
     import torch
     import transformers
@@ -65,11 +65,10 @@ def build_model(size: str, data: Path, output: Path, *, seed: int = 0) -> dict[s
 
     corpus = list(texts(data))
     if not any(corpus):
-        raise UserError(
+        raise DataError(
             "there is no text in it",
             where=str(data),
-            fix=("give question/answer, prompt/completion, messages or text"),
-            code=DATA,
+            fix="give question/answer, prompt/completion, messages or text",
         )
     build: dict[str, Any] = {
         "size": size,
@@ -195,20 +194,17 @@ def new_folder(output: Path, *, replaceable: str | None = None) -> Iterator[Path
     """
     ours = replaceable is not None and (output / replaceable).exists()
     if output.exists() and not ours and not (output.is_dir() and not any(output.iterdir())):
-        raise UserError(
-            ("exists and was not made by this command"),
+        raise CannotCreate(
+            "exists and was not made by this command",
             where=str(output),
             fix="give another --output, or remove it",
-            code=CANNOT_CREATE,
         )
     part = output.with_name(f".{output.name}.{os.getpid()}.part")
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         part.mkdir()
     except OSError as error:
-        raise UserError(
-            (f"cannot be written: {error.strerror}"), where=str(output), code=CANNOT_CREATE
-        ) from error
+        raise CannotCreate(f"cannot be written: {error.strerror}", where=str(output)) from error
     try:
         yield part
         if output.exists():

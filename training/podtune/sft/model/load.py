@@ -7,7 +7,7 @@ import sys
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from podtune.run.errors import DATA, UNAVAILABLE, UserError
+from podtune.run.errors import DataError, Unavailable
 from podtune.sft.origin import Origin, base_of, explained, load_config
 
 if TYPE_CHECKING:
@@ -89,12 +89,11 @@ def load_model(
             output_loading_info=True,
         )
     if missing := sorted(report["missing_keys"]):
-        raise UserError(
+        raise DataError(
             f"the weights lack {len(missing)} tensors of the architecture, such as {missing[0]}; they would "
             "have been random",
             where=origin.name,
             fix="give the complete folder, or correct config.json",
-            code=DATA,
         )
     loaded: PreTrainedModel = model
     return loaded
@@ -105,15 +104,12 @@ def _refuse_pickle(origin: Origin) -> None:
         return
     pickled = [name for name in origin.files if name.endswith((".bin", ".pt", ".pth", ".pkl", ".ckpt"))]
     if pickled:
-        raise UserError(
+        raise DataError(
             f"the weights are in {pickled[0]}, a pickle file, and loading one can run any code",
             where=origin.name,
             fix="convert it to safetensors where that code may run: model.save_pretrained(folder)",
-            code=DATA,
         )
-    raise UserError(
-        ("holds no weights (*.safetensors)"), where=origin.name, fix="give a complete model folder", code=DATA
-    )
+    raise DataError("holds no weights (*.safetensors)", where=origin.name, fix="give a complete model folder")
 
 
 def _refuse_kernel(origin: Origin) -> None:
@@ -123,11 +119,10 @@ def _refuse_kernel(origin: Origin) -> None:
     content = origin.file("config.json").read_text(encoding="utf-8")
     named = re.search(r'"_?attn_implementation"\s*:\s*"([^"]*/[^"]*)"', content)
     if named:
-        raise UserError(
+        raise DataError(
             f"its config.json asks for the attention {named[1]}, which is code from the hub",
             where=origin.name,
             fix=f"set attn_implementation: sdpa, or {named[1]} if you trust it",
-            code=DATA,
         )
 
 
@@ -144,15 +139,12 @@ def check_quantization(wanted: bool) -> None:
     if not wanted:
         return
     if not torch.cuda.is_available():
-        raise UserError(
+        raise Unavailable(
             "load_in_4bit and load_in_8bit (QLoRA) need a GPU, and this machine shows none",
             where="load_in_4bit",
             fix="run on a GPU, or leave quantization out and use LoRA alone (use_peft: true)",
-            code=UNAVAILABLE,
         )
     if importlib.util.find_spec("bitsandbytes") is None:
-        raise UserError(
-            ("load_in_4bit and load_in_8bit need bitsandbytes"),
-            fix="pip install 'podtune[qlora]'",
-            code=UNAVAILABLE,
+        raise Unavailable(
+            "load_in_4bit and load_in_8bit need bitsandbytes", fix="pip install 'podtune[qlora]'"
         )

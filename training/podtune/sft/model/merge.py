@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from podtune.run.errors import SOFTWARE, USAGE, UserError
+from podtune.run.errors import SoftwareError, UsageError
 from podtune.sft.data.tokenizer import load_tokenizer
 from podtune.sft.model.build import new_folder
 from podtune.sft.model.load import load_model
@@ -53,11 +53,10 @@ def merge_adapter(
     """
     origin = locate_model(adapter)
     if not origin.is_adapter:
-        raise UserError(
+        raise UsageError(
             "is no adapter: there is no adapter_config.json in it",
             where=origin.name,
             fix="give the folder of a LoRA run, RUN_DIR/final",
-            code=USAGE,
         )
     tokenizer = load_tokenizer(origin, trust_remote_code=trust_remote_code)
     model = load_model(origin, trust_remote_code=trust_remote_code)
@@ -82,13 +81,12 @@ def merge_adapter(
             tolerance=TOLERANCE.get(element, TOLERANCE[2]),
         )
         if not agreement.difference <= agreement.tolerance:
-            raise UserError(
+            raise SoftwareError(
                 f"the merged model's logits differ by {agreement.difference:.1e} of the largest, more than "
                 "rounding explains "
                 f"({agreement.tolerance:.0e}); nothing was written",
                 where=str(output),
                 fix="serve the adapter on its base instead",
-                code=SOFTWARE,
             )
     return agreement
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from podtune.run.errors import CONFIG, DATA, UserError
+from podtune.run.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -58,10 +58,9 @@ def prompt_and_answer(row: dict[str, Any]) -> tuple[str | Messages, str | None]:
         return row["prompt"], str(completion[0]["content"]) if isinstance(completion, list) else completion
     if row.get("text") is not None:
         return "", row["text"]
-    raise UserError(
+    raise DataError(
         f"no shape that is understood: the columns are {', '.join(sorted(row)) or 'none'}",
         fix="give messages, question and answer, prompt (and completion), or text",
-        code=DATA,
     )
 
 
@@ -149,9 +148,8 @@ def _without_template(tokenizer: PreTrainedTokenizerBase, prompt: str | Messages
         return prompt
     if len(prompt) == 1:
         return str(prompt[0]["content"]) + "\n"
-    raise UserError(
+    raise ConfigError(
         "the tokenizer has no chat template, so a conversation cannot be turned into text",
         where=str(tokenizer.name_or_path),
         fix="use a tokenizer that has one, or one plain question at a time",
-        code=CONFIG,
     )

@@ -21,7 +21,7 @@ from typing import Any
 from podtune.run import checkpoint
 from podtune.run.checkpoint import MANIFEST, SAVING, Checkpoint, Manifest
 from podtune.run.distributed import World
-from podtune.run.errors import CONFIG, DATA, UserError, warn
+from podtune.run.errors import ConfigError, DataError, UserError, warn
 from podtune.run.record import METRICS_FILE, RUN_FILE
 from podtune.sft.store import Entry, Remote
 
@@ -77,11 +77,10 @@ class Bucket:
             any(view not in ({node}, set(nodes)) for node, view in views.items())
             or len(set(map(len, views.values()))) > 1
         ):
-            raise UserError(
+            raise ConfigError(
                 "some of the pods share the output volume and others do not",
                 where=str(self.output_dir),
                 fix="one ReadWriteMany volume for all pods, or one of its own for each",
-                code=CONFIG,
             )
         return all(len(view) > 1 for view in views.values()), token
 
@@ -159,7 +158,7 @@ class Bucket:
             try:
                 self.bring(resume.path.name)
             except checkpoint.Damaged as reason:
-                problem = UserError(str(reason), where=f"{self.remote.url}/{resume.path.name}", code=DATA)
+                problem = DataError(str(reason), where=f"{self.remote.url}/{resume.path.name}")
             except UserError as error:
                 problem = error
         answers: list[Any] = [None] * self.world.world_size
@@ -167,11 +166,10 @@ class Bucket:
         if first := next((answer[0] for answer in answers if answer[0]), None):
             raise first
         if len({answer[1] for answer in answers}) > 1:
-            raise UserError(
+            raise DataError(
                 "the pods have fetched different rows: the data changed in between",
                 where="dataset_name",
                 fix="start the pods again",
-                code=DATA,
             )
         return resume and replace(resume, path=self.output_dir / resume.path.name)
 
@@ -180,7 +178,7 @@ class Bucket:
         from.
         """
         if _steps(self.remote.listing()):
-            raise UserError(
+            raise ConfigError(
                 "holds checkpoints of an earlier run, and auto_resume is off",
                 where=self.remote.url,
                 fix="use another run_name, or resume",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from podtune.run.errors import DATA, UserError
+from podtune.run.errors import DataError
 
 # What DeepSpeed 0.19 itself writes into a checkpoint of ZeRO-2 and ZeRO-3, beside tensors and plain values.
 DEEPSPEEDS_OWN = {
@@ -28,13 +28,10 @@ def refuse_foreign_code(checkpoint: Path) -> None:
         try:
             named = set(torch.serialization.get_unsafe_globals_in_checkpoint(str(file)))
         except (RuntimeError, ValueError, OSError, EOFError, KeyError) as error:
-            raise UserError(
-                f"cannot be examined before it is loaded: {error}", where=str(file), code=DATA
-            ) from None
+            raise DataError(f"cannot be examined before it is loaded: {error}", where=str(file)) from None
         if foreign := sorted(named - DEEPSPEEDS_OWN):
-            raise UserError(
+            raise DataError(
                 f"loading it would call {', '.join(foreign[:3])}, which DeepSpeed does not write",
                 where=str(file),
                 fix="resume from a checkpoint that you trust; look who may write this folder",
-                code=DATA,
             )

@@ -15,7 +15,7 @@ from podtune.run import checkpoint
 from podtune.run.checkpoint import Checkpoint
 from podtune.run.collect import emit_record
 from podtune.run.distributed import World, in_pod
-from podtune.run.errors import UserError, exit_code, out_of_memory, warn
+from podtune.run.errors import ConfigError, UserError, exit_code, out_of_memory, warn
 from podtune.run.files import open_new
 from podtune.run.heartbeat import Heartbeat
 from podtune.run.lock import Lock
@@ -75,7 +75,7 @@ def find_checkpoint(
             resume = checkpoint.foreign(path) if allow_change else None
             if resume is None:
                 why = reason if path.is_dir() else "there is no such folder"
-                raise UserError(
+                raise ConfigError(
                     f"cannot be resumed: {why}",
                     where=str(path),
                     fix="name a complete checkpoint, or none; "
@@ -89,7 +89,7 @@ def find_checkpoint(
         if bucket and (resume is None or not bucket.shared):  # what a pod has alone the others cannot load
             resume = bucket.newest(lambda there: checkpoint.check_resume(there, facts, allowed=allow_change))
     elif checkpoint.checkpoints(output_dir):
-        raise UserError(
+        raise ConfigError(
             "holds checkpoints of an earlier run, and auto_resume is off",
             where=str(output_dir),
             fix="use another output_dir, or resume",

@@ -28,7 +28,7 @@ from podtune.machine.facts import GIB, free_memory
 from podtune.run import background_save, checkpoint
 from podtune.run.background_save import BackgroundSave
 from podtune.run.distributed import World, forced_gpu_path
-from podtune.run.errors import CONFIG, DATA, UNAVAILABLE, UserError, warn
+from podtune.run.errors import ConfigError, DataError, Unavailable, UserError, warn
 from podtune.run.ledger import Ledger
 from podtune.run.record import SaveTimes
 from podtune.sft.data.batching import (
@@ -114,25 +114,21 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
             ValueError,
             ImportError,
         ) as error:  # what TRL, transformers and PEFT say of arguments that do not fit the model
-            raise UserError(
-                f"the trainer cannot be made: {' '.join(str(error).split())[:400]}",
-                where="configuration",
-                code=CONFIG,
+            raise ConfigError(
+                f"the trainer cannot be made: {' '.join(str(error).split())[:400]}", where="configuration"
             ) from error
         except ConnectionError as error:
-            raise UserError(
+            raise Unavailable(
                 f"the hub cannot be reached: {' '.join(str(error).split())[:300]}",
                 where="push_to_hub",
                 fix="leave it off and upload final/ afterwards, or give the pod a network and HF_TOKEN",
-                code=UNAVAILABLE,
             ) from error
         args.max_length, args.assistant_only_loss = asked
         if not self.trained_parameters():
-            raise UserError(
+            raise ConfigError(
                 "no parameter of the model is trained: it is an adapter, which loads frozen",
                 where="model_name_or_path",
                 fix="name the base model with --use_peft, or merge the adapter first (podtune model merge)",
-                code=CONFIG,
             )
         if forced_gpu_path():
             score_as_on_a_gpu()
@@ -203,13 +199,12 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
     def get_train_dataloader(self) -> Any:
         loader = super().get_train_dataloader()
         if isinstance(self.train_dataset, Dataset) and not len(loader):
-            raise UserError(
+            raise DataError(
                 f"{len(self.train_dataset)} rows fill no batch of {self.args.train_batch_size} for each of "
                 f"{self.world.world_size} "
                 "processes, and what does not is dropped",
                 where="dataloader_drop_last",
                 fix="leave it off, lower per_device_train_batch_size, or give more rows",
-                code=DATA,
             )
         if self.world.world_size > 1 and isinstance(self.train_dataset, Dataset):
             balance(
@@ -227,11 +222,10 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
             PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
         super().create_accelerator_and_postprocess()
         if wanted and not self.is_fsdp_enabled:
-            raise UserError(
+            raise ConfigError(
                 "accelerate did not take FSDP up",
                 where="strategy",
                 fix="--strategy ddp, or start it under torchrun",
-                code=CONFIG,
             )
         if wanted and (plugin := self.accelerator.state.fsdp_plugin).mixed_precision_policy is not None:
             # accelerate would round the fp32 loss, and the gradients' sum over ranks, to the 8 bits of bf16
@@ -576,11 +570,10 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
             self.ledger.flush()
         state, early = self.state, bool(self.stopped_early())
         if state.global_step < state.max_steps and not stopped and not early:
-            raise UserError(
+            raise DataError(
                 f"the data ended at step {state.global_step} of {state.max_steps}",
                 where="dataset_name",
                 fix="lower max_steps, or give more rows",
-                code=DATA,
             )
         return bool(state.global_step >= state.max_steps or early)
 
@@ -704,12 +697,11 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
 
 
 def _nonfinite_error(step: int) -> UserError:
-    return UserError(
+    return DataError(
         f"the loss or its gradient is not finite at step {step}; nothing was saved after it",
         where="training",
         fix="lower learning_rate, check max_grad_norm and the data, or use bf16 or fp32 instead of fp16; "
         "the last checkpoint is from before",
-        code=DATA,
     )
 
 

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 CLONE_NEWNET = 0x40000000  # of linux/sched.h
-PRELOADED = ["tests.preloaded"]
+PRELOADED = ["tests.support.preloaded"]
 
 
 @dataclass

@@ -11,7 +11,7 @@ import yaml
 from podtune.cluster.lint.explain import examples, merged
 
 Json = dict[str, Any]
-FOLDER = Path(__file__).parent / "cluster/lint"
+FOLDER = Path(__file__).parents[1] / "cluster/lint"
 FAULTS: dict[str, tuple[str, str, Any]] = yaml.safe_load((FOLDER / "faults.yaml").read_text(encoding="utf-8"))
 SHAPES: dict[str, str] = yaml.safe_load((FOLDER / "jobs_that_run.yaml").read_text(encoding="utf-8"))
 POD = ("template", "spec")
