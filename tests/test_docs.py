@@ -40,7 +40,7 @@ def test_generated_parts_are_those_of_today(config_docs: Any, page: Path) -> Non
 
 
 def test_every_key_and_every_option_has_a_table() -> None:
-    from podtune.bench.cell.command_line import parser
+    from podtune.bench.case.command_line import parser
     from podtune.sft.config.settings import known_keys
 
     page = (ROOT / "docs/configuration.md").read_text()
