@@ -1,12 +1,12 @@
 # The image of every pod: training, preparation, benchmark, Aim page. scripts/build_image.sh builds it with what is there.
 #
-# Any Debian or Ubuntu whose python3 is 3.11 or 3.12. CUDA 13 comes with torch's wheels, so no CUDA base is needed; the driver
+# Any Debian or Ubuntu whose python3 is 3.11 to 3.13. CUDA 13 comes with torch's wheels, so no CUDA base is needed; the driver
 # comes from the node and has to be 580 or newer. Elastic fabrics need a base with their NCCL plugin: AWS EFA its
 # aws-ofi-nccl, Google's GPUDirect its own. docs/cluster.md has both, and CUDA 12 for older drivers.
 ARG BASE_IMAGE=debian:bookworm-slim
 
 FROM ${BASE_IMAGE} AS dependencies
-# The extras of pyproject.toml that go in: `train`, `aim` for the page, `deepspeed` for zero2 and zero3, `qlora` for 4-bit weights and
+# The extras of pyproject.toml that go in: `train`, `aim` for the page, `deepspeed` for the benchmark's zero2 and zero3, `qlora` for 4-bit weights and
 # 8-bit optimizers, `cluster`.
 ARG EXTRAS="train aim deepspeed qlora s3"
 # A page of wheels that win over the index, for example torch's for the CPU alone. Their hashes are not in requirements.txt.
@@ -36,8 +36,10 @@ RUN --mount=type=cache,target=/root/.cache --mount=type=secret,id=ca \
     fi
 
 FROM dependencies AS code
-COPY setup.py README.md ./
+COPY hatch_build.py README.md LICENSE ./
 COPY training training
+COPY charts charts
+COPY deploy deploy
 RUN --mount=type=cache,target=/root/.cache --mount=type=secret,id=ca \
     if [ -s /run/secrets/ca ]; then export SSL_CERT_FILE=/run/secrets/ca; fi \
  && /opt/uv/bin/uv pip install --no-deps --build-constraint requirements.txt --target /opt/code .

@@ -64,7 +64,7 @@ def fail(message: str) -> int:
 def fingerprint() -> str:
     """What decides the environment's content: the pins, the package's own metadata, the interpreter."""
     digest = hashlib.sha256()
-    for path in (REQUIREMENTS, ROOT / "pyproject.toml", ROOT / "setup.py", Path(__file__)):
+    for path in (REQUIREMENTS, ROOT / "pyproject.toml", ROOT / "hatch_build.py", Path(__file__)):
         digest.update(path.read_bytes())
     digest.update(f"{sys.version_info[:2]} {sys.base_prefix} {ROOT}".encode())
     return digest.hexdigest()

@@ -24,7 +24,7 @@ def podtune(tmp_path_factory: pytest.TempPathFactory) -> Podtune:
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
     source.mkdir()
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     for name in ("training", "charts", "deploy"):
         shutil.copytree(

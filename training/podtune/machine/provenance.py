@@ -19,7 +19,7 @@ import podtune
 from podtune.machine.facts import cpu_model, usable_cpus
 
 PACKAGES = ("podtune", "torch", "transformers", "trl", "accelerate", "datasets", "peft", "deepspeed", "aim")
-COMMIT_FILE = Path(__file__).resolve().parents[1] / "commit.txt"  # only in a wheel: setup.py writes it
+COMMIT_FILE = Path(__file__).resolve().parents[1] / "commit.txt"  # only in a wheel: hatch_build.py writes it
 
 
 def version_line() -> str:

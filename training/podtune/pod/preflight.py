@@ -25,7 +25,7 @@ from podtune.sft.data.source import local_path
 Json = dict[str, Any]
 
 DEFAULT_CHECKPOINTS = 2
-VOLUMES = ("OUTPUT_DIR", "PODTUNE_CACHE", "HF_HOME")
+VOLUMES = ("OUTPUT_DIR", "HF_HOME")
 #: facts that all pods must share, with what a difference means
 SAME = {
     "config_sha256": "the training configuration differs",

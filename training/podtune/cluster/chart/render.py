@@ -27,7 +27,7 @@ from podtune.run.errors import (
     near,
 )
 
-_SHIPPED = Path(__file__).resolve().parents[2] / "shipped"  # in a wheel: setup.py copies them there
+_SHIPPED = Path(__file__).resolve().parents[2] / "shipped"  # in a wheel: pyproject.toml puts them there
 _CHECKOUT = Path(__file__).resolve().parents[4]
 CHART = _SHIPPED / "chart" if _SHIPPED.is_dir() else _CHECKOUT / "charts" / "podtune"
 PROFILES = _SHIPPED / "values" if _SHIPPED.is_dir() else _CHECKOUT / "deploy" / "values"
