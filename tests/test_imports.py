@@ -36,7 +36,7 @@ LAYERS: dict[str, set[str]] = {
     "run": set(),
     "machine": {"run"},
     "plan": {"run", "machine"},
-    "qa": {"run"},
+    "demo_data": {"run"},
     "report": {"run"},
     "cluster": {"run", "machine"},
     "bench": {"run", "machine", "plan"},

@@ -21,29 +21,23 @@ app = typer.Typer(
 @app.command()
 def build(
     output: Annotated[Path, typer.Option(help="Folder to make: train.parquet, eval.parquet, card.json.")],
-    kind: Annotated[
-        str, typer.Option(help="unicode: characters; docs: Python objects; commands: English to podtune.")
-    ] = "unicode",
     rows: Annotated[int, typer.Option(help="At most so many rows in both files together.")] = 12_000,
-    seed: Annotated[int, typer.Option(help="Of the draw, the phrasing and the division.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of the draw and the division.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the card as JSON.")] = False,
 ) -> None:
-    """Make a question-answer set from what every Python installation carries. Nothing is downloaded.
+    """Make a question-answer set about the characters of Unicode. Nothing is downloaded.
 
-    The same Python and seed give the same bytes. What is asked in eval is about objects that train never
+    The same Python and seed give the same bytes. Questions in eval are about characters that train never
     names.
 
     \b
     Examples:
       podtune data build --output work/data
-      podtune data build --kind docs --output datasets/docs
       podtune data build --output /tmp/qa --rows 2000 --seed 1 --json
     """
-    from podtune.qa.build import build as build_set
+    from podtune.demo_data.build import build as build_set
 
-    if kind == "docs":
-        working("reading the documentation of the installed packages")
-    card = build_set(output, kind=kind, rows=rows, seed=seed)
+    card = build_set(output, rows=rows, seed=seed)
     if as_json:
         print(json.dumps(card, indent=2))
         return
