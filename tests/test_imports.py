@@ -45,7 +45,7 @@ LAYERS: dict[str, set[str]] = {
 }
 # Rooms of a layer, from the ground up: each imports only what stands before it.
 ROOMS = {
-    "sft": ("hub", "store", "origin", "data", "model", "config", "answer", "train", "sweep"),
+    "sft": ("cpu", "hub", "store", "origin", "data", "model", "config", "answer", "train", "sweep"),
     "bench": ("options", "models", "strategies", "cell", "sweep"),
 }
 # What sft may use of the reports: the picture of a loss.

@@ -233,12 +233,12 @@ def load(
     left to do.
     """
     from podtune.sft.config.memory import foresee
+    from podtune.sft.cpu.heap_trim import HeapTrimCallback
     from podtune.sft.data.rows import token_rows
     from podtune.sft.data.tokenizer import load_tokenizer
     from podtune.sft.model.load import load_model
     from podtune.sft.train.bucket import Bucket
     from podtune.sft.train.early import early_stopping
-    from podtune.sft.train.heap import GiveBack
     from podtune.sft.train.run import FineTune, find_checkpoint, is_finished
     from podtune.sft.train.trainer import PodtuneTrainer
 
@@ -323,7 +323,7 @@ def load(
         peft_config=arguments.peft_config(model_config.model_type),
         callbacks=[
             *(run.progress, stop, *early_stopping(arguments.run)),
-            *([GiveBack()] if world.device_type == "cpu" else []),
+            *([HeapTrimCallback()] if world.device_type == "cpu" else []),
         ],
         world=world,
         meter=run.meter,
