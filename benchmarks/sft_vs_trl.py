@@ -118,7 +118,7 @@ def serve(args: argparse.Namespace) -> None:
     with os.fdopen(os.dup(sys.stdout.fileno()), "w") as answers, tempfile.TemporaryDirectory() as scratch:
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # for whatever libraries print
         if args.side == "podtune":
-            before_imports(read_world(), use_cpu=True)
+            before_imports(read_world())
         world = setup_distributed(TURN_S, use_cpu=True)
         import datasets
         import torch

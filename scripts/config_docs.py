@@ -68,7 +68,7 @@ def renamed(_: list[str]) -> str:
 
 def benchmark(_: list[str]) -> str:
     """Options of one benchmark cell."""
-    from podtune.bench.cell.command_line import parser
+    from podtune.bench.case.command_line import parser
 
     actions = [action for action in parser()._actions if action.dest != "help"]
     rows = []

@@ -43,10 +43,10 @@ def qa_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with train.parquet (about 600 rows) and eval.parquet, made by ``podtune data build``'s own
     code.
     """
-    from podtune.qa.build import build
+    from podtune.demo_data.build import build
 
     folder = tmp_path_factory.mktemp("qa")
-    build(folder, kind="docs", rows=600)
+    build(folder, rows=600)
     return folder
 
 

@@ -40,12 +40,33 @@ def test_generated_parts_are_those_of_today(config_docs: Any, page: Path) -> Non
 
 
 def test_every_key_and_every_option_has_a_table() -> None:
-    from podtune.bench.cell.command_line import parser
+    from podtune.bench.case.command_line import parser
     from podtune.sft.config.settings import known_keys
 
     page = (ROOT / "docs/configuration.md").read_text()
     options = [action.option_strings[0] for action in parser()._actions if action.dest != "help"]
     assert [name for name in (*known_keys(), *options) if f"| `{name}` |" not in page] == []
+
+
+def test_every_variable_of_podtunes_own_is_in_one_table() -> None:
+    page = (ROOT / "docs/configuration.md").read_text()
+    table = page.partition("### podtune's own variables")[2].partition("###")[0]
+    places = ("training", "charts", "scripts", "Makefile", "Dockerfile", "tests/chaos")
+    files = [
+        path for place in places for path in [ROOT / place, *(ROOT / place).rglob("*")] if path.is_file()
+    ]
+    named = {
+        name
+        for path in files
+        if path.suffix != ".pyc"
+        for name in re.findall(r"\bPODTUNE_[A-Z_]+\b", path.read_text(errors="replace"))
+    }
+    assert set(re.findall(r"`(PODTUNE_[A-Z_]+)`", table)) == named
+
+
+def test_no_line_of_the_readme_is_wider_than_a_window() -> None:
+    lines = (ROOT / "README.md").read_text().splitlines()
+    assert [line for line in lines if len(line) > 120] == []
 
 
 def test_every_exit_code_is_explained() -> None:

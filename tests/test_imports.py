@@ -25,7 +25,7 @@ ONLY_IN = {
     "aim": ("run/aim/tracking.py", "run/aim/ui.py"),
     "kubernetes": ("cluster/live/client.py",),
     "fsspec": ("sft/store.py",),
-    "deepspeed": ("machine/building.py", "sft/config/strategy.py", "bench/strategies/deepspeed_zero.py"),
+    "deepspeed": ("machine/building.py", "bench/strategies/deepspeed_zero.py"),
     "torch": (
         *("training.py", "benchmark.py", "bench/", "sft/"),
         *("run/distributed.py", "pod/launch.py", "pod/meeting.py", "pod/compute.py"),
@@ -36,7 +36,7 @@ LAYERS: dict[str, set[str]] = {
     "run": set(),
     "machine": {"run"},
     "plan": {"run", "machine"},
-    "qa": {"run"},
+    "demo_data": {"run"},
     "report": {"run"},
     "cluster": {"run", "machine"},
     "bench": {"run", "machine", "plan"},
@@ -46,7 +46,7 @@ LAYERS: dict[str, set[str]] = {
 # Rooms of a layer, from the ground up: each imports only what stands before it.
 ROOMS = {
     "sft": ("cpu", "hub", "store", "origin", "data", "model", "config", "answer", "train", "sweep"),
-    "bench": ("options", "models", "strategies", "cell", "sweep"),
+    "bench": ("options", "models", "strategies", "case", "cell", "sweep"),
 }
 # What sft may use of the reports: the picture of a loss.
 LENT = {"podtune.report.draw.plots"}

@@ -19,9 +19,9 @@ PACKAGE = Path(__file__).parents[1] / "training" / "podtune"
 #: name: where it is found, and what uses it
 NAMES = {
     "_actions": ("argparse.ArgumentParser()", "sft/config/resolve.py"),
-    "_cdata": ("torch.UntypedStorage", "bench/cell/counted_memory.py"),
+    "_cdata": ("torch.UntypedStorage", "bench/case/counted_memory.py"),
     "_compile_jinja_template": ("transformers.utils.chat_template_utils", "sft/data/encode.py"),
-    "_dump_snapshot": ("torch.cuda.memory", "bench/cell/profiling.py"),
+    "_dump_snapshot": ("torch.cuda.memory", "bench/case/profiling.py"),
     "_encode_plus": ("transformers.PreTrainedTokenizerFast", "sft/data/tokenizer.py"),
     "_get_grad_norm": ("transformers.Trainer", "sft/train/trainer.py"),
     "_get_output_dir": ("transformers.Trainer", "sft/train/trainer.py"),
@@ -31,8 +31,8 @@ NAMES = {
     "_is_avx512_bf16_supported": ("torch.cpu", "sft/config/hardware.py"),
     "_issue_warnings_after_load": ("transformers.Trainer", "sft/train/trainer.py"),
     "_ops": ("torch", "bench/models/stack.py"),
-    "_record_memory_history": ("torch.cuda.memory", "bench/cell/profiling.py"),
-    "_resolve_process_group": ("torch.distributed.distributed_c10d", "bench/cell/communication.py"),
+    "_record_memory_history": ("torch.cuda.memory", "bench/case/profiling.py"),
+    "_resolve_process_group": ("torch.distributed.distributed_c10d", "bench/case/communication.py"),
     "_load_best_model": ("transformers.Trainer", "sft/train/trainer.py"),
     "_run_epoch": ("transformers.Trainer", "sft/train/trainer.py"),
     "_save": ("transformers.Trainer", "sft/train/trainer.py"),

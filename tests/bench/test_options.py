@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from podtune.bench.cell.command_line import parser, read_options
+from podtune.bench.case.command_line import parser, read_options
 from podtune.bench.options import Options
 from podtune.run.distributed import World
 from podtune.run.errors import UserError

@@ -16,8 +16,8 @@ import sys
 import warnings
 from pathlib import Path
 
-from podtune.bench.cell.command_line import read_options
-from podtune.bench.cell.record import CellRecord, Ended, prepare_output
+from podtune.bench.case.command_line import read_options
+from podtune.bench.case.record import CellRecord, Ended, prepare_output
 from podtune.bench.models import Size
 from podtune.bench.options import Options
 from podtune.run import errors
@@ -40,7 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run_cell(options: Options, size: Size, output: Path) -> int:
-    from podtune.bench.cell.watchdog import Watchdog
+    from podtune.bench.case.watchdog import Watchdog
 
     record = CellRecord(options, output)
 
@@ -55,8 +55,8 @@ def _run_cell(options: Options, size: Size, output: Path) -> int:
     try:
         world = setup_distributed(options.timeout_s, use_cpu=options.cpu)
         record.identify(world)
-        from podtune.bench.cell.device import refuse_what_the_device_lacks
-        from podtune.bench.cell.loop import CellRun, measure
+        from podtune.bench.case.device import refuse_what_the_device_lacks
+        from podtune.bench.case.loop import CellRun, measure
 
         refuse_what_the_device_lacks(options, world)
         run = CellRun(options, size, world, watchdog)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from podtune.bench.cell.data import SyntheticImages, SyntheticTokens
-from podtune.bench.cell.measure import flops_per_row
+from podtune.bench.case.data import SyntheticImages, SyntheticTokens
+from podtune.bench.case.measure import flops_per_row
 from podtune.bench.models import build, find_size
 from podtune.bench.models.stack import Stack, cross_entropy
 from podtune.bench.strategies.float8 import linear

@@ -11,10 +11,10 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from podtune.bench.cell.command_line import read_options
-from podtune.bench.cell.device import refuse_what_the_device_lacks
-from podtune.bench.cell.loop import CellRun, measure
-from podtune.bench.cell.watchdog import Watchdog
+from podtune.bench.case.command_line import read_options
+from podtune.bench.case.device import refuse_what_the_device_lacks
+from podtune.bench.case.loop import CellRun, measure
+from podtune.bench.case.watchdog import Watchdog
 from podtune.run.distributed import World, cleanup_distributed, setup_distributed
 from podtune.run.errors import UserError
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from podtune.bench.cell.command_line import read_options
+from podtune.bench.case.command_line import read_options
 from podtune.bench.strategies.table import STRATEGIES
 from podtune.plan.beside import plans
 from podtune.run.distributed import World
@@ -112,8 +112,8 @@ def arguments(cell: str) -> list[str]:
 
 def alone(cell: str) -> Json:
     """One process needs no torchrun: this one."""
-    from podtune.bench.cell.loop import CellRun, measure
-    from podtune.bench.cell.watchdog import Watchdog
+    from podtune.bench.case.loop import CellRun, measure
+    from podtune.bench.case.watchdog import Watchdog
 
     world = World()
     options, size, _ = read_options(arguments(cell), world)
@@ -220,9 +220,9 @@ AS_ON_A_GPU = """
 import sys, torch
 ask = torch.is_autocast_enabled
 torch.is_autocast_enabled = lambda device="cpu": ask("cpu")  # DeepSpeed asks without a device: of CUDA
-from podtune.bench.cell.command_line import read_options
-from podtune.bench.cell.loop import CellRun
-from podtune.bench.cell.watchdog import Watchdog
+from podtune.bench.case.command_line import read_options
+from podtune.bench.case.loop import CellRun
+from podtune.bench.case.watchdog import Watchdog
 from podtune.run.distributed import read_world, setup_distributed
 words = ["--model", "tinygpt-test", "--precision", "bf16", "--cpu", "--global-batch-size", "2"]
 world = setup_distributed(60, use_cpu=True)

@@ -331,7 +331,7 @@ def test_info_prints_figures_that_add_up(micro: Path) -> None:
     )
     memory = {(row["strategy"], row["world_size"]): row for row in found["memory"]}
     assert memory["single", 1]["optimizer_gib"] == pytest.approx(12 * found["parameters"]["total"] / 2**30)
-    assert memory["zero3", 8]["weights_gib"] == pytest.approx(memory["ddp", 8]["weights_gib"] / 8)
+    assert memory["fsdp", 8]["weights_gib"] == pytest.approx(memory["ddp", 8]["weights_gib"] / 8)
     assert found["tokenizer"]["stop_token_trained"] is True
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from podtune.commands.jobs import Context, Namespace
+from podtune.commands.options import Context, Namespace
 from podtune.run.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def _in_the_cluster(
     from podtune.cluster.chart.render import effective_values, merged_values, rendered
     from podtune.cluster.live import release, submit
     from podtune.cluster.live.client import connect
-    from podtune.commands.jobs import linted
+    from podtune.commands.manifests import linted
     from podtune.sft.sweep import read
 
     own = merged_values(values, sets)

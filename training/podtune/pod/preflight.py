@@ -25,7 +25,7 @@ from podtune.sft.data.source import local_path
 Json = dict[str, Any]
 
 DEFAULT_CHECKPOINTS = 2
-VOLUMES = ("OUTPUT_DIR", "PODTUNE_CACHE", "HF_HOME")
+VOLUMES = ("OUTPUT_DIR", "HF_HOME")
 #: facts that all pods must share, with what a difference means
 SAME = {
     "config_sha256": "the training configuration differs",
@@ -271,7 +271,7 @@ def _gpus() -> Json:
     seen = machine.gpus()
     if seen.error:
         return {"gpus": 0, "gpu_error": seen.error[:200]}
-    more = {"gpu": seen.found[0].name, "driver": seen.driver} if seen.found else {}
+    more = {"gpu": seen.names[0], "driver": seen.driver} if seen.names else {}
     return {"gpus": seen.count, **more}
 
 

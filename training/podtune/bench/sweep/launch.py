@@ -145,7 +145,7 @@ class ForkServer:
         if any(name.startswith("zero") for name in strategies):
             modules.add("deepspeed")
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["podtune.bench.cell.loop", *sorted(modules)])
+        self._context.set_forkserver_preload(["podtune.bench.case.loop", *sorted(modules)])
         self._ranks: list[ForkServerProcess] = []
 
     def run(self, cell: Cell, index: int, output: Path, log: Path, timeout_s: float) -> Outcome:

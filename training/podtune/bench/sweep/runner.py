@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Literal
 
-from podtune.bench.cell.record import summary
+from podtune.bench.case.record import summary
 from podtune.bench.sweep.launch import ForkServer, Launcher, Outcome, Torchrun
 from podtune.bench.sweep.sweep import Cell, Expansion, Sweep, code_hash
 from podtune.machine.provenance import provenance

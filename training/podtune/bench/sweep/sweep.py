@@ -26,7 +26,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from podtune.bench.cell.command_line import flag_of, read_options
+from podtune.bench.case.command_line import flag_of, read_options
 from podtune.bench.options import Options
 from podtune.bench.strategies.table import STRATEGIES
 from podtune.machine.facts import visible_gpus

@@ -20,8 +20,8 @@ _BLOCK = 256  # queries of one product: what a causal mask throws away is at mos
 _MULTIPLE = 32  # oneDNN builds a kernel for every length of a row: they are rounded up to few
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator] # it would compile a graph for every list of
-lengths def attend(
+@torch.compiler.disable  # type: ignore[untyped-decorator] # it would compile a graph for every list of lengths
+def attend(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,

@@ -60,8 +60,8 @@ def _forward(original: Callable[[torch.Tensor], torch.Tensor], epsilon: float) -
         if hidden_states.dtype != torch.float32 or not torch.is_autocast_enabled("cpu"):
             return original(hidden_states)
         dtype = torch.get_autocast_dtype("cpu")
-        out: torch.Tensor = RMSNorm.apply(hidden_states, self.weight, epsilon, dtype)  # type:
-        ignore[no-untyped-call] return out
+        out: torch.Tensor = RMSNorm.apply(hidden_states, self.weight, epsilon, dtype)  # type: ignore[no-untyped-call]
+        return out
 
     return forward
 

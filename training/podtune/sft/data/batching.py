@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Generator
 from torch.utils.data import BatchSampler
 from transformers.trainer_pt_utils import LengthGroupedSampler
-
-if TYPE_CHECKING:
-    from datasets import Dataset
 
 
 class BalancedBatches(BatchSampler):
@@ -104,12 +101,7 @@ def balance(loader: Any, lengths: Sequence[int]) -> None:
         shard.batch_sampler = BalancedBatches(shard.batch_sampler, lengths, shard.num_processes)
 
 
-ROW = "row"  # the column that names a row for the sample ledger
-
-
-def numbered(dataset: Dataset) -> Dataset:
-    """``dataset`` with each row's place in it as the column :data:`ROW`."""
-    return dataset.add_column(ROW, range(len(dataset)))
+ROW = "row"  # the column with the place of a row in a stream
 
 
 class NumberedBatches:

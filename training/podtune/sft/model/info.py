@@ -17,7 +17,7 @@ from podtune.sft.origin import Origin, base_of, load_config, locate_model
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-STRATEGIES = ("ddp", "fsdp", "fsdp-grad-op", "zero2", "zero3")
+STRATEGIES = ("ddp", "fsdp", "fsdp-grad-op")
 RANKS = (2, 8)
 
 

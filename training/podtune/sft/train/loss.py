@@ -156,7 +156,7 @@ def _score_in_chunks(trainer: Any, labels: torch.Tensor) -> bool:
     """
     if labels.device.type != "cpu" or forced_gpu_path():
         return True
-    if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
+    if trainer.is_fsdp_enabled:
         return False
     scored = int((labels[:, 1:] != IGNORED).any(0).sum()) * len(labels)
     vocabulary: int = trainer.model.config.get_text_config().vocab_size

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from podtune.bench.cell.command_line import read_options
-from podtune.bench.cell.communication import sent_bytes
-from podtune.bench.cell.loop import CellRun, compare_losses, measure
-from podtune.bench.cell.measure import PeakMemory, Telemetry
-from podtune.bench.cell.profiling import exposed_seconds
-from podtune.bench.cell.watchdog import Watchdog
+from podtune.bench.case.command_line import read_options
+from podtune.bench.case.communication import sent_bytes
+from podtune.bench.case.loop import CellRun, compare_losses, measure
+from podtune.bench.case.measure import PeakMemory, Telemetry
+from podtune.bench.case.profiling import exposed_seconds
+from podtune.bench.case.watchdog import Watchdog
 from podtune.bench.options import Options
 from podtune.run.distributed import World
 
@@ -125,7 +125,7 @@ def test_batch_norm_over_a_split_batch_leaves_parity_undefined() -> None:
 
 
 def test_without_parity_there_is_no_speed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("podtune.bench.cell.loop._reference_losses", lambda run: [6.0] * 5)
+    monkeypatch.setattr("podtune.bench.case.loop._reference_losses", lambda run: [6.0] * 5)
     words = [
         "--model",
         "tinygpt-test",

@@ -1,11 +1,9 @@
-"""The sample ledger: every row once an epoch, over samplers, packing, ranks, accumulation and resumes."""
+"""Every row is trained once an epoch, over samplers, packing, ranks, accumulation and resumes."""
 
 from __future__ import annotations
 
-import json
 import math
 import random
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,12 +13,10 @@ import torch
 from accelerate.data_loader import prepare_data_loader, skip_first_batches
 from accelerate.state import PartialState
 from datasets import Dataset
+from support.row_ledger import RowLedger, epochs, trained
 from torch.utils.data import DataLoader, RandomSampler, Sampler, SequentialSampler
 
-from podtune.commands import data as command
-from podtune.run.errors import UserError
-from podtune.run.ledger import FOLDER, Ledger, begin, judge
-from podtune.sft.data.batching import ROW, LengthGrouped, NumberedBatches, balance, numbered, row_lengths
+from podtune.sft.data.batching import ROW, LengthGrouped, NumberedBatches, balance, row_lengths
 from podtune.sft.data.rows import pack
 
 EPOCHS, BATCH = 2, 2
@@ -66,19 +62,18 @@ def train(
     run: Path, rows: Dataset, sampler: str, ranks: int, accumulation: int, start: int, stop: int
 ) -> int:
     """Steps ``start + 1`` to ``stop`` of a run whose ranks keep a ledger; returns the last step there is."""
-    begin(run, from_step=start, rows=len(rows), drop_last=False)
+    rows = rows.add_column(ROW, range(len(rows)))
     per_epoch = math.ceil(math.ceil(math.ceil(len(rows) / BATCH) / ranks) / accumulation)
     for rank in range(ranks):
         torch.rand(random.randrange(1, 9))  # a new process has another state of torch's generator
-        ledger = Ledger(run, rank)
+        ledger = RowLedger(run, rank)
         for epoch in range(start // per_epoch, EPOCHS):
             skip = max(0, start - epoch * per_epoch)
-            batches = micro_batches(numbered(rows), sampler, rank, ranks, epoch, skip * accumulation)
+            batches = micro_batches(rows, sampler, rank, ranks, epoch, skip * accumulation)
             for index, batch in enumerate(batches):
                 step = epoch * per_epoch + skip + index // accumulation + 1
                 if step <= stop:
                     ledger.note(step, epoch, batch[ROW])
-        ledger.flush()
     return per_epoch * EPOCHS
 
 
@@ -102,40 +97,12 @@ def test_every_row_comes_once_an_epoch_over_kills_and_resumes(
     # what came after the checkpoint is trained again
     for saved, killed_at in ((2, last - 2), (last - 3, last)):
         train(tmp_path, rows, sampler, ranks, accumulation, saved, killed_at)
-    judgement = judge(tmp_path)
-    assert judgement.exact
-    assert (judgement.steps, judgement.ranks, judgement.unrecorded) == (last, ranks, ())
+    steps_of_ranks = trained(tmp_path)
+    assert sorted(steps_of_ranks) == list(range(ranks))
+    assert all(sorted(steps) == list(range(1, last + 1)) for steps in steps_of_ranks.values())
+    # accelerate fills the last step of several ranks with rows that it takes again
     filling = 0 if ranks == 1 else -len(rows) % (BATCH * ranks)
-    found = [(each.seen, each.filling, each.missed) for each in judgement.epochs]
-    assert found == [(len(rows), filling, ())] * EPOCHS
-
-
-def test_a_row_that_comes_twice_or_never_is_named_and_a_torn_line_is_not_read(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    begin(tmp_path, from_step=0, rows=5, drop_last=False)
-    (tmp_path / FOLDER / "rank-0.txt").write_text("1 0 0 1\n2 0 1 2\n3 0 4\n4 1 0 1\n5 1 2 ")
-    with pytest.raises(UserError) as refused:
-        command.ledger(tmp_path)
-    assert refused.value.code == 65
-    said = capsys.readouterr().out
-    assert "epoch 1: seen 4, missed 1 (3), more than once 1 (1)" in said
-    assert "epoch 2: seen 2 so far" in said
-
-
-def test_steps_without_an_entry_are_said_and_their_epoch_is_not_judged(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    begin(tmp_path, from_step=3, rows=4, drop_last=False)
-    (tmp_path / FOLDER / "rank-0.txt").write_text("4 0 3\n5 1 0 1\n6 1 2 3\n")
-    command.ledger(tmp_path, as_json=True)
-    found = json.loads(capsys.readouterr().out)
-    assert (found["unrecorded"], [epoch["number"] for epoch in found["epochs"]]) == ([1, 2, 3], [2])
-
-
-def test_a_run_without_a_ledger_is_told_how_to_keep_one(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="--sample_ledger true"):
-        judge(tmp_path)
-    begin(tmp_path, from_step=0, rows=4, drop_last=False)
-    assert judge(tmp_path).epochs == ()
-    shutil.rmtree(tmp_path / FOLDER)
+    for counted in epochs(tmp_path):
+        assert set(counted) == set(range(len(rows)))
+        assert counted.total() - len(rows) == filling
+    assert len(epochs(tmp_path)) == EPOCHS

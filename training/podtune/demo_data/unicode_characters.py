@@ -12,7 +12,7 @@ import unicodedata
 from collections.abc import Iterator
 from fractions import Fraction
 
-from podtune.qa.row import Row, order_of
+from podtune.demo_data.row import Row, order_of
 
 DESCRIPTION = "Questions and answers about the characters of Unicode, from Python's unicodedata."
 LAST = 0x1FFFF  # the planes above hold ideographs, tags and private use
@@ -41,7 +41,7 @@ _SCRIPT = re.compile(r"(.+?) (?:CAPITAL|SMALL|LETTER|DIGIT|VOWEL|SYLLABLE)\b")
 
 
 def questions(rows: int, seed: int) -> list[Row]:
-    """At most ``rows`` questions, and :data:`MOST_OF_A_KIND` of each kind, drawn by hash."""
+    """Draw at most ``rows`` questions, and :data:`MOST_OF_A_KIND` of each kind, by hash."""
     drawn: list[Row] = []
     room: dict[str, int] = {}
     for row in sorted(every_question(), key=lambda row: order_of(seed, row.kind, row.object)):
@@ -53,6 +53,7 @@ def questions(rows: int, seed: int) -> list[Row]:
 
 
 def every_question() -> Iterator[Row]:
+    """All questions that the database answers, in the order of code points."""
     for code in range(LAST + 1):
         character = chr(code)
         name = unicodedata.name(character, "")
@@ -62,7 +63,7 @@ def every_question() -> Iterator[Row]:
 
 
 def _group(character: str, name: str) -> str:
-    """Both cases of a letter are held out together."""
+    """The name that both cases of a letter share, so that they are held out together."""
     small = character.lower() if len(character.lower()) == 1 else character
     if len(small.upper()) == 1:  # a final sigma and a sigma have one capital
         small = small.upper().lower()

@@ -1,4 +1,4 @@
-"""A question with its answer, and the hash that orders and divides them."""
+"""A question with its answer, and the hash that orders rows and divides them into train and eval."""
 
 from __future__ import annotations
 
@@ -31,5 +31,5 @@ def order_of(*parts: object) -> int:
 
 
 def held_out(group: str, seed: int) -> bool:
-    """Whether the rows of a group stand in eval."""
+    """True if the rows of a group stand in eval."""
     return order_of(seed, group) % EVAL_SHARE == 0

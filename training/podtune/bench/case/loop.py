@@ -18,10 +18,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from podtune.bench.cell.communication import CountCommunication
-from podtune.bench.cell.counted_memory import CountMemory
-from podtune.bench.cell.data import Rows, open_rows, share
-from podtune.bench.cell.measure import (
+from podtune.bench.case.communication import CountCommunication
+from podtune.bench.case.counted_memory import CountMemory
+from podtune.bench.case.data import Rows, open_rows, share
+from podtune.bench.case.measure import (
     PeakMemory,
     Telemetry,
     flops_per_row,
@@ -30,7 +30,7 @@ from podtune.bench.cell.measure import (
     memory_gib,
     synchronise,
 )
-from podtune.bench.cell.watchdog import Watchdog
+from podtune.bench.case.watchdog import Watchdog
 from podtune.bench.models import Size, build
 from podtune.bench.options import Options
 from podtune.bench.strategies.contract import Batch, Strategy
@@ -139,7 +139,7 @@ def measure(run: CellRun) -> Measurements:
         **(_speed(run, seconds) if world.is_main else {}),  # whose measurements become the record
     )
     if options.profile or options.memory_snapshot:
-        from podtune.bench.cell.profiling import profile_step
+        from podtune.bench.case.profiling import profile_step
 
         run.watchdog.beat("profiling")
         profile, exposed = profile_step(stepper.step, Path(options.output), options, world)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from podtune.bench.cell.data import Rows, SyntheticImages, SyntheticTokens, open_rows, share
+from podtune.bench.case.data import Rows, SyntheticImages, SyntheticTokens, open_rows, share
 from podtune.bench.models import find_size
 from podtune.bench.options import Options
 from podtune.bench.strategies.contract import Batch

@@ -8,8 +8,8 @@ from collections import Counter
 
 import pytest
 
-from podtune.qa import unicode_characters
-from podtune.qa.row import Row, held_out
+from podtune.demo_data import unicode_characters
+from podtune.demo_data.row import Row, held_out
 
 
 @pytest.fixture(scope="module")
