@@ -46,7 +46,7 @@ NAMES = {
     "_scaled_mm": ("torch", "bench/strategies/float8.py"),
     "_shared_state": ("accelerate.PartialState", "sft/train/trainer.py"),
     "_tokenize": ("trl.data_utils", "sft/data/encode.py"),
-    "_strip_protocol": ("fsspec.AbstractFileSystem", "sft/store.py"),
+    "_strip_protocol": ("fsspec.AbstractFileSystem", "sft/source/object_store.py"),
     "build_shm_op": ("deepspeed.comm.torch", "machine/building.py"),
     # aim; the ones of its objects are made with a run
     "_cleanup": ("aim.ext.cleanup.AutoClean", "run/aim/tracking.py"),
