@@ -90,7 +90,7 @@ def large(tmp_path_factory: pytest.TempPathFactory, micro_model: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def long_rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """2,000 rows of more than 2,048 tokens each: the tokenizer of the made models has a token a digit or two."""
+    """2,000 rows of more than 2,048 tokens each: the made models' tokenizer has a token a digit or two."""
     draw = random.Random(0)
     file = tmp_path_factory.mktemp("long") / "rows.jsonl"
     with file.open("w") as stream:
