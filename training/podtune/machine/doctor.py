@@ -255,7 +255,7 @@ def helm() -> Check:
         "helm",
         "warn",
         "not on PATH, nor is helm-python-sdk installed",
-        "install helm, or pip install 'podtune[cluster]'",
+        "install helm, or pip install 'podtune[render]'",
     )
 
 
