@@ -22,9 +22,9 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # Who may import a library, below training/podtune. A folder ends with a slash.
 ONLY_IN = {
     "trl": ("training.py", "sft/"),
-    "aim": ("run/aim/tracking.py", "run/aim/ui.py"),
+    "aim": ("run/aim/repository.py", "run/aim/ui.py"),
     "kubernetes": ("cluster/live/client.py",),
-    "fsspec": ("sft/store.py",),
+    "fsspec": ("sft/source/object_store.py",),
     "deepspeed": ("machine/building.py", "bench/strategies/deepspeed_zero.py"),
     "torch": (
         *("training.py", "benchmark.py", "bench/", "sft/"),
@@ -46,7 +46,7 @@ LAYERS: dict[str, set[str]] = {
 }
 # Rooms of a layer, from the ground up: each imports only what stands before it.
 ROOMS = {
-    "sft": ("hub", "store", "origin", "data", "model", "config", "answer", "train"),
+    "sft": ("cpu", "source", "data", "model", "config", "generate", "train"),
     "bench": ("options", "models", "strategies", "case"),
 }
 # What sft may use of the reports: the picture of a loss.

@@ -12,10 +12,10 @@ from support.object_store import ObjectStore
 
 from podtune.pod import prepare
 from podtune.run.errors import CONFIG, NO_INPUT, NO_PERMISSION, UNAVAILABLE, UserError
-from podtune.sft import store
 from podtune.sft.config import settings as config
 from podtune.sft.data.source import DataSource, Sources, load_split, local_path
-from podtune.sft.origin import locate_model
+from podtune.sft.source import object_store as store
+from podtune.sft.source.model import locate_model
 
 ROWS = "".join(json.dumps({"prompt": f"What is {n}?", "completion": f" {n}."}) + "\n" for n in range(64))
 
