@@ -22,7 +22,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # Who may import a library, below training/podtune. A folder ends with a slash.
 ONLY_IN = {
     "trl": ("training.py", "sft/"),
-    "aim": ("run/aim/tracking.py", "run/aim/ui.py"),
+    "aim": ("run/aim/repository.py", "run/aim/ui.py"),
     "kubernetes": ("cluster/live/client.py",),
     "fsspec": ("sft/source/object_store.py",),
     "deepspeed": ("machine/building.py", "bench/strategies/deepspeed_zero.py"),
