@@ -14,7 +14,8 @@ from podtune.pod import prepare
 from podtune.run.errors import CONFIG, NO_INPUT, NO_PERMISSION, UNAVAILABLE, UserError
 from podtune.sft import store
 from podtune.sft.config import settings as config
-from podtune.sft.data.source import DataSource, Sources, load_split, local_path
+from podtune.sft.data.load import load_split
+from podtune.sft.data.source import DataSource, Sources, local_path
 from podtune.sft.origin import locate_model
 
 ROWS = "".join(json.dumps({"prompt": f"What is {n}?", "completion": f" {n}."}) + "\n" for n in range(64))

@@ -22,7 +22,7 @@ from podtune.run.errors import (
     UsageError,
 )
 from podtune.sft.answer.answers import by_length
-from podtune.sft.data.files import rows_at
+from podtune.sft.data.readers import rows_at
 from podtune.sft.model.template import Messages, prompt_and_answer
 
 OUTPUTS = (".parquet", ".jsonl")
