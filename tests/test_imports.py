@@ -24,7 +24,7 @@ ONLY_IN = {
     "trl": ("training.py", "sft/"),
     "aim": ("run/aim/tracking.py", "run/aim/ui.py"),
     "kubernetes": ("cluster/live/client.py",),
-    "fsspec": ("sft/store.py",),
+    "fsspec": ("sft/source/object_store.py",),
     "deepspeed": ("machine/building.py", "bench/strategies/deepspeed_zero.py"),
     "torch": (
         *("training.py", "benchmark.py", "bench/", "sft/"),
@@ -45,7 +45,7 @@ LAYERS: dict[str, set[str]] = {
 }
 # Rooms of a layer, from the ground up: each imports only what stands before it.
 ROOMS = {
-    "sft": ("hub", "store", "origin", "data", "model", "config", "answer", "train", "sweep"),
+    "sft": ("cpu", "source", "data", "model", "config", "generate", "train", "sweep"),
     "bench": ("options", "models", "strategies", "case", "cell", "sweep"),
 }
 # What sft may use of the reports: the picture of a loss.

@@ -32,15 +32,15 @@ from podtune.run.distributed import (
 from podtune.run.errors import OK, PREEMPTED, PeerLost, reader_left, report, working
 from podtune.run.heartbeat import VolumeWatch, claim
 from podtune.run.lock import Lock
-from podtune.sft import hub, store
 from podtune.sft.config import settings as config
+from podtune.sft.source import hub, object_store
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
     from podtune.run.notify import Notification
     from podtune.sft.config.resolve import Arguments
-    from podtune.sft.origin import Origin
+    from podtune.sft.source.model import Origin
     from podtune.sft.train.run import FineTune
     from podtune.sft.train.trainer import PodtuneTrainer, StopTogether
 
@@ -102,11 +102,11 @@ def to_notify(settings: config.Settings, world: World) -> Notification | None:
 def check_inputs(settings: config.Settings, world: World) -> None:
     """Data set and output folder, before torch is imported. One process of each pod looks."""
     if world.local_rank == 0:
-        if store.is_url(model := settings.values["model_name_or_path"]):
-            store.fetch(model, unwanted=hub.UNWANTED)
+        if object_store.is_url(model := settings.values["model_name_or_path"]):
+            object_store.fetch(model, unwanted=hub.UNWANTED)
         settings.sources.check()
         if world.is_main and (url := settings.values.get("publish")):
-            store.check_writable(url)
+            object_store.check_writable(url)
         checkpoint.check_writable(Path(settings.values["output_dir"]))
 
 
@@ -135,7 +135,7 @@ def fine_tune(settings: config.Settings, world: World) -> int:
     """Everything after the process group is open; returns the exit code."""
     from podtune.sft.config.resolve import resolve
     from podtune.sft.model.load import architecture
-    from podtune.sft.origin import load_config, locate_model
+    from podtune.sft.source.model import load_config, locate_model
     from podtune.sft.train.trainer import Stopped, StopTogether
 
     values = settings.values
@@ -227,12 +227,12 @@ def load(
     left to do.
     """
     from podtune.sft.config.memory import foresee
+    from podtune.sft.cpu.heap_trim import HeapTrimCallback
     from podtune.sft.data.rows import token_rows
     from podtune.sft.data.tokenizer import load_tokenizer
     from podtune.sft.model.load import load_model
     from podtune.sft.train.bucket import Bucket
     from podtune.sft.train.early import early_stopping
-    from podtune.sft.train.heap import GiveBack
     from podtune.sft.train.run import FineTune, find_checkpoint, is_finished
     from podtune.sft.train.trainer import PodtuneTrainer
 
@@ -303,7 +303,7 @@ def load(
         peft_config=arguments.peft_config(model_config.model_type),
         callbacks=[
             *(run.progress, stop, *early_stopping(arguments.run)),
-            *([GiveBack()] if world.device_type == "cpu" else []),
+            *([HeapTrimCallback()] if world.device_type == "cpu" else []),
         ],
         world=world,
         meter=run.meter,

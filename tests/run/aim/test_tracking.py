@@ -24,7 +24,8 @@ from podtune.run.aim.follower import Follower
 from podtune.run.aim.sync import sync
 from podtune.run.aim.tracking import AimRun, start_tracker
 from podtune.run.errors import UserError
-from podtune.run.record import METRICS_FILE, RUN_FILE, Json, end_record, read_metrics, write_json
+from podtune.run.metrics_log import read_metrics
+from podtune.run.record import METRICS_FILE, RUN_FILE, Json, end_record, write_json
 
 RunMaker = Callable[..., Path]
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Aim's own dependencies
@@ -33,7 +34,8 @@ TRAINER = """
 import json, os, sys
 from pathlib import Path
 from podtune.run.heartbeat import Heartbeat
-from podtune.run.record import MetricsLog, end_record, write_json
+from podtune.run.metrics_log import (MetricsLog)
+from podtune.run.record import (end_record, write_json)
 from podtune.run.aim.tracking import start_tracker
 
 run_dir, repo, first, last, resume_from = Path(sys.argv[1]), sys.argv[2], *map(int, sys.argv[3:6])

@@ -22,7 +22,7 @@ from podtune.sft.data.load import load_split
 from podtune.sft.data.source import DataSource
 from podtune.sft.data.tokenise import Tokenised, tokenised
 from podtune.sft.data.tokenizer import TokenizeOptions, load_tokenizer
-from podtune.sft.origin import locate_model
+from podtune.sft.source.model import locate_model
 
 
 @pytest.fixture(scope="module")

@@ -91,7 +91,7 @@ def inspect(
     from podtune.sft.data.inspect import stop_ids_of, text, where_to_look
     from podtune.sft.data.source import check_source
     from podtune.sft.data.tokenizer import TokenizeOptions, load_tokenizer
-    from podtune.sft.origin import locate_model, vocabulary_size
+    from podtune.sft.source.model import locate_model, vocabulary_size
 
     source = where_to_look(data, split)
     check_source(source, text_field=dataset_text_field)
@@ -164,7 +164,7 @@ def prepare_rows(
     from podtune.sft.data.source import Sources
     from podtune.sft.data.tokenise import tokenised_source
     from podtune.sft.data.tokenizer import TokenizeOptions, load_tokenizer
-    from podtune.sft.origin import locate_model, vocabulary_size
+    from podtune.sft.source.model import locate_model, vocabulary_size
 
     sources = Sources.of(
         {

@@ -35,7 +35,8 @@ from typing import Any, Literal, Protocol
 from podtune.run.errors import CannotCreate, ConfigError, UserError
 from podtune.run.files import write_whole
 from podtune.run.follow import read_record
-from podtune.run.record import METRICS_FILE, metrics_entries, now, number, write_json
+from podtune.run.metrics_log import metrics_entries
+from podtune.run.record import METRICS_FILE, now, number, write_json
 from podtune.run.sweeps import check_keys, combinations, read_mapping, stoppable
 from podtune.sft.config import settings as config
 

@@ -161,7 +161,7 @@ _USE = (
     ),
     "| fail on warnings too, or never | `--fail-on warning`, `--fail-on never` |",
     "| fail where no job was found | `--fail-if-none` |",
-    "| read it by a machine | `--format json`, `github`, `sarif`, `junit` |",
+    "| read it by a machine | `--format json`, `github`, `sarif` |",
     "| run it before a commit, or in an action | `.pre-commit-hooks.yaml`; `action.yml` |",
     "",
     (

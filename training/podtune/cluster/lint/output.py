@@ -1,4 +1,4 @@
-"""A verdict as text, JSON, annotations of GitHub, SARIF and JUnit."""
+"""A verdict as text, JSON, annotations of GitHub and SARIF."""
 
 from __future__ import annotations
 
@@ -127,28 +127,4 @@ def as_sarif(verdict: Verdict) -> str:
     return json.dumps(content, indent=2)
 
 
-def as_junit(verdict: Verdict) -> str:
-    """A test case for each file; errors and warnings are its failures."""
-    import xml.etree.ElementTree as Xml
-
-    root = Xml.Element("testsuites")
-    suite = Xml.SubElement(root, "testsuite", name="podtune lint")
-    files = list(dict.fromkeys(finding.source for finding in verdict.findings))
-    clean = 0 if files or verdict.empty else 1
-    failed = 0
-    for file in files or (["manifests"] if clean else []):
-        case = Xml.SubElement(suite, "testcase", name=printable(file), classname="podtune.lint")
-        for finding in verdict.findings:
-            if finding.source == file and finding.severity != "note":
-                failed += 1
-                message = printable(f"{finding.code}: {finding.message}")
-                failure = Xml.SubElement(case, "failure", type=finding.severity, message=message)
-                failure.text = (
-                    printable(f"{file}:{finding.line} {finding.path}") + f"\nfix: {printable(finding.fix)}"
-                )
-    suite.set("tests", str(len(files) + clean))
-    suite.set("failures", str(failed))
-    return Xml.tostring(root, encoding="unicode", xml_declaration=True)
-
-
-FORMATS = {"text": as_text, "json": as_json, "github": as_github, "sarif": as_sarif, "junit": as_junit}
+FORMATS = {"text": as_text, "json": as_json, "github": as_github, "sarif": as_sarif}

@@ -13,7 +13,7 @@ from podtune.plan.plan import USABLE, Plan, estimate
 from podtune.plan.shapes import Checkpointing, Shape
 from podtune.run.distributed import World
 from podtune.run.errors import OutOfMemory, UserError, warn
-from podtune.sft.origin import Origin, base_of
+from podtune.sft.source.model import Origin, base_of
 
 if TYPE_CHECKING:
     from podtune.sft.config.resolve import Arguments

@@ -21,7 +21,7 @@ from typing import Any
 
 from podtune.run.errors import ConfigError, NotFound, UsageError, UserError, near
 from podtune.sft.data.source import STREAMING, Sources
-from podtune.sft.store import refuse_secret
+from podtune.sft.source.object_store import refuse_secret
 
 ENVIRONMENT = {  # the reference pipeline's names
     "EPOCHS": "num_train_epochs",

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from podtune.run.errors import DataError, UsageError
-from podtune.sft import hub
 from podtune.sft.data import files
 from podtune.sft.data.readers import Row, batches, rows
 from podtune.sft.data.source import DataSource, local_path
+from podtune.sft.source import hub
 
 if TYPE_CHECKING:
     from datasets import Dataset

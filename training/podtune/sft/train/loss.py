@@ -20,7 +20,7 @@ from accelerate.utils.operations import ConvertOutputsToFp32
 from torch.nn import functional as F
 
 from podtune.run.distributed import forced_gpu_path
-from podtune.sft.train.cross_entropy import summed_cross_entropy
+from podtune.sft.cpu.cross_entropy import summed_cross_entropy
 
 IGNORED = -100  # label of a token that is not trained
 _PLAIN_LOGITS_BYTES = 2**30  # beyond it, scoring in chunks (TRL's fused head) is worth a second projection
@@ -44,7 +44,7 @@ def lean_loss(
     and LoRA see an ordinary forward pass.
 
     The number of columns that are scored is filled up to a ``multiple`` (see
-    :class:`podtune.sft.data.batching.EvenBatches`).
+    :class:`podtune.sft.cpu.padded_batches.PaddedBatches`).
 
     ``mean_token_accuracy`` is put among TRL's metrics at logging steps only (one reduction over the ranks);
     ``entropy`` and ``num_tokens`` are not kept.

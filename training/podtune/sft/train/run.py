@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from podtune.sft.config.memory import Foresight
     from podtune.sft.data.rows import TokenRows
-    from podtune.sft.origin import Origin
+    from podtune.sft.source.model import Origin
     from podtune.sft.train.trainer import PodtuneTrainer
 
 
@@ -319,7 +319,7 @@ class FineTune:
         """
         if not count or self.rows.eval_rows is None:
             return
-        from podtune.sft.answer.evaluate import compare_with_base
+        from podtune.sft.generate.evaluate import compare_with_base
 
         try:
             self.record["measurements"]["answers"] = compare_with_base(

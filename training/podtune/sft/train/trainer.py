@@ -30,16 +30,9 @@ from podtune.run.background_save import BackgroundSave
 from podtune.run.distributed import World, forced_gpu_path
 from podtune.run.errors import ConfigError, DataError, Unavailable, UserError, warn
 from podtune.run.record import SaveTimes
-from podtune.sft.data.batching import (
-    REAL,
-    ROW,
-    EvenBatches,
-    LengthGrouped,
-    NumberedBatches,
-    balance,
-    row_lengths,
-)
-from podtune.sft.model.norm import lighten_norms
+from podtune.sft.cpu.padded_batches import REAL_TOKENS, PaddedBatches, automatic_multiple
+from podtune.sft.cpu.rms_norm import patch_rms_norm
+from podtune.sft.data.batching import ROW, LengthGrouped, NumberedBatches, balance, row_lengths
 from podtune.sft.train.bucket import Bucket
 from podtune.sft.train.early import EarlyStopping
 from podtune.sft.train.job_status import JobStatus
@@ -49,10 +42,6 @@ from podtune.sft.train.publish import Publisher
 
 _RUNNING, _STOP, _NONFINITE = 0, 1, 2
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-
-# oneDNN builds its bf16 kernels anew for every length of a batch that it meets, which takes a small model a
-# third of its step; a model from here on loses more by the padding than that.
-_EVEN_TOKENS, _EVEN_BELOW = 64, 50_000_000
 
 
 @dataclasses.dataclass
@@ -130,7 +119,7 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
         self.even = self._even_tokens()
         if self.even:
             self.data_collator.pad_to_multiple_of = None
-            self.data_collator = EvenBatches(self.data_collator, self.even)
+            self.data_collator = PaddedBatches(self.data_collator, self.even)
         if self.streamed:
             self.data_collator = NumberedBatches(self.data_collator)
         self._leave_casts_to_autocast()
@@ -169,8 +158,11 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
             return 0
         if self.args.pad_to_multiple_of:
             return int(self.args.pad_to_multiple_of)
-        pays = self.args.device.type == "cpu" and self.args.bf16 and self.trained_parameters() < _EVEN_BELOW
-        return _EVEN_TOKENS if pays and not self.why_not_lean else 0
+        if self.why_not_lean:
+            return 0
+        return automatic_multiple(
+            self.args.device.type, bf16=self.args.bf16, trained_parameters=self.trained_parameters()
+        )
 
     def _set_signature_columns_if_needed(self) -> None:
         super()._set_signature_columns_if_needed()
@@ -245,13 +237,13 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
             if hasattr(module, "cast_input_dtype_enabled"):
                 module.cast_input_dtype_enabled = False
         if self.args.device.type == "cpu" and self.args.bf16 and not self.args.torch_compile:
-            lighten_norms(self.model)
+            patch_rms_norm(self.model)
 
     # ---- loss and what is counted ----
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        inputs.pop(REAL, None)
+        inputs.pop(REAL_TOKENS, None)
         if not self.why_not_lean and self.model.training and not return_outputs:
             return lean_loss(self, model, inputs, num_items_in_batch, multiple=self.even or 1)
         result = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
@@ -281,7 +273,7 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
             self._position = max(places) + 1
         # counted where the batch lies and read when a line is logged: no synchronisation
         mask = inputs.get("attention_mask")
-        whole = inputs.get(REAL, torch.tensor(inputs["input_ids"].numel()))
+        whole = inputs.get(REAL_TOKENS, torch.tensor(inputs["input_ids"].numel()))
         counted = whole if mask is None else mask.sum()
         self._local_tokens = self._local_tokens.to(counted.device) + counted
         with self.meter.forward_of(model, logs_next=logs_next(self)):

@@ -19,7 +19,7 @@ from podtune.report.runs.runs import load_run
 from podtune.run.aim.sync import sync
 from podtune.run.errors import UserError
 from podtune.run.record import RUN_FILE, end_record, new_record, write_json
-from podtune.sft.answer import harness
+from podtune.sft.generate import harness
 
 pytest.importorskip("lm_eval")
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the harness' own dependencies

@@ -15,7 +15,7 @@ import pytest
 
 from podtune.commands import generate as command
 from podtune.run.errors import CANNOT_CREATE, DATA, NO_INPUT, USAGE, UserError
-from podtune.sft.answer.answer_file import Item, answer_file, read_prompts
+from podtune.sft.generate.answer_file import Item, answer_file, read_prompts
 from podtune.sft.model.build import build_model
 
 QUESTIONS = [f"What is {'very ' * (number % 5)}number {number}?" for number in range(12)]
@@ -24,7 +24,7 @@ QUESTIONS = [f"What is {'very ' * (number % 5)}number {number}?" for number in r
 KILLED = """
 import sys
 from pathlib import Path
-from podtune.sft.answer.answer_file import answer_file, read_prompts
+from podtune.sft.generate.answer_file import answer_file, read_prompts
 
 def answerer(prompts, number):
     if number == 2:

@@ -36,7 +36,7 @@ from podtune.run.errors import (
 from podtune.run.files import write_whole
 from podtune.run.lock import hold
 from podtune.run.record import now
-from podtune.sft import hub
+from podtune.sft.source import hub
 
 T = TypeVar("T")
 

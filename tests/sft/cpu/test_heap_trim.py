@@ -14,7 +14,7 @@ from support.launch import Launcher
 from transformers import TrainerCallback
 
 from podtune.run.distributed import World
-from podtune.sft.train.heap import MICRO_BATCHES, GiveBack
+from podtune.sft.cpu.heap_trim import MICRO_BATCHES, HeapTrimCallback
 from podtune.training import before_imports
 
 LENGTHS = range(1, 601)
@@ -43,7 +43,7 @@ def grown_mib(callbacks: list[type[TrainerCallback]], results: multiprocessing.Q
 def test_steps_of_ever_new_lengths_do_not_add_up_in_memory(launcher: Launcher) -> None:
     # a process of its own: the caches' sizes are read once, when the first kernel is made
     results: multiprocessing.Queue[float] = launcher._context.Queue()
-    process = launcher._context.Process(target=grown_mib, args=([GiveBack], results))
+    process = launcher._context.Process(target=grown_mib, args=([HeapTrimCallback], results))
     process.start()
     assert results.get(timeout=120) < 120  # up to 55 were seen, and 165 to 285 without a bound on the caches
     process.join(60)
@@ -57,7 +57,7 @@ def pages_of_large_tensors(
     """
     os.environ |= environment
     torch.set_num_threads(1)
-    heap, process = GiveBack(), psutil.Process()
+    heap, process = HeapTrimCallback(), psutil.Process()
     heap.on_train_begin()
     for left in reversed(range(20)):
         if left == 9:  # small ones have found their places between them
@@ -90,14 +90,14 @@ def test_large_tensors_take_the_memory_of_those_before_unless_somebody_set_glibc
 
 def test_where_the_c_library_is_not_glibc_nothing_is_trimmed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda name: object())
-    heap = GiveBack()
+    heap = HeapTrimCallback()
     for _ in range(3 * MICRO_BATCHES):
         heap.on_step_end()
     assert heap.times == 0
 
 
 def test_the_heap_is_trimmed_every_few_micro_batches_and_only_when_memory_has_grown() -> None:
-    heap = GiveBack()
+    heap = HeapTrimCallback()
     for _ in range(3 * MICRO_BATCHES):
         heap.on_substep_end()
     assert heap.times == 1  # the first look; nothing has grown since

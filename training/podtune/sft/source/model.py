@@ -18,7 +18,7 @@ from podtune.run.errors import (
     NoPermission,
     NotFound,
 )
-from podtune.sft import hub, store
+from podtune.sft.source import hub, object_store
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -67,8 +67,8 @@ def locate_model(
         UserError: the folder is missing or holds no model; no such model on the hub, or gated without access;
             the hub cannot be reached and there is no copy in the cache.
     """
-    if store.is_url(name):
-        name = store.local(str(name), unwanted=hub.UNWANTED)
+    if object_store.is_url(name):
+        name = object_store.local(str(name), unwanted=hub.UNWANTED)
     folder = Path(name).expanduser()
     origin = _in_folder(folder, revision) if folder.is_dir() else _on_hub(str(name), revision)
     tokenizers = {"tokenizer.json", "tokenizer_config.json"} if tokenizer_alone else set()

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from podtune.sft.answer.answers import Sampling, answer, by_length
+from podtune.sft.generate.answers import Sampling, answer, by_length
 from podtune.sft.model.load import load_model
 from podtune.sft.model.template import Messages, prompt_and_answer, scored_ids
-from podtune.sft.origin import Origin, locate_model
+from podtune.sft.source.model import Origin, locate_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -1,5 +1,6 @@
-"""RMSNorm in bf16 training on a CPU: one step of autograd instead of eight, and its result in bf16 at once,
-where autocast would copy it for each linear layer that reads it.
+"""RMSNorm for bf16 training on a CPU, as one step of autograd instead of eight.
+
+Its result is in bf16 at once; autocast would round a copy for each linear layer that reads it.
 """
 
 from __future__ import annotations
@@ -12,15 +13,15 @@ from typing import Any
 import torch
 from torch import nn
 
-_EPSILON = ("variance_epsilon", "eps")  # how models call it
+_EPSILON = ("variance_epsilon", "eps")  # its names in models
 
 
-def lighten_norms(model: nn.Module) -> int:
-    """Let each RMSNorm of ``model`` that computes what :class:`RMSNorm` does take it under bf16 autocast;
-    return how many there are.
+def patch_rms_norm(model: nn.Module) -> int:
+    """Replace the forward of each RMSNorm that :class:`RMSNorm` equals; return how many were replaced.
 
-    Whether it does is tried on random numbers, for one module of each class: models write it in their own
-    ways (Gemma adds one to the weight), which are left as they are.
+    The replacement acts under autocast alone. Equality is tried on random numbers, for one module of each
+    class: models write norms in their own ways (Gemma adds one to the weight), and those are left as they
+    are.
     """
     same: dict[type, bool] = {}
     count = 0
@@ -38,10 +39,10 @@ def lighten_norms(model: nn.Module) -> int:
 
 
 def _computes_the_same(module: nn.Module, epsilon: float) -> bool:
-    if len(inspect.signature(module.forward).parameters) != 1:  # a gate beside the input, given or not
-        return False
+    if len(inspect.signature(module.forward).parameters) != 1:
+        return False  # a gate beside the input, given or not
     weight = getattr(module, "weight", None)
-    # what is on another device or sharded (ZeRO-3 leaves it empty) cannot be tried
+    # a weight on another device, or empty because it is sharded, cannot be tried
     if not isinstance(weight, torch.Tensor) or weight.dim() != 1 or not len(weight):
         return False
     if weight.device.type != "cpu" or weight.dtype != torch.float32:
@@ -54,10 +55,10 @@ def _computes_the_same(module: nn.Module, epsilon: float) -> bool:
     return torch.allclose(theirs, ours, 1e-5, 1e-6) and torch.allclose(theirs_back, ours_back, 1e-4, 1e-5)
 
 
-def _forward(usual: Callable[[torch.Tensor], torch.Tensor], epsilon: float) -> Callable[..., torch.Tensor]:
+def _forward(original: Callable[[torch.Tensor], torch.Tensor], epsilon: float) -> Callable[..., torch.Tensor]:
     def forward(self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
         if hidden_states.dtype != torch.float32 or not torch.is_autocast_enabled("cpu"):
-            return usual(hidden_states)
+            return original(hidden_states)
         dtype = torch.get_autocast_dtype("cpu")
         out: torch.Tensor = RMSNorm.apply(hidden_states, self.weight, epsilon, dtype)  # type: ignore[no-untyped-call]
         return out
@@ -81,7 +82,7 @@ class RMSNorm(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """With g the gradient, s the scale and n the size, that of x is ``s g w - x s**3 sum(g w x) / n``."""
+        """Return ``s g w - x s**3 sum(g w x) / n`` for x, with g the gradient, s the scale and n the size."""
         x, weight, scale = ctx.saved_tensors
         product = (gradient * x).flatten(0, -2)
         of_weight = torch.mv(product.t(), scale.flatten()) if ctx.needs_input_grad[1] else None

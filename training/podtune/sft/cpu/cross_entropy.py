@@ -1,5 +1,6 @@
-"""Cross-entropy on a CPU, a few rows at a time: the logits of a batch are its largest tensor, and torch makes
-three more of its size, in fp32.
+"""Cross-entropy on a CPU, computed a few rows at a time.
+
+The logits of a batch are its largest tensor, and torch makes three more of its size, in fp32.
 """
 
 from __future__ import annotations
@@ -13,18 +14,18 @@ _CHUNK_BYTES = 4 * 2**20  # of fp32 logits, which a core's cache holds
 
 
 def summed_cross_entropy(logits: torch.Tensor, targets: torch.Tensor, ignored: int) -> torch.Tensor:
-    """Sum over the rows of ``-log softmax(logits)[target]``, in fp32 whatever the logits are in.
+    """Sum ``-log softmax(logits)[target]`` over the rows, in fp32 whatever the logits are in.
 
     Args:
         logits: ``(rows, vocabulary)``; their gradient comes in their own dtype.
-        targets: ``(rows,)``; a row whose target is ``ignored`` counts nothing.
+        targets: ``(rows,)``; a row whose target is ``ignored`` adds nothing.
     """
     total: torch.Tensor = _Summed.apply(logits, targets, ignored)  # type: ignore[no-untyped-call]
     return total
 
 
 class _Summed(torch.autograd.Function):
-    """Exponents are of two: torch takes three times as long for ``exp`` as for ``exp2`` on a CPU."""
+    """The sum with powers of two: on a CPU torch takes three times as long for ``exp`` as for ``exp2``."""
 
     @staticmethod
     def forward(ctx: Any, logits: torch.Tensor, targets: torch.Tensor, ignored: int) -> torch.Tensor:
@@ -42,7 +43,7 @@ class _Summed(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        """``softmax(logits) - 1 at the target``, times the gradient of the sum."""
+        """Return ``softmax(logits)``, less one at the target, times the gradient of the sum."""
         logits, log2sumexp, places, scored = ctx.saved_tensors
         of_logits = torch.empty_like(logits)
         times = (scored * gradient)[:, None]
@@ -54,7 +55,7 @@ class _Summed(torch.autograd.Function):
 
 
 def _in_twos(logits: torch.Tensor) -> torch.Tensor:
-    """A copy in fp32 of which two to the power is ``exp(logits)``."""
+    """Copy logits to fp32 and scale them, so that ``exp2`` of the copy is ``exp(logits)``."""
     return logits.to(torch.float32, copy=True).mul_(math.log2(math.e))
 
 

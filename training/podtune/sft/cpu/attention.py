@@ -1,4 +1,4 @@
-"""Attention of rows laid end to end on a CPU, forward and backward, as one step of autograd.
+"""Attention of padding-free batches on a CPU, forward and backward, as one step of autograd.
 
 Row by row through autograd, half of the time goes into slices, paddings and their zero-filled gradients.
 Here every row writes into one result, and its gradient into one gradient.
@@ -17,7 +17,7 @@ import torch
 # weigh too much.
 _BY_PRODUCTS = range(96, 2049)
 _BLOCK = 256  # queries of one product: what a causal mask throws away is at most this many keys a query
-_EVEN = 32  # oneDNN builds a kernel for every length of a row: they are rounded up to few
+_MULTIPLE = 32  # oneDNN builds a kernel for every length of a row: they are rounded up to few
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator] # it would compile a graph for every list of lengths
@@ -35,8 +35,8 @@ def attend(
         query: ``(1, heads, T, head_dim)``; ``key`` and ``value`` may have fewer heads (grouped queries), and
             all have one ``head_dim``.
         lengths: tokens of each row, T in all.
-        dtype: bf16 takes matrix products in bf16 for rows of middle length, if the CPU has instructions for
-            them; what else there is is computed in fp32.
+        dtype: of the result. With bf16, rows of middle length are computed by matrix products in bf16 if the
+            CPU has instructions for them; all else is computed in fp32.
     """
     products = dtype == torch.bfloat16 and _multiplies_bf16()
     plan = [(length, products and length in _BY_PRODUCTS) for length in lengths]
@@ -48,9 +48,7 @@ def attend(
 
 
 class Rows(torch.autograd.Function):
-    """What :func:`attend` does, for a ``plan`` of rows: their lengths, and whether by products in
-    ``dtype``.
-    """
+    """Attention for a ``plan``: each row's length, and True where it takes matrix products in ``dtype``."""
 
     @staticmethod
     def forward(
@@ -64,10 +62,10 @@ class Rows(torch.autograd.Function):
     ) -> torch.Tensor:
         _, heads, total, width = query.shape
         out = torch.empty(total, heads, width, dtype=dtype)
-        wide: tuple[torch.Tensor, ...] = ()
+        wide: tuple[torch.Tensor, ...] = ()  # query, key and value in fp32, if any row needs them
         if not all(products for _, products in plan):
             group = heads // key.shape[1]
-            wide = query.float(), _each(key.float(), group), _each(value.float(), group)
+            wide = query.float(), _repeat(key.float(), group), _repeat(value.float(), group)
         kept: list[torch.Tensor] = []
         start = 0
         for length, products in plan:
@@ -122,17 +120,15 @@ class Rows(torch.autograd.Function):
 def _products(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float, out: torch.Tensor
 ) -> list[torch.Tensor]:
-    """Causal attention of one row as matrix products, a block of queries at a time against the keys up to
-    it, written to ``out``; returns what the backward pass needs.
+    """Write one row's causal attention, computed by matrix products, to ``out``; return what backward needs.
 
-    Shapes ``(heads, length, width)``, out ``(length, heads, width)``. Queries that share a key share one
-    product. What fills up the length comes after every token, which therefore does not attend to it.
+    A block of queries at a time, against the keys up to it. Shapes ``(heads, length, width)``, out ``(length,
+    heads, width)``. Queries that share a key share one product. The padding of the length comes after every
+    token, which therefore does not attend to it.
     """
     heads, length, width = query.shape
     shared, group = key.shape[0], heads // key.shape[0]
-    q, k, v = (
-        _filled_up(row, out.dtype, times) for row, times in ((query, scaling), (key, 1.0), (value, 1.0))
-    )
+    q, k, v = (_padded(row, out.dtype, times) for row, times in ((query, scaling), (key, 1.0), (value, 1.0)))
     by_group, to = q.view(shared, group, -1, width), out.view(length, shared, group, width)
     probabilities = []
     for begin, end in _blocks(q.shape[1]):
@@ -146,13 +142,14 @@ def _products(
 
 
 def _products_backward(gradient: torch.Tensor, saved: Any, scaling: float, grads: list[torch.Tensor]) -> None:
-    """Write to ``grads`` (of query, key and value) what :func:`_products` gives back for ``gradient``; all
-    are ``(length, heads, width)``. What that function kept is taken from ``saved``.
+    """Write the gradients of :func:`_products` to ``grads`` (of query, key and value).
+
+    All are ``(length, heads, width)``. The tensors that the forward pass returned are taken from ``saved``.
     """
     q, k, v = next(saved), next(saved), next(saved)
     length, heads, width = gradient.shape
     shared, group = k.shape[0], heads // k.shape[0]
-    given = _filled_up(gradient.transpose(0, 1), gradient.dtype).view(shared, group, -1, width)
+    given = _padded(gradient.transpose(0, 1), gradient.dtype).view(shared, group, -1, width)
     by_group, of_query = q.view(shared, group, -1, width), grads[0].view(length, shared, group, width)
     of_key, of_value = torch.zeros_like(k, dtype=torch.float32), torch.zeros_like(v, dtype=torch.float32)
     for begin, end in _blocks(q.shape[1]):
@@ -169,10 +166,10 @@ def _products_backward(gradient: torch.Tensor, saved: Any, scaling: float, grads
     grads[2].copy_(of_value[:, :length].transpose(0, 1))
 
 
-def _filled_up(row: torch.Tensor, dtype: torch.dtype, times: float = 1.0) -> torch.Tensor:
-    """``(heads, length, width)`` in ``dtype``, with zeros up to a length that other rows have, too."""
+def _padded(row: torch.Tensor, dtype: torch.dtype, times: float = 1.0) -> torch.Tensor:
+    """Pad ``(heads, length, width)`` with zeros to a multiple of :data:`_MULTIPLE`, in ``dtype``."""
     heads, length, width = row.shape
-    filled = torch.empty(heads, length + -length % _EVEN, width, dtype=dtype)
+    filled = torch.empty(heads, length + -length % _MULTIPLE, width, dtype=dtype)
     torch.mul(row, times, out=filled[:, :length])
     filled[:, length:].zero_()
     return filled
@@ -183,21 +180,19 @@ def _blocks(length: int) -> list[tuple[int, int]]:
 
 
 def _queries(by_group: torch.Tensor, begin: int, end: int) -> torch.Tensor:
-    """Tokens ``begin`` to ``end`` of ``(shared, group, length, width)`` as ``(shared, group * tokens,
-    width)``.
-    """
+    """Take tokens ``begin`` to ``end`` of ``(shared, group, length, width)`` as ``(shared, -1, width)``."""
     shared, _, _, width = by_group.shape
     return by_group[:, :, begin:end].reshape(shared, -1, width)
 
 
 @cache
 def _future(size: int, dtype: torch.dtype) -> torch.Tensor:
-    """What is added to a block's scores of its own tokens: minus infinity where they come later."""
+    """Causal mask of a block, added to its scores: minus infinity above the diagonal, zero elsewhere."""
     return torch.full((size, size), float("-inf"), dtype=dtype).triu_(1)
 
 
-def _each(x: torch.Tensor, group: int) -> torch.Tensor:
-    """Keys or values once for every query that shares them."""
+def _repeat(x: torch.Tensor, group: int) -> torch.Tensor:
+    """Repeat keys or values for every query head that shares them."""
     return x if group == 1 else x.repeat_interleave(group, 1)
 
 

@@ -12,7 +12,7 @@ from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.smollm3.modeling_smollm3 import SmolLM3RMSNorm
 
-from podtune.sft.model.norm import RMSNorm, lighten_norms
+from podtune.sft.cpu.rms_norm import RMSNorm, patch_rms_norm
 
 SIZE = 24
 
@@ -35,10 +35,10 @@ def outcome(
 
 
 @pytest.mark.parametrize("kind", [SmolLM3RMSNorm, LlamaRMSNorm])
-def test_a_lightened_norm_has_the_values_and_gradients_of_the_model_in_bf16(kind: Any) -> None:
+def test_a_patched_norm_has_the_values_and_gradients_of_the_model_in_bf16(kind: Any) -> None:
     usual = with_weights(kind(SIZE, 1e-5))
     model = nn.Sequential(copy.deepcopy(usual))
-    assert lighten_norms(model) == 1
+    assert patch_rms_norm(model) == 1
     rows = torch.randn(2, 7, SIZE) * 3
     weight = torch.randn(2, 7, SIZE).bfloat16().float()  # what a linear layer in bf16 gives back
     ours, theirs = outcome(model[0], rows, weight), outcome(usual, rows, weight)
@@ -51,7 +51,7 @@ def test_a_lightened_norm_has_the_values_and_gradients_of_the_model_in_bf16(kind
 def test_without_autocast_and_for_what_is_in_bf16_the_models_own_norm_runs() -> None:
     model = nn.Sequential(with_weights(LlamaRMSNorm(SIZE)))
     rows = torch.randn(3, SIZE)
-    lighten_norms(model)
+    patch_rms_norm(model)
     assert model(rows).dtype == torch.float32
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert model(rows.bfloat16()).dtype == torch.float32  # weight in fp32 times bf16
@@ -81,5 +81,5 @@ class GatedRMSNorm(LlamaRMSNorm):
     ids=["one plus the weight", "gated", "no RMSNorm", "in half precision", "sharded away"],
 )
 def test_a_norm_that_computes_something_else_is_left_as_it_is(other: nn.Module) -> None:
-    assert lighten_norms(nn.Sequential(other)) == 0
+    assert patch_rms_norm(nn.Sequential(other)) == 0
     assert "forward" not in vars(other)
