@@ -6,7 +6,7 @@
 ARG BASE_IMAGE=debian:bookworm-slim
 
 FROM ${BASE_IMAGE} AS dependencies
-# The extras of pyproject.toml that go in: `train`, `aim` for the page, `deepspeed` for zero2 and zero3, `qlora` for 4-bit weights and
+# The extras of pyproject.toml that go in: `train`, `aim` for the page, `deepspeed` for the benchmark's zero2 and zero3, `qlora` for 4-bit weights and
 # 8-bit optimizers, `cluster`.
 ARG EXTRAS="train aim deepspeed qlora s3"
 # A page of wheels that win over the index, for example torch's for the CPU alone. Their hashes are not in requirements.txt.

@@ -62,7 +62,7 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
     from podtune.training import before_imports
 
     if args.kind == "podtune":
-        before_imports(World(), use_cpu=True)
+        before_imports(World())
     import datasets
     import psutil
     import torch

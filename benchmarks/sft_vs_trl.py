@@ -118,7 +118,7 @@ def serve(args: argparse.Namespace) -> None:
     with os.fdopen(os.dup(sys.stdout.fileno()), "w") as answers, tempfile.TemporaryDirectory() as scratch:
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # for whatever libraries print
         if args.side == "podtune":
-            before_imports(read_world(), use_cpu=True)
+            before_imports(read_world())
         world = setup_distributed(TURN_S, use_cpu=True)
         import datasets
         import torch
@@ -265,7 +265,7 @@ def podtune(
     """What ``podtune.training`` sets up; ``heap`` False leaves the C library's heap alone."""
     from podtune.sft.config.resolve import resolve
     from podtune.sft.config.settings import Settings
-    from podtune.sft.train.heap import GiveBack
+    from podtune.sft.cpu.heap_trim import HeapTrimCallback
     from podtune.sft.train.meter import Meter
     from podtune.sft.train.trainer import PodtuneTrainer
 
@@ -279,7 +279,7 @@ def podtune(
         train_dataset=rows,
         processing_class=tokenizer,
         peft_config=peft_config,
-        callbacks=[GiveBack()] if heap else [],
+        callbacks=[HeapTrimCallback()] if heap else [],
         world=world,
         meter=Meter(world, arguments.strategy),
         facts={},

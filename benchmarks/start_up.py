@@ -60,11 +60,11 @@ def main() -> int:
 
 def prepare(folder: Path, rows: int) -> None:
     """The model, train.jsonl and the YAML that both read."""
-    from podtune.qa.build import build
+    from podtune.demo_data.build import build
     from podtune.sft.data.files import rows_at
     from podtune.sft.model.build import build_model
 
-    build(folder / "qa", kind="unicode", rows=rows)
+    build(folder / "qa", rows=rows)
     build_model("micro", folder / "qa", folder / "model")
     (folder / "data").mkdir()
     with (folder / "data" / "train.jsonl").open("w") as file:

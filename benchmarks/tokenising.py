@@ -88,7 +88,7 @@ def podtune(folder: Path) -> dict[str, Any]:
     from podtune.sft.data.source import DataSource
     from podtune.sft.data.tokenise import tokenised
     from podtune.sft.data.tokenizer import TokenizeOptions, load_tokenizer
-    from podtune.sft.origin import locate_model
+    from podtune.sft.source.model import locate_model
 
     tokenizer = load_tokenizer(locate_model(str(folder / "model"), None))
     import datasets  # noqa: F401

@@ -2,7 +2,6 @@
 held-out questions it answers before and after.
 
     python scripts/demo.py --output demo
-    python scripts/demo.py --output demo/commands --kind commands    # English to podtune commands
 
 Everything is made on this machine: questions about the characters of Unicode from Python's own database, a
 SmolLM3-architecture model with random weights, and the run itself by the program and the configuration
@@ -29,7 +28,6 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("--output", type=Path, default=Path("demo"), help="folder for all that is made")
-    parser.add_argument("--kind", default="unicode", help="of questions, as podtune data build --kind")
     parser.add_argument("--processes", default="2", help="local processes")
     parser.add_argument("--name", default="run", help="name of the run, a folder under --output")
     options, more = parser.parse_known_args()
@@ -40,7 +38,7 @@ def main() -> int:
     data, model, run, aim = (options.output / name for name in ("data", "model", options.name, "aim"))
     say(f"the demo makes everything under {options.output}/ (no GPU, no cluster and no download needed)")
     if not (data / "card.json").exists():
-        step("data: questions and answers", "data", "build", "--kind", options.kind, "--output", data)
+        step("data: questions and answers", "data", "build", "--output", data)
     if not (model / "config.json").exists():
         step(
             "model: SmolLM3 architecture with random weights, a tokenizer for these questions",
@@ -92,7 +90,6 @@ def closing(record: dict[str, Any], options: argparse.Namespace, run: Path, seco
         "# after: make demo DEMO_ARGS='--name slower --learning_rate 3e-4'"
     )
     print(f"  .venv/bin/podtune aim-ui --repo {options.output / 'aim'}    # the curves in a browser")
-    print("  make demo DEMO_ARGS='--kind commands --output demo/commands'    # English to podtune commands")
 
 
 def answer_lines(answers: dict[str, Any]) -> list[str]:

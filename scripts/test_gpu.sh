@@ -24,11 +24,15 @@ fetch)
   done
   du -sh "$wheels" ;;
 run)
-  if python3 -c 'import trl, datasets, pytest' 2>/dev/null; then python=python3; else
-    python3 -m venv --system-site-packages build/gpu-venv
-    python=build/gpu-venv/bin/python
-    DS_BUILD_OPS=0 $python -m pip install --quiet --no-index --no-deps --no-build-isolation "$wheels"/*
+  path=training
+  # Not a virtual environment: one made from a virtual environment, which an image's python3 often is, does not see its torch.
+  if ! python3 -c 'import trl, datasets, pytest' 2>/dev/null; then
+    DS_BUILD_OPS=0 python3 -m pip install --quiet --no-index --no-deps --no-build-isolation --no-compile --upgrade \
+      --target build/gpu-site "$wheels"/*
+    path=training:build/gpu-site
   fi
-  PYTHONPATH=training HF_HUB_OFFLINE=1 exec $python -m pytest tests/gpu -m gpu -v -rA "$@" ;;
+  results=${OUT:-build}/gpu-tests.xml
+  # what a run that is cut off has shown so far stands in the log; the file is written at the end
+  PYTHONPATH=$path HF_HUB_OFFLINE=1 PYTHONUNBUFFERED=1 exec python3 -m pytest tests/gpu -m gpu -v -rA --junitxml "$results" "$@" ;;
 *) echo "usage: scripts/test_gpu.sh fetch|run [DIR] ..." >&2; exit 2 ;;
 esac

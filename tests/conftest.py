@@ -12,13 +12,16 @@ from support.launch import Launcher
 from support.object_store import ObjectStore
 from support.run_folders import make_run as make_run  # a fixture of many rooms
 
+from podtune.machine.facts import visible_gpus
+
 if (
     signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 ):  # in the background of a shell; programs would inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ.setdefault("DS_ACCELERATOR", "cpu")
+if not visible_gpus():  # on a GPU it would win over the device that a case asks for
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
 os.environ.setdefault("AIM_UI_TELEMETRY_ENABLED", "0")
 
 #: files that take minutes: begun first, so that no process is left alone with one of them at the end
@@ -43,10 +46,10 @@ def qa_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with train.parquet (about 600 rows) and eval.parquet, made by ``podtune data build``'s own
     code.
     """
-    from podtune.qa.build import build
+    from podtune.demo_data.build import build
 
     folder = tmp_path_factory.mktemp("qa")
-    build(folder, kind="docs", rows=600)
+    build(folder, rows=600)
     return folder
 
 

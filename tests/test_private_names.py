@@ -27,7 +27,7 @@ NAMES = {
     "_get_output_dir": ("transformers.Trainer", "sft/train/trainer.py"),
     "_get_train_sampler": ("transformers.Trainer", "sft/train/trainer.py"),
     "_indices": ("datasets.Dataset.from_dict({})", "sft/data/rows.py"),
-    "_is_amx_tile_supported": ("torch.cpu", "sft/model/cpu_attention.py"),
+    "_is_amx_tile_supported": ("torch.cpu", "sft/cpu/attention.py"),
     "_is_avx512_bf16_supported": ("torch.cpu", "sft/config/hardware.py"),
     "_issue_warnings_after_load": ("transformers.Trainer", "sft/train/trainer.py"),
     "_ops": ("torch", "bench/models/stack.py"),
@@ -41,19 +41,15 @@ NAMES = {
     "_scaled_dot_product_efficient_attention": ("torch.ops.aten", "bench/models/stack.py"),
     "_scaled_dot_product_flash_attention": ("torch.ops.aten", "bench/models/stack.py"),
     "_scaled_dot_product_flash_attention_for_cpu": ("torch.ops.aten", "bench/models/stack.py"),
-    "_scaled_dot_product_flash_attention_for_cpu_backward": ("torch.ops.aten", "sft/model/cpu_attention.py"),
-    "_softmax_backward_data": ("torch.ops.aten", "sft/model/cpu_attention.py"),
+    "_scaled_dot_product_flash_attention_for_cpu_backward": ("torch.ops.aten", "sft/cpu/attention.py"),
+    "_softmax_backward_data": ("torch.ops.aten", "sft/cpu/attention.py"),
     "_scaled_mm": ("torch", "bench/strategies/float8.py"),
     "_shared_state": ("accelerate.PartialState", "sft/train/trainer.py"),
     "_tokenize": ("trl.data_utils", "sft/data/encode.py"),
-    "_strip_protocol": ("fsspec.AbstractFileSystem", "sft/store.py"),
+    "_strip_protocol": ("fsspec.AbstractFileSystem", "sft/source/object_store.py"),
     "build_shm_op": ("deepspeed.comm.torch", "machine/building.py"),
     # aim; the ones of its objects are made with a run
-    "_cleanup": ("aim.ext.cleanup.AutoClean", "run/aim/tracking.py"),
-    "_add_value": ("aim.sdk.tracker.RunTracker", "run/aim/tracking.py"),
-    "_init_sequence_info": ("aim.sdk.tracker.RunTracker", "run/aim/tracking.py"),
-    "_update_context_data": ("aim.sdk.tracker.RunTracker", "run/aim/tracking.py"),
-    "_update_sequence_info": ("aim.sdk.tracker.RunTracker", "run/aim/tracking.py"),
+    "_track": ("aim.sdk.tracker.RunTracker", "run/aim/repository.py"),
 }
 #: made when their object is: the tests of what uses them hold these
 MADE = {"_metrics", "_resources", "_exit", "_c10d_functional", "_last_update_time"}

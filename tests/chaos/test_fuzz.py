@@ -24,7 +24,8 @@ from podtune.run.errors import MARKER
 from podtune.run.follow import read_record
 from podtune.run.heartbeat import HEARTBEAT_FILE, life
 from podtune.run.log_lines import parse, train_line
-from podtune.run.record import MetricsLog, new_record, read_metrics
+from podtune.run.metrics_log import MetricsLog, read_metrics
+from podtune.run.record import new_record
 
 CASES = int(os.environ.get("PODTUNE_CHAOS_CASES", "2000"))
 SEED = int(os.environ.get("PODTUNE_CHAOS_SEED", "1"))

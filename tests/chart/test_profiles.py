@@ -21,7 +21,7 @@ VALUES = CHART.parents[1] / "deploy" / "values"
 # Profiles that say one thing are used together with one of hardware.
 COMBINED = {"kueue": ["two-node"], "openshift": ["single-gpu"], "air-gapped": ["single-gpu"]}
 PROFILES = sorted(path.stem for path in VALUES.glob("*.yaml"))
-WITH_GPU = ["a10-ethernet", "elastic", "h100-rdma", "single-gpu", "two-node", "two-node-full"]
+WITH_GPU = ["a10-ethernet", "elastic", "h100-rdma", "reference", "single-gpu", "two-node", "two-node-full"]
 
 
 def files(profile):
@@ -47,8 +47,8 @@ def pod_specs(documents):
 
 def test_the_profiles_of_real_situations_are_there():
     expected = (
-        "a10-ethernet air-gapped benchmark cpu-smoke elastic h100-rdma kueue openshift single-gpu two-node "
-        "two-node-full"
+        "a10-ethernet air-gapped benchmark cpu-smoke elastic h100-rdma kueue openshift reference single-gpu "
+        "two-node two-node-full"
     )
     assert expected.split() == PROFILES
 
@@ -165,7 +165,9 @@ def test_training_understands_the_configuration_of(profile, tmp_path):
 def test_the_memory_estimate_says_that_it_fits(profile):
     """From the values alone; and the command and the figure in the profile's head are those."""
     values = training_config(profile)
-    settings = yaml.safe_load(values["config"])
+    named = config.environment()
+    variables = {named[one["name"]]: one["value"] for one in values.get("env", []) if one["name"] in named}
+    settings = yaml.safe_load(values["config"]) | variables
     pods = values["distributed"].get("elastic", {}).get("minNodes") or values["distributed"]["nodes"]
     ranks = pods * values["distributed"]["nprocPerNode"]
     accumulation = settings.get("gradient_accumulation_steps", 1)
@@ -175,7 +177,7 @@ def test_the_memory_estimate_says_that_it_fits(profile):
         "strategy": values["distributed"]["strategy"],
         "world-size": str(ranks),
         "precision": "bf16" if settings["dtype"] == "bfloat16" else "bf16-autocast",
-        "batch-size": str(settings["per_device_train_batch_size"] * ranks * accumulation),
+        "batch-size": str(int(settings["per_device_train_batch_size"]) * ranks * accumulation),
         "sequence-length": str(settings["max_length"]),
         "activation-checkpointing": {1: "full", 2: "every-second"}[every],
         "hardware": re.search(r"NVIDIA-([A-Z0-9]+)", values["nodeSelector"]["nvidia.com/gpu.product"])[1],
@@ -208,3 +210,17 @@ def run_plan(options):
     result = CliRunner().invoke(bench.app, ["plan", *shlex.split(options), "--json"])
     assert result.exit_code == 0, result.output
     return json.loads(result.output)
+
+
+def test_the_reference_case_is_what_was_asked_for_in_every_pod():
+    jobs = [one for one in yaml.safe_load_all(rendered("reference")) if one["kind"] == "PyTorchJob"]
+    for role in ("Master", "Worker"):
+        replica = jobs[0]["spec"]["pytorchReplicaSpecs"][role]
+        (container,) = replica["template"]["spec"]["containers"]
+        env = {one["name"]: one.get("value") for one in container["env"]}
+        wanted = {"EPOCHS": "4", "BATCH_SIZE": "28", "LEARNING_RATE": "5e-5", "AIM_REPO": "/aim"}
+        assert {name: env[name] for name in wanted} == wanted
+        assert (replica["replicas"], env["NCCL_DEBUG"], env["OUTPUT_DIR"]) == (1, "INFO", "/outputs/run")
+        assert [port["containerPort"] for port in container["ports"]] == [23456]
+        assert container["resources"]["limits"]["nvidia.com/gpu"] == 1
+        assert {"name": "aim-runs", "mountPath": "/aim"} in container["volumeMounts"]

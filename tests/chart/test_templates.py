@@ -506,3 +506,66 @@ def test_a_volume_for_each_pod_is_made_and_gone_with_it(manifests, job):
 def test_a_volume_for_each_pod_that_would_lose_something_is_refused(manifests, sets, says):
     with pytest.raises(UserError, match=says):
         manifests(sets=sets)
+
+
+ESCAPES = """
+runtimeClassName: nvidia
+schedulerName: volcano
+topologySpreadConstraints:
+  - {maxSkew: 1, topologyKey: topology.kubernetes.io/zone, whenUnsatisfiable: ScheduleAnyway}
+resourceClaims: [{name: gpu, resourceClaimTemplateName: one-gpu}]
+extraVolumes: [{name: scratch, emptyDir: {}}]
+extraVolumeMounts: [{name: scratch, mountPath: /scratch}]
+extraInitContainers: [{name: tune, image: "tools.example/tune:1"}]
+sidecars: [{name: agent, image: "tools.example/agent:1"}]
+"""
+
+
+@pytest.fixture
+def escapes(tmp_path):
+    (tmp_path / "escapes.yaml").write_text(ESCAPES)
+    return tmp_path / "escapes.yaml"
+
+
+def test_what_the_chart_has_no_word_for_goes_into_the_pod_as_it_is(escapes):
+    from podtune.cluster.chart.render import render
+    from podtune.cluster.lint.check import lint
+
+    text = render([escapes], TWO, "run", engine="python")
+    made = next(one for one in yaml.safe_load_all(text) if one["kind"] == "PyTorchJob")
+    asked = yaml.safe_load(ESCAPES)
+    for role in ("Master", "Worker"):
+        spec = pod(made, role)
+        for key in ("runtimeClassName", "schedulerName", "topologySpreadConstraints", "resourceClaims"):
+            assert spec[key] == asked[key]
+        agent, tune, prepare = spec["initContainers"]
+        assert (agent["restartPolicy"], tune["name"], prepare["name"]) == ("Always", "tune", "prepare")
+        assert container(made, role)["resources"]["claims"] == [{"name": "gpu"}]
+        assert {"name": "scratch", "emptyDir": {}} in spec["volumes"]
+        for each in (prepare, container(made, role)):
+            assert {"name": "scratch", "mountPath": "/scratch"} in each["volumeMounts"]
+    assert lint([("rendered", text)]).count("error") == 0
+
+
+def test_a_sidecar_needs_no_prepare(escapes):
+    from podtune.cluster.chart.render import render
+
+    text = render([escapes], ["mode=benchmark"], "run", engine="python")
+    made = next(one for one in yaml.safe_load_all(text) if one["kind"] == "PyTorchJob")
+    assert [each["name"] for each in pod(made)["initContainers"]] == ["agent", "tune"]
+
+
+@pytest.mark.parametrize("place", ["podLabels", "commonLabels"])
+@pytest.mark.parametrize(
+    "label", ["training.kubeflow.org/job-name", "app.kubernetes.io/instance", "jobset.sigs.k8s.io/x"]
+)
+def test_labels_by_which_a_pod_is_found_are_not_the_users(job, place, label):
+    with pytest.raises(UserError, match="know whose a pod is"):
+        job(sets=[f"{place}.{label.replace('.', chr(92) + '.')}=other"])
+
+
+def test_what_a_trainjob_cannot_say_is_refused(escapes):
+    from podtune.cluster.chart.render import render
+
+    with pytest.raises(UserError, match="with api trainjob"):
+        render([escapes], ["api=trainjob"], "run", engine="python")

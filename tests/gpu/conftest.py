@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import json
+import random
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,19 +28,30 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _memory_given_back() -> Iterator[None]:
-    yield
+def _card_as_it_was() -> Iterator[None]:
+    """No test meets another's peak, memory or TF32: transformers leaves the latter on after torch_compile."""
     import torch
 
+    precision = torch.backends.fp32_precision
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+    yield
+    torch.backends.fp32_precision = precision
     gc.collect()
     torch.cuda.empty_cache()
 
 
 @pytest.fixture
 def train(qa_data: Path, micro_model: Path, tmp_path: Path) -> Train:
-    """Run the fine-tune in this process, whose imports are paid for; returns its record, with ``code``."""
+    """Run the fine-tune in this process, whose imports are paid for; returns its record."""
 
-    def run(*words: object, model: Path = micro_model, name: str = "run", code: int = 0) -> dict[str, Any]:
+    def run(
+        *words: object,
+        model: Path = micro_model,
+        data: Path = qa_data / "train.parquet",
+        name: str = "run",
+        code: int = 0,
+    ) -> dict[str, Any]:
         from accelerate.state import AcceleratorState, PartialState
 
         from podtune.training import main
@@ -46,10 +59,11 @@ def train(qa_data: Path, micro_model: Path, tmp_path: Path) -> Train:
         AcceleratorState._reset_state(True)
         PartialState._reset_state()
         output = tmp_path / name
-        argv = ["--model_name_or_path", model, "--dataset_name", qa_data / "train.parquet"]
+        argv = ["--model_name_or_path", model, "--dataset_name", data]
         argv += ["--output_dir", output, "--seed", 7, "--logging_steps", 1, "--save_strategy", "no", *words]
         assert main([str(word) for word in argv]) == code
         gc.collect()
+        shutil.rmtree(output / "final", ignore_errors=True)  # 12 GB each where the model has 3B
         record = output / "run.json"
         return json.loads(record.read_text()) if record.exists() else {}
 
@@ -72,3 +86,15 @@ def large(tmp_path_factory: pytest.TempPathFactory, micro_model: Path) -> Path:
     return random_model(
         tmp_path_factory.mktemp("large"), micro_model, num_attention_heads=16, num_key_value_heads=4, **sizes
     )
+
+
+@pytest.fixture(scope="session")
+def long_rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """2,000 rows of more than 2,048 tokens each: the made models' tokenizer has a token a digit or two."""
+    draw = random.Random(0)
+    file = tmp_path_factory.mktemp("long") / "rows.jsonl"
+    with file.open("w") as stream:
+        for _ in range(2000):
+            words = " ".join(f"{draw.randrange(10**6)}" for _ in range(1200))
+            stream.write(json.dumps({"text": words}) + "\n")
+    return file

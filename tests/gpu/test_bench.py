@@ -15,7 +15,7 @@ from support.launch import free_port
 def cell(folder: Path, *words: object) -> dict[str, Any]:
     """One measured cell under torchrun with one rank; its record."""
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "1"]
-    command += ["--master-port", str(free_port()), "-m", "podtune.benchmark", "--output-dir", str(folder)]
+    command += ["--master-port", str(free_port()), "-m", "podtune.benchmark", "--output", str(folder)]
     done = subprocess.run([*command, *map(str, words)], capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     record: dict[str, Any] = json.loads((folder / "run.json").read_text())

@@ -13,7 +13,7 @@ from support.launch import metrics
 
 pytestmark = pytest.mark.slow
 LORA = ("--use_peft", "--lora_r", 16)
-PACKED = ("--packing", "--max_length", 1024)  # rows of full length
+FULL = ("--max_length", 1024)  # of long_rows: each is cut to it
 
 
 def speed(record: dict[str, Any]) -> float:
@@ -30,40 +30,47 @@ def needs(gib: float) -> None:
 
 
 def test_lora_of_3b_fits_its_plan_and_is_faster_without_cast_and_dropout(
-    train: Train, large: Path, monkeypatch: pytest.MonkeyPatch
+    train: Train, large: Path, long_rows: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from podtune.sft.train.trainer import PodtuneTrainer
 
     needs(20)
     words = (
         *LORA,
-        *PACKED,
+        *FULL,
         "--max_steps",
         8,
         "--per_device_train_batch_size",
         8,
         "--activation_checkpointing",
     )
-    lean = train(*words, "--lora_dropout", 0, model=large, name="lean")
+    lean = train(*words, "--lora_dropout", 0, model=large, data=long_rows, name="lean")
     assert peak(lean) < 12
     assert abs(lean["measurements"]["memory_estimate"]["error"]) < 0.15
     monkeypatch.setattr(PodtuneTrainer, "_leave_casts_to_autocast", lambda self: None)
-    plain = train(*words, "--lora_dropout", 0.05, model=large, name="plain")
-    assert speed(lean) >= 1.25 * speed(plain)
+    plain = train(*words, "--lora_dropout", 0.05, model=large, data=long_rows, name="plain")
+    assert speed(lean) >= 1.15 * speed(plain)  # counted: 1.33 on an H100, 1.27 on an H200
 
 
-def test_lora_of_3b_at_28_rows_of_2048_tokens_fits_an_l40s(train: Train, large: Path) -> None:
+def test_lora_of_3b_at_28_rows_of_2048_tokens_fits_an_l40s(
+    train: Train, large: Path, long_rows: Path
+) -> None:
     needs(44)
-    words = (*LORA, "--packing", "--max_length", 2048, "--max_steps", 3, "--lora_dropout", 0)
-    record = train(*words, "--per_device_train_batch_size", 28, "--activation_checkpointing", model=large)
+    words = (*LORA, "--max_length", 2048, "--max_steps", 3, "--lora_dropout", 0)
+    words = (*words, "--per_device_train_batch_size", 28, "--activation_checkpointing")
+    record = train(*words, model=large, data=long_rows)
     assert peak(record) < 42
+    assert abs(record["measurements"]["memory_estimate"]["error"]) < 0.1
 
 
 @pytest.mark.parametrize("checkpointing", [True, False])
-def test_full_training_of_3b_fits_its_plan(train: Train, large: Path, checkpointing: bool) -> None:
+def test_full_training_of_3b_fits_its_plan(
+    train: Train, large: Path, long_rows: Path, checkpointing: bool
+) -> None:
     needs(60 if checkpointing else 110)
-    words = ("--max_steps", 8, "--per_device_train_batch_size", 8, *PACKED)
-    record = train(*words, "--activation_checkpointing", str(checkpointing).lower(), model=large)
+    words = ("--max_steps", 8, "--per_device_train_batch_size", 8, *FULL)
+    words = (*words, "--activation_checkpointing", str(checkpointing).lower())
+    record = train(*words, model=large, data=long_rows)
     assert abs(record["measurements"]["memory_estimate"]["error"]) < 0.15
     if "H200" in torch.cuda.get_device_name():
         assert speed(record) >= (15e3 if checkpointing else 20e3)
@@ -84,16 +91,16 @@ def test_full_training_of_3b_outruns_plain_trl_with_equal_losses(
 
 
 def test_what_is_measured_costs_at_most_a_percent(
-    train: Train, medium: Path, monkeypatch: pytest.MonkeyPatch
+    train: Train, medium: Path, long_rows: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from podtune.sft.train.meter import Meter
     from podtune.sft.train.trainer import PodtuneTrainer
 
-    words = ("--max_steps", 40, "--per_device_train_batch_size", 32, *PACKED)
-    with_all = train(*words, model=medium, name="with")
+    words = ("--max_steps", 40, "--per_device_train_batch_size", 32, *FULL)
+    with_all = train(*words, model=medium, data=long_rows, name="with")
     monkeypatch.setattr(Meter, "_look", lambda self: {})
     monkeypatch.setattr(PodtuneTrainer, "agree", lambda self, stop, certain: 0)
-    without = train(*words, model=medium, name="without")
+    without = train(*words, model=medium, data=long_rows, name="without")
     p50 = [run["measurements"]["step_time_s"]["p50"] for run in (with_all, without)]
     assert p50[0] <= 1.01 * p50[1]
 

@@ -272,7 +272,7 @@ def test_a_folder_with_a_config_is_a_model(tmp_path: Path) -> None:
 
 
 def test_a_single_cell_sets_the_rate_for_the_plans_of_its_companions() -> None:
-    def record(strategy: str, world_size: int, seconds: float) -> dict[str, Any]:
+    def record(strategy: str, world_size: int, seconds: float, device: dict[str, str]) -> dict[str, Any]:
         return {
             "model": "tinygpt-test",
             "strategy": strategy,
@@ -281,17 +281,20 @@ def test_a_single_cell_sets_the_rate_for_the_plans_of_its_companions() -> None:
             "status": "ok",
             "config": {"precision": "fp32", "sequence_length": 128, "global_batch_size": 8},
             "measurements": Measurements(step_time_s=Spread.of([seconds])).to_json(),
-            "provenance": {"hardware": {"cpu": "a CPU"}},
+            "provenance": {"hardware": device},
         }
 
-    single, ddp = plans([record("single", 1, 0.2), record("ddp", 2, 0.15)])
+    gpu = {"gpu": "NVIDIA L40S"}
+    single, ddp = plans([record("single", 1, 0.2, gpu), record("ddp", 2, 0.15, gpu)])
     assert single is not None
     assert ddp is not None
     assert single.step_time_s == pytest.approx(0.2)
     assert ddp.compute_time_s == pytest.approx(0.1)
-    (alone,) = plans([record("ddp", 2, 0.15)])
-    assert alone is not None
-    assert alone.step_time_s is None  # nothing to reckon a CPU's time from
+    cpu = {"cpu": "a CPU"}
+    for planned in plans([record("single", 1, 0.2, cpu), record("ddp", 2, 0.15, cpu)]):
+        assert planned is not None
+        assert planned.step_time_s is None  # nobody rents CPUs by a forecast
+        assert planned.total_gib > 0
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -323,7 +326,7 @@ def test_the_command_gives_the_promised_json_and_needs_no_torch() -> None:
     assert found["total_gib"] - found["buffers_gib"] == pytest.approx(7.5e9 * 16 / 64 / 2**30)
     assert found["buffers_gib"] == pytest.approx(5e8 * 4 / 2**30, rel=0.01)
     code = (
-        "import sys, podtune.commands.bench, podtune.plan.beside, podtune.bench.sweep.runner; "
+        "import sys, podtune.commands.bench, podtune.plan.beside, podtune.sweep.case_runner; "
         "print('torch' in sys.modules)"
     )
     assert (

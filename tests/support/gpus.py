@@ -34,9 +34,7 @@ def driver_shows(monkeypatch: pytest.MonkeyPatch, card: Card, count: int, driver
     """Let NVML answer as with ``count`` cards, whatever CUDA can do with them."""
     from podtune.machine import facts
 
-    size = int(card.memory_gib * 2**30)
-    shown = tuple(facts.Gpu(card.name, size, size) for _ in range(count))
-    answer = facts.Gpus(count, shown, driver, 13 if driver >= "580" else 12)
+    answer = facts.Gpus(count, (card.name,) * count, driver)
     monkeypatch.setattr(facts, "gpus", lambda timeout_s=0.0: answer)
 
 

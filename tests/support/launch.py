@@ -25,6 +25,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from support import row_ledger
+
 CLONE_NEWNET = 0x40000000  # of linux/sched.h
 PRELOADED = ["tests.support.preloaded"]
 
@@ -87,6 +89,8 @@ def _rank(module: str, argv: list[str], env: dict[str, str], log: str, namespace
     os.dup2(file, 2)
     sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
     sys.argv = [module, *argv]
+    if row_ledger.FOLDER in env:
+        row_ledger.keep(Path(env[row_ledger.FOLDER]))
     code = importlib.import_module(module).main(argv)
     sys.stdout.flush()
     sys.exit(code)

@@ -12,7 +12,6 @@ for name in (
     "podtune.sft.train.trainer",
     "podtune.sft.data.rows",
     "podtune.sft.model.load",
-    "deepspeed",
     "podtune.commands.launch",
     "podtune.commands.preflight",
     "podtune.pod.meeting",

@@ -158,6 +158,6 @@ def plan_memory(model: str, *, strategy: str, world_size: int, **settings: Any) 
     from podtune.plan.plan import estimate
 
     if isinstance(settings.get("hardware"), str):
-        settings["hardware"] = hardware_row(settings["hardware"], world_size)
+        settings["hardware"] = hardware_row(settings["hardware"])
     shape = shape_of(model, settings.pop("sequence_length", None))
     return estimate(shape, strategy=strategy, world_size=world_size, **settings)

@@ -41,7 +41,7 @@ PANELS: dict[str, dict[str, Subcommand]] = {
     "Cluster": {
         "init": Subcommand("init", "write a values file for my data, model and GPUs"),
         "doctor": Subcommand("doctor", "what this machine or a cluster lacks, with the fix"),
-        "render": Subcommand("manifests", "print the manifests of a job, without helm"),
+        "render": Subcommand("manifests", "print the manifests of a job"),
         "lint": Subcommand("lint", "check PyTorchJobs and TrainJobs before a cluster does"),
         "dry-run": Subcommand("dry_run", "run a job's pods as local processes"),
         "submit": Subcommand("jobs", "create a job, and follow it"),
@@ -145,7 +145,8 @@ EXTRAS = {
     "bitsandbytes": "qlora",
     "s3fs": "s3",
     "lm_eval": "eval",
-} | dict.fromkeys(("kubernetes", "jsonschema", "helm_python"), "cluster")
+    "helm_python": "render",
+} | dict.fromkeys(("kubernetes", "jsonschema"), "cluster")
 
 
 def not_installed(error: ModuleNotFoundError) -> Exception:

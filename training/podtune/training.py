@@ -29,19 +29,18 @@ from podtune.run.distributed import (
     read_world,
     setup_distributed,
 )
-from podtune.run.errors import OK, PREEMPTED, ConfigError, PeerLost, reader_left, report, working
+from podtune.run.errors import OK, PREEMPTED, PeerLost, reader_left, report, working
 from podtune.run.heartbeat import VolumeWatch, claim
-from podtune.run.ledger import Ledger, begin
 from podtune.run.lock import Lock
-from podtune.sft import hub, store
 from podtune.sft.config import settings as config
+from podtune.sft.source import hub, object_store
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
     from podtune.run.notify import Notification
     from podtune.sft.config.resolve import Arguments
-    from podtune.sft.origin import Origin
+    from podtune.sft.source.model import Origin
     from podtune.sft.train.run import FineTune
     from podtune.sft.train.trainer import PodtuneTrainer, StopTogether
 
@@ -69,7 +68,7 @@ def main(argv: list[str] | None = None) -> int:
         notification = to_notify(settings, world)
         check_inputs(settings, world)
         use_cpu = bool(settings.values.get("use_cpu"))
-        before_imports(world, use_cpu=use_cpu)
+        before_imports(world)
         if world.is_main:
             working("the configuration is sound; importing torch and reading model and data")
         world = setup_distributed(settings.value("timeout_s"), use_cpu=use_cpu)
@@ -103,25 +102,20 @@ def to_notify(settings: config.Settings, world: World) -> Notification | None:
 def check_inputs(settings: config.Settings, world: World) -> None:
     """Data set and output folder, before torch is imported. One process of each pod looks."""
     if world.local_rank == 0:
-        if store.is_url(model := settings.values["model_name_or_path"]):
-            store.fetch(model, unwanted=hub.UNWANTED)
+        if object_store.is_url(model := settings.values["model_name_or_path"]):
+            object_store.fetch(model, unwanted=hub.UNWANTED)
         settings.sources.check()
         if world.is_main and (url := settings.values.get("publish")):
-            store.check_writable(url)
+            object_store.check_writable(url)
         checkpoint.check_writable(Path(settings.values["output_dir"]))
 
 
-def before_imports(world: World, *, use_cpu: bool = False) -> None:
+def before_imports(world: World) -> None:
     """What libraries read from the environment when they are imported: threads, the device, how memory is
     allotted, and that they need not talk about it.
     """
     os.environ["OMP_NUM_THREADS"] = str(cpu_threads(world))
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    # DeepSpeed asks for itself otherwise, and warns that it finds no accelerator; /dev/dxg is WSL's
-    if use_cpu:
-        os.environ["DS_ACCELERATOR"] = "cpu"
-    elif not any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/dxg")):
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")
     if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & set(os.environ):
         # each batch has another length, which leaves gaps in memory that comes in blocks of fixed size
         os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
@@ -141,7 +135,7 @@ def fine_tune(settings: config.Settings, world: World) -> int:
     """Everything after the process group is open; returns the exit code."""
     from podtune.sft.config.resolve import resolve
     from podtune.sft.model.load import architecture
-    from podtune.sft.origin import load_config, locate_model
+    from podtune.sft.source.model import load_config, locate_model
     from podtune.sft.train.trainer import Stopped, StopTogether
 
     values = settings.values
@@ -233,12 +227,12 @@ def load(
     left to do.
     """
     from podtune.sft.config.memory import foresee
+    from podtune.sft.cpu.heap_trim import HeapTrimCallback
     from podtune.sft.data.rows import token_rows
     from podtune.sft.data.tokenizer import load_tokenizer
     from podtune.sft.model.load import load_model
     from podtune.sft.train.bucket import Bucket
     from podtune.sft.train.early import early_stopping
-    from podtune.sft.train.heap import GiveBack
     from podtune.sft.train.run import FineTune, find_checkpoint, is_finished
     from podtune.sft.train.trainer import PodtuneTrainer
 
@@ -289,20 +283,6 @@ def load(
     model = load_model(origin, **arguments.model_options())
     # applied here, SFTTrainer need not look again
     training.model_init_kwargs = training.chat_template_path = None
-    ledger: Ledger | None = None
-    if arguments.run.sample_ledger:
-        if bucket and not bucket.shared:
-            raise ConfigError(
-                "the ledger is written by all pods into one folder, and each has a volume of its own",
-                where="sample_ledger",
-                fix="leave it off, or one ReadWriteMany volume for all pods",
-            )
-        ledger = Ledger(output_dir, world.rank)
-        if world.is_main:
-            drop_last = training.dataloader_drop_last
-            begin(
-                output_dir, from_step=resume.step if resume else 0, rows=rows.count or 0, drop_last=drop_last
-            )
     run = FineTune(
         arguments.record(world, rows.facts),
         output_dir,
@@ -323,14 +303,13 @@ def load(
         peft_config=arguments.peft_config(model_config.model_type),
         callbacks=[
             *(run.progress, stop, *early_stopping(arguments.run)),
-            *([GiveBack()] if world.device_type == "cpu" else []),
+            *([HeapTrimCallback()] if world.device_type == "cpu" else []),
         ],
         world=world,
         meter=run.meter,
         facts=facts,
         tokens_before=run.tokens_before,
         lean=arguments.run.loss == "lean",
-        ledger=ledger,
         async_save=arguments.run.async_save,
         bucket=bucket,
     )

@@ -14,6 +14,9 @@
   mountPath: /dev/shm
 - name: tmp
   mountPath: /tmp
+{{- with .Values.extraVolumeMounts }}
+{{ toYaml . }}
+{{- end }}
 {{- end }}
 
 {{- define "podtune.claimSpec" -}}
@@ -55,9 +58,12 @@ resources:
     sizeLimit: {{ .Values.shm.sizeLimit | quote }}
 - name: tmp
   emptyDir: {}
+{{- with .Values.extraVolumes }}
+{{ toYaml . }}
+{{- end }}
 {{- end }}
 
-{{/* The limits, and requests that give every extended resource (nvidia.com/gpu) what its limit says. */}}
+{{/* The limits, requests that give every extended resource (nvidia.com/gpu) what its limit says, and the pod's claims. */}}
 {{- define "podtune.resources" -}}
 {{- $resources := deepCopy .Values.resources -}}
 {{- $requests := $resources.requests | default dict -}}
@@ -65,6 +71,9 @@ resources:
 {{- if contains "/" $name }}{{ $_ := set $requests $name $quantity }}{{ end }}
 {{- end }}
 {{- $_ := set $resources "requests" $requests -}}
+{{- range .Values.resourceClaims }}
+{{- $_ := set $resources "claims" (append ($resources.claims | default list) (dict "name" .name)) -}}
+{{- end -}}
 {{ toYaml $resources }}
 {{- end }}
 
@@ -129,6 +138,20 @@ affinity:
 {{- with .Values.priorityClassName }}
 priorityClassName: {{ . | quote }}
 {{- end }}
+{{- with .Values.runtimeClassName }}
+runtimeClassName: {{ . | quote }}
+{{- end }}
+{{- with .Values.schedulerName }}
+schedulerName: {{ . | quote }}
+{{- end }}
+{{- with .Values.topologySpreadConstraints }}
+topologySpreadConstraints:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.resourceClaims }}
+resourceClaims:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
 {{- if .Values.hostNetwork }}
 hostNetwork: true
 dnsPolicy: ClusterFirstWithHostNet
@@ -145,8 +168,17 @@ spec:
   {{- . | nindent 2 }}
   {{- end }}
   terminationGracePeriodSeconds: {{ .Values.runPolicy.terminationGracePeriodSeconds }}
-  {{- if include "podtune.prepare" . }}
+  {{- if or (include "podtune.prepare" .) .Values.sidecars .Values.extraInitContainers }}
   initContainers:
+    {{- /* Before prepare, which may need what they do. A sidecar that is an init container ends with the pod, not after it. */}}
+    {{- range .Values.sidecars }}
+    - {{- toYaml (set (deepCopy .) "restartPolicy" "Always") | nindent 6 }}
+    {{- end }}
+    {{- with .Values.extraInitContainers }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+  {{- end }}
+  {{- if include "podtune.prepare" . }}
     - name: prepare
       image: {{ include "podtune.image" . | quote }}
       imagePullPolicy: {{ .Values.image.pullPolicy | quote }}

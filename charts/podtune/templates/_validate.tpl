@@ -54,6 +54,13 @@ What the schema cannot say in a sentence. Each refusal is "PATH: WHAT | fix: WHA
 {{- if lt (int .Values.runPolicy.terminationGracePeriodSeconds) (add (int .Values.runPolicy.shutdownTimeoutSeconds) 30) }}
 {{- fail (printf "runPolicy.terminationGracePeriodSeconds: %d s is too short for a shutdownTimeoutSeconds of %d s, so a pod would be killed while it saves | fix: make it at least %d" (int .Values.runPolicy.terminationGracePeriodSeconds) (int .Values.runPolicy.shutdownTimeoutSeconds) (add (int .Values.runPolicy.shutdownTimeoutSeconds) 30)) }}
 {{- end }}
+{{- range $where := list "podLabels" "commonLabels" }}
+{{- range $label, $_ := index $.Values $where }}
+{{- if regexMatch "^((training|trainer)\\.kubeflow\\.org/|jobset\\.sigs\\.k8s\\.io/|batch\\.kubernetes\\.io/|app\\.kubernetes\\.io/(name|instance|component|managed-by)$)" $label }}
+{{- fail (printf "%s: sets %s, by which operator, Services and NetworkPolicies know whose a pod is | fix: choose a key of your own" $where $label) }}
+{{- end }}
+{{- end }}
+{{- end }}
 {{- range .Values.env }}
 {{- if regexMatch "^(RANK|LOCAL_RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT|PET_.*)$" .name }}
 {{- fail (printf "env: sets %s, which is the operator's, so pods would not find each other | fix: leave it out" .name) }}

@@ -14,7 +14,7 @@ from podtune.run.errors import UserError
 from podtune.sft.config import settings as config
 from podtune.sft.config.memory import Foresight, foresee, longest_mean
 from podtune.sft.config.resolve import Arguments, resolve
-from podtune.sft.origin import locate_model
+from podtune.sft.source.model import locate_model
 
 # SmolLM3-3B's own config.json, as far as shapes go
 SMOLLM3 = {

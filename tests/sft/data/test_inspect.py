@@ -21,7 +21,7 @@ from podtune.sft.data import inspect
 from podtune.sft.data.source import DataSource, load_split
 from podtune.sft.data.tokenise import Tokenised, tokenised
 from podtune.sft.data.tokenizer import TokenizeOptions, load_tokenizer
-from podtune.sft.origin import locate_model
+from podtune.sft.source.model import locate_model
 
 
 @pytest.fixture(scope="module")

@@ -29,7 +29,7 @@ from podtune.sft.data.tokenizer import (
     load_tokenizer,
     unknown_roles,
 )
-from podtune.sft.origin import locate_model
+from podtune.sft.source.model import locate_model
 
 QUESTIONS = [
     ("What does json.dumps() do?", "It turns an object into text."),

@@ -10,7 +10,8 @@ import torch
 from torch.nn import functional as F
 from transformers import SmolLM3Config, SmolLM3ForCausalLM
 
-from podtune.sft.model import attention, cpu_attention
+from podtune.sft.cpu import attention as cpu_attention
+from podtune.sft.model import attention
 from podtune.sft.model.attention import (
     PER_ROW,
     choose_attention,

@@ -16,7 +16,7 @@ from podtune.sft.config.resolve import resolve
 from podtune.sft.model.attention import PER_ROW
 from podtune.sft.model.end_to_end import why_padded
 from podtune.sft.model.load import _refuse_kernel, architecture
-from podtune.sft.origin import locate_model
+from podtune.sft.source.model import locate_model
 
 NEEDED = ["--model_name_or_path", "m", "--dataset_name", "d", "--output_dir", "o"]
 

@@ -28,15 +28,15 @@ from podtune.run.errors import (
     USAGE,
     UserError,
 )
-from podtune.sft.answer.evaluate import compare_with_base, loss_of, normalised, sample_answers
 from podtune.sft.data.tokenizer import load_tokenizer
+from podtune.sft.generate.evaluate import compare_with_base, loss_of, normalised, sample_answers
 from podtune.sft.model import template
 from podtune.sft.model.build import build_model
 from podtune.sft.model.flops import counted_flops_per_token, flops_per_token, parameter_count
 from podtune.sft.model.info import model_info
 from podtune.sft.model.load import check_quantization, load_model
 from podtune.sft.model.merge import merge_adapter
-from podtune.sft.origin import locate_model
+from podtune.sft.source.model import locate_model
 
 FACTS = [
     ("red and yellow", "Orange."),
@@ -331,7 +331,7 @@ def test_info_prints_figures_that_add_up(micro: Path) -> None:
     )
     memory = {(row["strategy"], row["world_size"]): row for row in found["memory"]}
     assert memory["single", 1]["optimizer_gib"] == pytest.approx(12 * found["parameters"]["total"] / 2**30)
-    assert memory["zero3", 8]["weights_gib"] == pytest.approx(memory["ddp", 8]["weights_gib"] / 8)
+    assert memory["fsdp", 8]["weights_gib"] == pytest.approx(memory["ddp", 8]["weights_gib"] / 8)
     assert found["tokenizer"]["stop_token_trained"] is True
 
 

@@ -14,7 +14,7 @@ from support.object_store import ObjectStore
 from podtune.run import checkpoint
 from podtune.run.distributed import World
 from podtune.run.errors import UserError
-from podtune.sft import store
+from podtune.sft.source import object_store as store
 from podtune.sft.train.bucket import Bucket
 
 

@@ -19,12 +19,12 @@ from pathlib import Path
 import datasets
 import pytest
 from support.launch import Launcher, Program, metrics
+from support.row_ledger import FOLDER, epochs, trained
 
 from benchmarks import sft_vs_trl
-from podtune.run import checkpoint, ledger
+from podtune.run import checkpoint
 from podtune.run.background_save import stage_of
 from podtune.run.distributed import World
-from podtune.run.ledger import judge
 from podtune.run.record import Measurements
 
 STEPS = 12
@@ -68,10 +68,6 @@ def undisturbed(launcher: Launcher, options: list[object], tmp_path_factory: pyt
 def record(run: Path) -> dict[str, object]:
     found: dict[str, object] = json.loads((run / "run.json").read_text())
     return found
-
-
-def ledger_of(run: Path) -> list[str]:
-    return [file.read_text() for file in sorted((run / ledger.FOLDER).glob("rank-*.txt"))]
 
 
 def wait_for_step(program: Program, step: int, last: int = LONG) -> None:
@@ -175,21 +171,24 @@ def test_an_interrupted_run_ends_bit_for_bit_like_one_that_was_not(
     ranks: int, words: list[object], launcher: Launcher, options: list[object], tmp_path: Path
 ) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    command = [*options, "--max_steps", STEPS, "--sample_ledger", "true", *words]
-    launcher.run(*command, "--output_dir", whole, ranks=ranks)
-    program = launcher.start(*command, "--output_dir", broken, ranks=ranks)
+    ledgers = {run: {FOLDER: str(run.with_suffix(".ledger"))} for run in (whole, broken)}
+    command = [*options, "--max_steps", STEPS, *words]
+    launcher.run(*command, "--output_dir", whole, ranks=ranks, env=ledgers[whole])
+    program = launcher.start(*command, "--output_dir", broken, ranks=ranks, env=ledgers[broken])
     wait_for_step(program, 4, STEPS)
     wait_for_checkpoint(broken)
     program.signal(signal.SIGKILL)
     program.wait(30)
-    output = launcher.run(*command, "--output_dir", broken, ranks=ranks)
+    output = launcher.run(*command, "--output_dir", broken, ranks=ranks, env=ledgers[broken])
     assert "resuming from" in output
     assert "saves beside the next steps" in output
     assert metrics(broken) == metrics(whole)
     assert metrics(broken, name="tokens") == metrics(whole, name="tokens")
-    assert ledger_of(broken) == ledger_of(whole)
-    judgement = judge(broken)
-    assert (judgement.steps, judgement.ranks, judgement.exact) == (STEPS, ranks, True)
+    rows, expected = (trained(run.with_suffix(".ledger")) for run in (broken, whole))
+    assert rows == expected
+    assert sorted(rows) == list(range(ranks))
+    assert all(sorted(steps) == list(range(1, STEPS + 1)) for steps in rows.values())
+    assert all(set(each.values()) == {1} for each in epochs(broken.with_suffix(".ledger")))
     weights = "final/model.safetensors"
     assert (broken / weights).read_bytes() == (whole / weights).read_bytes()
     attempts = record(broken)["attempts"]
@@ -207,16 +206,17 @@ def test_rows_in_the_order_of_their_length_stay_in_it_over_a_resume_in_the_secon
     lines = [{"question": f"What is {n}?", "answer": f"{n} " * (1 + n % 9)} for n in range(20)]
     rows.write_text("".join(json.dumps(line) + "\n" for line in lines))
     words = [*options, "--dataset_name", rows, "--train_sampling_strategy", "group_by_length"]
-    words += ["--num_train_epochs", 2, "--save_steps", 2, "--output_dir", run, "--sample_ledger", "true"]
-    launcher.run(*words)
+    words += ["--num_train_epochs", 2, "--save_steps", 2, "--output_dir", run]
+    ledger = tmp_path / "ledger"
+    launcher.run(*words, env={FOLDER: str(ledger)})
     whole = metrics(run)
     assert max(whole) == 10  # five steps an epoch
     for name in ("checkpoint-10", "final"):
         shutil.rmtree(run / name)
     (run / "run.json").unlink()
-    assert "checkpoint-8" in launcher.run(*words)
+    assert "checkpoint-8" in launcher.run(*words, env={FOLDER: str(ledger)})
     assert metrics(run) == whole
-    assert [(epoch.seen, epoch.missed, epoch.filling) for epoch in judge(run).epochs] == [(20, (), 0)] * 2
+    assert [(len(counted), counted.total()) for counted in epochs(ledger)] == [(20, 20)] * 2
 
 
 def test_a_run_records_for_how_long_it_stopped_for_its_saves(undisturbed: Path) -> None:

@@ -62,8 +62,8 @@ def largest_difference(one: Path, other: Path, name: str = "loss") -> float:
     ("strategy", "ranks", "trained"),
     [
         *[("single", 1, "all"), ("ddp", 2, "all"), ("fsdp", 2, "all"), ("fsdp-grad-op", 2, "all")],
-        *[("hsdp", 4, "all"), ("zero2", 2, "all"), ("zero3", 2, "all")],
-        *[("single", 1, "lora"), ("fsdp", 2, "lora"), ("zero3", 2, "lora")],
+        ("hsdp", 4, "all"),
+        *[("single", 1, "lora"), ("fsdp", 2, "lora")],
     ],
 )
 def test_the_gpus_branch_trains_like_one_process_on_the_cpus(
@@ -99,15 +99,13 @@ def test_ddps_gradients_are_views_of_its_buckets(tmp_path: Path) -> None:
     assert handler.gradient_as_bucket_view is True
 
 
-@pytest.mark.parametrize("strategy", ["fsdp", "zero3"])
 def test_a_sharded_run_in_bf16_logs_the_loss_that_ddp_logs(
-    strategy: str,
     reference: Reference,
     options: list[object],
     launcher: Launcher,
     tmp_path: Path,
 ) -> None:
-    output = launcher.run(*options, "--strategy", strategy, "--output_dir", tmp_path, ranks=2, env=FORCED)
+    output = launcher.run(*options, "--strategy", "fsdp", "--output_dir", tmp_path, ranks=2, env=FORCED)
     assert "bf16 autocast" in output
     assert largest_difference(tmp_path, reference("bf16")) < 1e-3
 

@@ -17,11 +17,11 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast, SmolLM3Config, SmolLM3ForCausalLM
 from trl import SFTConfig, SFTTrainer
 
-from podtune.sft.data.batching import REAL, EvenBatches
+from podtune.sft.cpu import cross_entropy
+from podtune.sft.cpu.cross_entropy import summed_cross_entropy
+from podtune.sft.cpu.padded_batches import REAL_TOKENS, PaddedBatches
 from podtune.sft.model.attention import PER_ROW, register_attention
-from podtune.sft.train import cross_entropy
 from podtune.sft.train import loss as lean
-from podtune.sft.train.cross_entropy import summed_cross_entropy
 from podtune.sft.train.loss import lean_loss, why_not_lean
 
 ROWS = [
@@ -132,8 +132,8 @@ def test_padding_changes_nothing(trainers: dict[bool, Any], padding_free: bool) 
 def test_a_batch_filled_up_to_a_multiple_trains_as_its_rows_do(trainers: dict[bool, Any]) -> None:
     trainer = trainers[True]
     expected, reference = value_and_gradients(trainer, trainer.compute_loss, ROWS, torch.tensor(37))
-    batch = EvenBatches(trainer.data_collator, 8)(ROWS)
-    assert (batch["input_ids"].shape, int(batch.pop(REAL))) == ((1, 24), 17)
+    batch = PaddedBatches(trainer.data_collator, 8)(ROWS)
+    assert (batch["input_ids"].shape, int(batch.pop(REAL_TOKENS))) == ((1, 24), 17)
     trainer.model.zero_grad()
     loss = lean_loss(trainer, trainer.model, batch, torch.tensor(37), multiple=8)
     loss.backward()

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from transformers import MambaConfig
 
-from podtune.run.errors import DATA, UserError
+from podtune.run.errors import UserError
 from podtune.run.record import new_record
-from podtune.sft.train.pickles import refuse_foreign_code
 from podtune.sft.train.publish import Publisher, model_card
 from podtune.sft.train.run import find_checkpoint
 from podtune.sft.train.trainer import PodtuneTrainer
@@ -116,30 +113,6 @@ def test_a_checkpoint_of_trls_is_taken_where_the_user_vouches_for_it(
     (theirs / "podtune-manifest.json").write_text("rot")  # ours, and damaged
     with pytest.raises(UserError, match="cannot be read"):
         find_checkpoint(tmp_path, {}, named=str(theirs), allow_change=True)
-
-
-class Bomb:
-    """Unpickling it calls the shell."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.system, ("true",)
-
-
-def test_a_checkpoint_of_deepspeed_with_foreign_code_is_refused_unread(tmp_path: Path) -> None:
-    from deepspeed.runtime.fp16.loss_scaler import LossScaler
-    from deepspeed.runtime.zero.config import ZeroStageEnum
-
-    file = tmp_path / "global_step2" / "zero_pp_rank_0_mp_rank_00_optim_states.pt"
-    file.parent.mkdir()
-    torch.save({"scaler": LossScaler(1.0), "stage": ZeroStageEnum.gradients, "w": torch.ones(2)}, file)
-    refuse_foreign_code(tmp_path)
-    torch.save({"w": torch.ones(2), "more": Bomb()}, file)
-    with pytest.raises(UserError, match=r"would call .*system, which DeepSpeed does not write") as refusal:
-        refuse_foreign_code(tmp_path)
-    assert refusal.value.code == DATA
-    file.write_bytes(b"no pickle")
-    with pytest.raises(UserError, match="cannot be examined"):
-        refuse_foreign_code(tmp_path)
 
 
 def test_a_figure_that_cannot_be_computed_ends_no_run() -> None:

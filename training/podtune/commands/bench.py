@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,7 +17,6 @@ from podtune.run.errors import PEER_LOST, SOFTWARE, UNAVAILABLE, UsageError, wor
 from podtune.run.record import Json, finite
 
 if TYPE_CHECKING:
-    from podtune.plan.hardware import Hardware
     from podtune.plan.plan import Plan
 
 app = typer.Typer(
@@ -41,13 +39,7 @@ def plan(
         int | None, typer.Option(help="Sequences or images a step over all processes.")
     ] = None,
     sequence_length: Annotated[int | None, typer.Option(help="Tokens a sequence.")] = None,
-    hardware: Annotated[
-        str, typer.Option(help=f"{', '.join(ROWS)}, or cpu: this one, measured once.")
-    ] = DEFAULT_HARDWARE,
-    calibrate: Annotated[
-        bool, typer.Option("--calibrate", help="With --hardware cpu: measure this machine anew.")
-    ] = False,
-    threads: Annotated[int, typer.Option(help="With --hardware cpu: of each process, as a cell's.")] = 1,
+    hardware: Annotated[str, typer.Option(help=f"{', '.join(ROWS)}.")] = DEFAULT_HARDWARE,
     interconnect: Annotated[
         str | None, typer.Option(help="The slowest link: pcie4, nvlink4, 25g, 100g, 400g, ...")
     ] = None,
@@ -81,7 +73,7 @@ def plan(
       --activation-checkpointing full --batch-size 8 --sequence-length 1024
     """
     from podtune.plan import plan as planner
-    from podtune.plan.hardware import link_row
+    from podtune.plan.hardware import hardware_row, link_row
     from podtune.plan.models import shape_of
     from podtune.plan.shapes import Opaque
 
@@ -96,14 +88,13 @@ def plan(
             where="--activation-checkpointing",
             fix=f"one of {', '.join(planner.RECOMPUTE)}",
         )
-    row = _hardware(hardware, world_size, nodes, threads, calibrate)
     settings: dict[str, Any] = {
         "world_size": world_size,
         "precision": precision,
         "batch_size": batch_size
         if batch_size is not None
         else planner.default_batch_size(model, world_size, accumulation),
-        "hardware": row,
+        "hardware": hardware_row(hardware),
         "interconnect": link_row(interconnect) if interconnect else None,
         "nodes": nodes,
         "micro_batches": micro_batches,
@@ -116,8 +107,6 @@ def plan(
         "fused_head": fused_head,
         "zero_bucket": True,  # as the benchmark sets DeepSpeed up
     }
-    if row.calibration is not None and not as_json:
-        typer.echo(_calibration(row))
     if strategy != "all":
         plan_of_strategy = planner.estimate(shape, strategy=strategy, **settings)
         typer.echo(
@@ -137,7 +126,7 @@ def plan(
 
 @app.command("run")
 def run(
-    output: Annotated[Path, typer.Option(help="Folder for the records; an earlier one is gone on with.")],
+    output: Annotated[Path, typer.Option(help="Folder for the records; a sweep there is resumed.")],
     preset: Annotated[str, typer.Option(help="smoke, single-gpu, node, multi-node.")] = "",
     sweep: Annotated[Path | None, typer.Option(help="A sweep of your own, in YAML.", metavar="FILE")] = None,
     resume: Annotated[
@@ -157,9 +146,9 @@ def run(
     """Measure a sweep: models x strategies x world sizes x precisions, one record a cell.
 
     Everything is checked before any process is started. A cell that runs out of memory, hangs or fails has a
-    record too. In a pod records are printed between markers as well. Ctrl-C keeps
-    what is done; the same command goes on. Exit code 0: every cell measured or out of memory; 70: a cell
-    failed (inside a job always 0).
+    record too. In a pod records are printed between markers as well. Ctrl-C keeps what is done; the same
+    command resumes. Exit code 0: every cell measured or out of memory; 70: a cell failed (inside a job
+    always 0).
 
     \b
     Examples:
@@ -169,45 +158,40 @@ def run(
     """
     import sys
 
-    from podtune.bench.sweep import runner
-    from podtune.bench.sweep import sweep as sweeps
     from podtune.commands.preflight import step_zero
     from podtune.run.distributed import in_pod, read_pod
-    from podtune.run.sweeps import SweepStopped
+    from podtune.sweep import cases
+    from podtune.sweep.case_runner import CaseRunner
+    from podtune.sweep.runner import SweepStopped
 
     if bool(preset) == bool(sweep):
-        fix = f"--preset {' or '.join(sweeps.preset_names())}, or --sweep FILE"
+        fix = f"--preset {' or '.join(cases.preset_names())}, or --sweep FILE"
         raise UsageError("give --preset or --sweep, one of them", where="podtune bench run", fix=fix)
-    asked = sweeps.read_sweep(sweep or sweeps.preset(preset))
+    requested = cases.read_sweep(sweep or cases.preset(preset))
     if timeout_per_cell is not None:
         if timeout_per_cell <= 0:
             raise UsageError(f"{timeout_per_cell:g} is not a positive number", where="--timeout-per-cell")
-        asked = dataclasses.replace(asked, timeout_per_cell_s=timeout_per_cell)
+        requested = dataclasses.replace(requested, timeout_per_cell_s=timeout_per_cell)
     pod = read_pod() if in_job else None
     if preflight and pod and (code := step_zero(sweep, wait_s=wait)):
         # final: only training has something to resume
         raise typer.Exit(UNAVAILABLE if code == PEER_LOST else code)
-    expansion = sweeps.expand(
-        asked, nodes=pod.nnodes if pod else 1, nproc_per_node=pod.nproc_per_node if pod else None
-    )
-    emit = sys.stdout if not as_json and in_pod() and (pod is None or pod.node_rank == 0) else None
-    job = runner.Runner(asked, expansion, output, resume=resume, pod=pod, emit=emit)
+    nodes, nproc_per_node = (pod.nnodes, pod.nproc_per_node) if pod else (1, None)
+    expansion = cases.expand(requested, nodes=nodes, nproc_per_node=nproc_per_node)
+    first = pod is None or pod.node_rank == 0
+    emit = sys.stdout if not as_json and in_pod() and first else None
     try:
-        progress = job.run()
+        states = CaseRunner(requested, expansion, output, resume, pod, emit=emit).run()
     except SweepStopped as stopped:
-        typer.echo(f"stopped; what is done is in {output}, and the same command goes on from there", err=True)
+        typer.echo(f"stopped; finished cells are in {output}, and the same command resumes", err=True)
         raise typer.Exit(stopped.code) from None
-    failed = [name for name, state in progress.states.items() if state == "error"]
+    failed = list(states.values()).count("error")
     if as_json:
+        found = {"cells": states, "impossible": expansion.impossible, "output": str(output)}
+        typer.echo(json.dumps(found, indent=2))
+    if first:
         typer.echo(
-            json.dumps(
-                {"cells": progress.states, "impossible": expansion.impossible, "output": str(output)},
-                indent=2,
-            )
-        )
-    if pod is None or pod.node_rank == 0:
-        typer.echo(
-            f"{len(progress.states)} cells, {len(failed)} failed; next: podtune bench report {output}",
+            f"{len(states)} cells, {failed} failed; next: podtune bench report {output}",
             err=True,
         )
     if failed and pod is None:  # in a job a failed cell is a result; an exit code would only restart the pod
@@ -261,41 +245,6 @@ def report(
     ]:
         typer.echo(printable(text))
     typer.echo("\n".join(said["files"]))
-
-
-def _hardware(name: str, world_size: int, nodes: int | None, threads: int, calibrate: bool) -> Hardware:
-    """The row, or this CPU as its share of ``world_size`` processes finds it."""
-    from podtune.plan.hardware import calibrated_cpu, hardware_row
-    from podtune.plan.plan import RANKS_PER_NODE
-
-    if name.lower() != "cpu":
-        if calibrate or threads != 1:
-            raise UsageError(
-                f"{name} is planned by its datasheet",
-                where="--calibrate" if calibrate else "--threads",
-                fix="leave it out, or give --hardware cpu",
-            )
-        return hardware_row(name)
-    for flag, value in {"--world-size": world_size, "--threads": threads, "--nodes": nodes or 1}.items():
-        if value < 1:
-            raise UsageError(f"{value} is not a positive number", where=flag, fix="give 1 or more")
-    return calibrated_cpu(
-        math.ceil(world_size / (nodes or math.ceil(world_size / RANKS_PER_NODE))), threads, anew=calibrate
-    )
-
-
-def _calibration(row: Hardware) -> str:
-    """What a plan for this CPU reckons with."""
-    found = row.calibration
-    assert found is not None
-    figures = [
-        f"{row.flops[name] / found.processes / 1e9:.0f} GFLOP/s in {name}" for name in ("fp32", "bf16")
-    ]
-    figures.append(f"{row.memory_bandwidth / found.processes / 1e9:.1f} GB/s of memory")
-    if found.messages:
-        latency, slope = found.message("all_reduce", 0), found.message("all_reduce", 1, 0)
-        figures.append(f"all-reduce {latency * 1e6:.0f} us and {1e-9 / slope:.2f} GB/s")
-    return f"this CPU, {row.source}\n  a process: {', '.join(figures)}"
 
 
 def _count(text: str) -> int:

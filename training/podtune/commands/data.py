@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from podtune.run.errors import DataError, working
+from podtune.run.errors import working
 
 app = typer.Typer(
     help="Build a question-answer set, see what would be trained, tokenise ahead of a job.",
@@ -21,29 +21,23 @@ app = typer.Typer(
 @app.command()
 def build(
     output: Annotated[Path, typer.Option(help="Folder to make: train.parquet, eval.parquet, card.json.")],
-    kind: Annotated[
-        str, typer.Option(help="unicode: characters; docs: Python objects; commands: English to podtune.")
-    ] = "unicode",
     rows: Annotated[int, typer.Option(help="At most so many rows in both files together.")] = 12_000,
-    seed: Annotated[int, typer.Option(help="Of the draw, the phrasing and the division.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of the draw and the division.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the card as JSON.")] = False,
 ) -> None:
-    """Make a question-answer set from what every Python installation carries. Nothing is downloaded.
+    """Make a question-answer set about the characters of Unicode. Nothing is downloaded.
 
-    The same Python and seed give the same bytes. What is asked in eval is about objects that train never
+    The same Python and seed give the same bytes. Questions in eval are about characters that train never
     names.
 
     \b
     Examples:
       podtune data build --output work/data
-      podtune data build --kind docs --output datasets/docs
       podtune data build --output /tmp/qa --rows 2000 --seed 1 --json
     """
-    from podtune.qa.build import build as build_set
+    from podtune.demo_data.build import build as build_set
 
-    if kind == "docs":
-        working("reading the documentation of the installed packages")
-    card = build_set(output, kind=kind, rows=rows, seed=seed)
+    card = build_set(output, rows=rows, seed=seed)
     if as_json:
         print(json.dumps(card, indent=2))
         return
@@ -97,7 +91,7 @@ def inspect(
     from podtune.sft.data.inspect import stop_ids_of, text, where_to_look
     from podtune.sft.data.source import check_source
     from podtune.sft.data.tokenizer import TokenizeOptions, load_tokenizer
-    from podtune.sft.origin import locate_model, vocabulary_size
+    from podtune.sft.source.model import locate_model, vocabulary_size
 
     source = where_to_look(data, split)
     check_source(source, text_field=dataset_text_field)
@@ -124,53 +118,6 @@ def inspect(
         if as_json
         else text(report, colour=sys.stdout.isatty())
     )
-
-
-@app.command()
-def ledger(
-    run: Annotated[Path, typer.Argument(help="Folder of a run that was trained with --sample_ledger true.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print what was found as JSON.")] = False,
-) -> None:
-    """Say whether a run trained every row once an epoch, over all its starts.
-
-    A row is named by its place in the set that is trained; packed rows are packed before. Exit code 0: every
-    row came once an epoch. 65: a row was missed, or came twice without accelerate's filling.
-
-    \b
-    Examples:
-      podtune data ledger runs/my-run
-      podtune data ledger runs/my-run --json
-    """
-    import dataclasses
-
-    from podtune.run.ledger import judge
-
-    judgement = judge(run)
-    if as_json:
-        print(json.dumps(dataclasses.asdict(judgement) | {"exact": judgement.exact}, indent=2))
-    else:
-        plural = "s" if judgement.ranks > 1 else ""
-        print(f"{judgement.rows:,} rows, {judgement.steps:,} steps, {judgement.ranks} rank{plural}")
-        if judgement.unrecorded:
-            first, last = judgement.unrecorded[0], judgement.unrecorded[-1]
-            print(f"not recorded: {len(judgement.unrecorded)} steps between {first} and {last}")
-        for epoch in judgement.epochs:
-            missed = " so far" if epoch.missed is None else f", missed {_some(epoch.missed)}"
-            missed += " (dataloader_drop_last)" if epoch.missed and judgement.drop_last else ""
-            filling = f", {epoch.filling} once more to fill the last step's batches" if epoch.filling else ""
-            twice = f", more than once {_some(epoch.repeated)}" if epoch.repeated else ""
-            print(f"epoch {epoch.number}: seen {epoch.seen:,}{missed}{filling}{twice}")
-    if not judgement.exact:
-        raise DataError(
-            "not every row was trained once an epoch",
-            where=str(run),
-            fix="report it with the folder sample-ledger; the run's losses are of the rows above",
-        )
-
-
-def _some(rows: tuple[int, ...]) -> str:
-    shown = ", ".join(map(str, rows[:5])) + (", ..." if len(rows) > 5 else "")
-    return f"{len(rows)} ({shown})" if rows else "none"
 
 
 @app.command("prepare")
@@ -217,7 +164,7 @@ def prepare_rows(
     from podtune.sft.data.source import Sources
     from podtune.sft.data.tokenise import tokenised
     from podtune.sft.data.tokenizer import TokenizeOptions, load_tokenizer
-    from podtune.sft.origin import locate_model, vocabulary_size
+    from podtune.sft.source.model import locate_model, vocabulary_size
 
     sources = Sources.of(
         {

@@ -1,4 +1,4 @@
-"""podtune doctor: is this machine fit, and the cluster?"""
+"""podtune doctor: checks of this machine, and of the cluster."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ def doctor(
 ) -> None:
     """Look at this machine, and with --cluster at the cluster: one line each, ok, warn or fail, with the fix.
 
-    Takes at most five seconds without --torch. Exit code 0 without a fail, 69 with one.
+    Takes at most five seconds without --torch. Exit code 0 without a fail, 69 with one. `pip check` and
+    `nvidia-smi` answer for the packages and the GPUs themselves.
 
     \b
     Examples:

@@ -6,12 +6,14 @@ import json
 import os
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
-from podtune.run.errors import DataError, NotFound, UsageError
+from podtune.commands.options import Sets, Values
+from podtune.run.errors import UsageError
 
 if TYPE_CHECKING:
     from podtune.cluster.dry_run.dry_run import Result
@@ -20,12 +22,8 @@ COLOURS = (36, 33, 35, 32, 34, 31)  # of ANSI, one a pod in turn
 
 
 def dry_run(
-    values: Annotated[
-        list[Path] | None, typer.Option("-f", "--values", help="Values for the chart; may be repeated.")
-    ] = None,
-    sets: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="As helm's --set.")
-    ] = None,
+    values: Values = None,
+    sets: Sets = None,
     name: Annotated[str, typer.Option(help="The release, and so the run.")] = "dry-run",
     manifest: Annotated[
         Path | None,
@@ -40,22 +38,21 @@ def dry_run(
         bool, typer.Option("--print-env", help="Print each pod's environment and start nothing.")
     ] = False,
     kill: Annotated[
-        list[str] | None, typer.Option(metavar="POD@STEP", help="SIGKILL a pod's processes at that step.")
-    ] = None,
-    stall: Annotated[list[str] | None, typer.Option(metavar="POD@STEP", help="SIGSTOP them.")] = None,
+        str, typer.Option(metavar="POD@STEP", help="SIGKILL a pod at that step; it is started again once.")
+    ] = "",
     output: Annotated[
-        Path | None, typer.Option(help="Keep the volumes here; the next dry run goes on from them.")
+        Path | None, typer.Option(help="Keep the volumes here; the next dry run resumes from them.")
     ] = None,
     timeout: Annotated[float, typer.Option(help="Seconds for all of it.")] = 1800.0,
     as_json: Annotated[
         bool, typer.Option("--json", help="The verdict as JSON on stdout, the pods' output on stderr.")
     ] = False,
 ) -> None:
-    """Run the job that would be deployed, as local processes, under the environment and rules of the training
-    operator.
+    """Run the job that would be deployed, as local processes, in the environment of the training operator.
 
     Every pod is its own group of processes with its own folders; claims are shared folders; init containers
-    run first. Ends with what Kubernetes would have concluded. Exit code 0 if the job succeeded.
+    run first. A pod that fails is started again once where its restartPolicy says so. Exit code 0 if the job
+    succeeded.
 
     --manifest FILE runs the commands of FILE on this machine, as you: like a script of somebody's. Only the
     pods of podtune's own chart get your HF_TOKEN.
@@ -68,53 +65,32 @@ def dry_run(
     """
     from podtune.cluster.dry_run import dry_run as engine
     from podtune.cluster.dry_run.shrink import devices
+    from podtune.commands.manifests import linted
     from podtune.pod.launch import terminable
 
     text, config = _rendered(values or [], sets or [], name, manifest, model, steps)
-    documents = _checked(text, quiet=print_env)
-    jobs = engine.jobs_of(documents)
-    if len(jobs) != 1:
-        raise DataError(
-            f"{len(jobs)} jobs in the manifests", where="dry-run", fix="give one PyTorchJob or TrainJob"
-        )
-    pods = engine.pods_of(jobs[0], documents)
+    documents = linted(text, tell=not print_env)
+    pods = engine.pods_of(engine.one_job(documents), documents)
     if print_env:
-        if as_json:
-            print(
-                json.dumps(
-                    {
-                        pod.name: {
-                            container["name"]: engine.environment_of(pod, container)
-                            for container in pod.spec["containers"]
-                        }
-                        for pod in pods
-                    },
-                    indent=2,
-                )
-            )
-        else:
-            print("\n".join(engine.lines_of_environment(pods)))
+        print(_environments(pods) if as_json else "\n".join(engine.lines_of_environment(pods)))
         return
-    faults = [engine.parse_fault("kill", words, pods) for words in kill or []] + [
-        engine.parse_fault("stall", words, pods) for words in stall or []
-    ]
-    on_device, variables, notes = devices(pods)
+    adaptation = devices(pods)
+    adaptation.config.update(config)
     if manifest is None and (token := os.environ.get("HF_TOKEN")):
-        variables = {pod.name: {"HF_TOKEN": token, **variables.get(pod.name, {})} for pod in pods}
-    if faults:
-        config = {**config, "logging_steps": 1}
+        for pod in pods:
+            adaptation.variables.setdefault(pod.name, {})["HF_TOKEN"] = token
+    if kill:
+        adaptation.config["logging_steps"] = 1
     with terminable():
         result = engine.run(
             documents,
             folder=output,
             emit=_printer([pod.name for pod in pods], sys.stderr if as_json else sys.stdout),
-            faults=faults,
+            kill=engine.parse_kill(kill, pods) if kill else None,
             timeout_s=timeout,
-            config_overrides={**config, **on_device},
-            environment_overrides=variables,
+            adaptation=adaptation,
         )
-    result.notes[:0] = notes
-    print(json.dumps(_as_json(result), indent=2) if as_json else _as_text(result, output))
+    print(_as_json(result) if as_json else _as_text(result, output))
     raise typer.Exit(result.exit_code)
 
 
@@ -122,7 +98,9 @@ def _rendered(
     values: list[Path], sets: list[str], name: str, manifest: Path | None, model: str, steps: int
 ) -> tuple[str, dict[str, Any]]:
     """The manifests, and what --model and --steps change in the training YAML."""
+    from podtune.cluster.chart.render import effective_values, merged_values, render
     from podtune.cluster.dry_run.shrink import SIZES, small_model
+    from podtune.commands.manifests import read_manifest
 
     config: dict[str, Any] = {"max_steps": steps} if steps else {}
     if model and model not in SIZES:
@@ -132,46 +110,15 @@ def _rendered(
     if manifest is not None:
         if values or sets or model:
             raise UsageError("--manifest and values exclude each other", fix="give one of them")
-        try:
-            return manifest.read_text(encoding="utf-8"), config
-        except OSError as error:
-            raise NotFound(f"cannot read it: {error.strerror}", where=str(manifest)) from error
-    from podtune.cluster.chart.render import effective_values, merged_values, render
-
+        return read_manifest(manifest), config
     if model:
         more, small = small_model(model, effective_values(merged_values(values, sets)))
         sets, config = [*sets, *more], {**small, **config}
     return render(values, sets, name), config
 
 
-def _checked(text: str, *, quiet: bool) -> list[dict[str, Any]]:
-    """The documents, after lint: what the cluster would refuse is not run, other findings are shown."""
-    from podtune.cluster.lint.check import lint
-    from podtune.cluster.lint.documents import read
-    from podtune.cluster.lint.output import as_text
-
-    verdict = lint([("manifest", text)])
-    refused = [finding for finding in verdict.findings if finding.refused]
-    if refused:
-        print(as_text(verdict), file=sys.stderr)
-        raise DataError(
-            f"the cluster would refuse the job: {refused[0].message}",
-            where=refused[0].path,
-            fix=refused[0].fix,
-        )
-    if not quiet:
-        for finding in verdict.findings:
-            if finding.severity != "note":
-                print(
-                    f"podtune lint: {finding.severity} {finding.code}: {finding.message} "
-                    f"(podtune lint --explain {finding.code})",
-                    file=sys.stderr,
-                )
-    return [document.content for document in read(text, "manifest")[0]]
-
-
-def _printer(names: list[str], stream: Any) -> Any:
-    """Writes whole lines from several threads, each after its pod's name, in colour on a terminal."""
+def _printer(names: list[str], stream: TextIO) -> Callable[[str, str], None]:
+    """A writer of whole lines from several threads, each after its pod's name, in colour on a terminal."""
     from podtune.run.errors import MARKER
 
     lock, width = threading.Lock(), max(len(name) for name in names)
@@ -189,10 +136,22 @@ def _printer(names: list[str], stream: Any) -> Any:
     return emit
 
 
-def _as_json(result: Result) -> dict[str, Any]:
+def _environments(pods: list[Any]) -> str:
+    from podtune.cluster.dry_run.dry_run import environment_of
+
+    environments = {
+        pod.name: {container["name"]: environment_of(pod, container) for container in pod.spec["containers"]}
+        for pod in pods
+    }
+    return json.dumps(environments, indent=2)
+
+
+def _as_json(result: Result) -> str:
+    from dataclasses import asdict
+
     from podtune.cluster.dry_run.dry_run import SCHEMA
 
-    return {
+    content = {
         "schema": SCHEMA,
         "job": result.job,
         "condition": result.condition,
@@ -203,25 +162,21 @@ def _as_json(result: Result) -> dict[str, Any]:
                 "name": run.name,
                 "phase": run.phase,
                 "restarts": run.restarts,
-                "recreated": run.recreated,
-                "exits": [
-                    {"container": end.container, "code": end.code, "last_line": end.last_line}
-                    for end in run.exits
-                ],
+                "exits": [asdict(end) for end in run.exits],
             }
             for run in result.pods
         ],
         "notes": result.notes,
     }
+    return json.dumps(content, indent=2)
 
 
 def _as_text(result: Result, output: Path | None) -> str:
     width = max(len(run.name) for run in result.pods)
     lines = ["", f"{'pod':<{width}}  {'phase':<9}  restarts  exit codes"]
     for run in result.pods:
-        restarts = f"{run.restarts}" + (f" (+{run.recreated} new pods)" if run.recreated else "")
         codes = ", ".join(f"{end.container} {end.code}" for end in run.exits)
-        lines.append(f"{run.name:<{width}}  {run.phase:<9}  {restarts:<8}  {codes}")
+        lines.append(f"{run.name:<{width}}  {run.phase:<9}  {run.restarts:<8}  {codes}")
     lines += [f"note: {note}" for note in result.notes]
     lines.append(f"{result.job}: {result.condition} after {result.seconds:.0f} s: {result.reason}")
     if output:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from podtune.run.record import Json
-    from podtune.sft.origin import Origin
+    from podtune.sft.source.model import Origin
 
 
 def eval(
@@ -63,8 +63,8 @@ def eval(
     from podtune.commands.generate import load, resolve_run
     from podtune.run.follow import read_record
     from podtune.run.record import Measurements
-    from podtune.sft.answer import harness
-    from podtune.sft.origin import locate_model
+    from podtune.sft.generate import harness
+    from podtune.sft.source.model import locate_model
 
     names = [name for name in map(str.strip, tasks.split(",")) if name]
     if not names:
@@ -109,7 +109,7 @@ def _refuse_a_running_one(run_dir: Path, record: Json) -> None:
 
 def _base(record: Json, run_dir: Path) -> Origin:
     from podtune.run.record import mapping
-    from podtune.sft.origin import locate_model
+    from podtune.sft.source.model import locate_model
 
     config = mapping(record.get("config"))
     name = config.get("model_name_or_path")

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from podtune.sft.answer.answers import Sampling
+    from podtune.sft.generate.answers import Sampling
     from podtune.sft.model.template import Messages
-    from podtune.sft.origin import Origin
+    from podtune.sft.source.model import Origin
 
 
 def generate(
@@ -65,7 +65,7 @@ def generate(
     if input is not None and (prompt is not None or system is not None):
         raise UsageError("--input has the prompts already", fix="leave --prompt and --system out")
     names = [resolve_run(model), *([resolve_run(against)] if against else [])]
-    from podtune.sft.answer.answers import Sampling
+    from podtune.sft.generate.answers import Sampling
 
     sampling = Sampling(max_new_tokens, temperature, top_p, seed)
     if input is not None and output is not None:
@@ -113,10 +113,10 @@ def resolve_run(name: str) -> str:
 
 def load(model: str | Origin, trust_remote_code: bool) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Model (on the GPU if there is one) and tokenizer."""
-    from podtune.sft.answer.evaluate import on_device
     from podtune.sft.data.tokenizer import load_tokenizer
+    from podtune.sft.generate.evaluate import on_device
     from podtune.sft.model.load import load_model
-    from podtune.sft.origin import locate_model
+    from podtune.sft.source.model import locate_model
 
     origin = locate_model(model) if isinstance(model, str) else model
     working(f"loading {origin.name}")
@@ -132,7 +132,7 @@ def ask(
     streamer: Any = None,
 ) -> str:
     """One answer."""
-    from podtune.sft.answer.answers import answer
+    from podtune.sft.generate.answers import answer
 
     return answer(model, tokenizer, [messages], sampling, streamer=streamer)[0]
 
@@ -195,8 +195,8 @@ def answer_input(
     """``--input`` to ``--output``: the column ``answer``, and ``answer_against`` of the second model."""
     from dataclasses import replace
 
-    from podtune.sft.answer.answer_file import answer_file, read_prompts
-    from podtune.sft.answer.answers import answer
+    from podtune.sft.generate.answer_file import answer_file, read_prompts
+    from podtune.sft.generate.answers import answer
 
     items = read_prompts(source)
     models = [load(name, trust_remote_code) for name in names]

@@ -10,23 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from podtune.run.errors import ConfigError, DataError, UsageError
+from podtune.commands.options import Context, Name, Namespace, Sets, Values
+from podtune.run.errors import DataError, UsageError
 
 if TYPE_CHECKING:
     from podtune.cluster.live.client import Cluster
 
-Namespace = Annotated[str, typer.Option("-n", "--namespace", help="The kubeconfig's if left out.")]
-Context = Annotated[str, typer.Option(help="Of the kubeconfig; the current one if left out.")]
-Name = Annotated[str, typer.Argument(metavar="NAME", help="The job.")]
-
 
 def submit(
-    values: Annotated[
-        list[Path] | None, typer.Option("-f", "--values", help="Values for the chart; may be repeated.")
-    ] = None,
-    sets: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="As helm's --set.")
-    ] = None,
+    values: Values = None,
+    sets: Sets = None,
     name: Annotated[str, typer.Option(help="The run; the first values file's name if left out.")] = "",
     manifest: Annotated[Path | None, typer.Option(help="A manifest in place of the chart.")] = None,
     follow: Annotated[
@@ -51,12 +44,18 @@ def submit(
       podtune submit -f deploy/values/two-node.yaml --name my-run --follow
       podtune submit -f deploy/values/two-node.yaml --dry-run
     """
+    from podtune.cluster.chart.render import render
     from podtune.cluster.live import submit as steps
     from podtune.cluster.live.client import connect
+    from podtune.commands.manifests import linted, read_manifest
 
-    name = name or (values[0].stem if values else manifest.stem if manifest else "run")
-    text = _manifests(values or [], sets or [], name, manifest, namespace)
-    documents = steps.installable(linted(text, refuse=not no_lint))
+    if manifest:
+        text = read_manifest(manifest)
+    else:
+        name = name or (values[0].stem if values else "run")
+        text = render(values or [], sets or [], name, namespace or "default")
+    fix = "correct what is listed above, or --no-lint"
+    documents = steps.installable(linted(text, refuse=not no_lint, fix=fix))
     cluster = connect(namespace, context)
     for note in steps.check(cluster, documents):
         print(f"podtune: note: {note}", file=sys.stderr)
@@ -199,47 +198,6 @@ def delete(
             f"left, because podtune did not make them: kubectl -n {cluster.namespace} delete "
             f"{' '.join(others)}"
         )
-
-
-def _manifests(values: list[Path], sets: list[str], name: str, manifest: Path | None, namespace: str) -> str:
-    if manifest is None:
-        from podtune.cluster.chart.render import render
-
-        return render(values, sets, name, namespace or "default")
-    try:
-        return manifest.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot read it: {error.strerror}", where=str(manifest)) from error
-
-
-def linted(text: str, *, refuse: bool = True, tell: bool = True) -> list[dict[str, Any]]:
-    """The documents.
-
-    What the API server, the webhook or the operator would refuse ends it, unless not ``refuse``; everything
-    else that lint finds is named, unless not ``tell``.
-    """
-    from podtune.cluster.lint.check import lint
-    from podtune.cluster.lint.documents import JOBS, read
-    from podtune.cluster.lint.output import as_text
-
-    verdict = lint([("manifest", text)])
-    documents = [document.content for document in read(text, "manifest")[0] if not document.holder]
-    jobs = [document for document in documents if document.get("kind") in JOBS]
-    refused = any(finding.refused for finding in verdict.findings)
-    told = verdict.count("error") or (tell and verdict.count("warning"))
-    if told or len(jobs) != 1:
-        print(as_text(verdict), file=sys.stderr)
-    if len(jobs) != 1:
-        what = f"{len(jobs)} jobs in the manifests"
-        raise DataError(f"{what}; nothing was created", where="submit", fix="submit one at a time")
-    if refused and refuse:
-        what, fix = "the cluster would refuse the job", "mend what is listed above, or --no-lint"
-        raise DataError(f"{what}; nothing was created", where="submit", fix=fix)
-    for document in documents:
-        metadata = document.get("metadata")
-        if isinstance(metadata, dict):
-            metadata.pop("namespace", None)  # --namespace decides
-    return documents
 
 
 def _follow(cluster: Cluster, name: str) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from podtune.run.errors import DATA, OK, UserError
 
-NAMES = ("text", "json", "github", "sarif", "junit")
+NAMES = ("text", "json", "github", "sarif")
 #: option -> what it takes (None: nothing), and its help
 OPTIONS: dict[str, tuple[str | None, str]] = {
     "format": ("FORMAT", f"{', '.join(NAMES)}; github makes annotations of a pull request."),

@@ -1,25 +1,24 @@
-"""podtune render: a job's manifests without helm and without a cluster."""
+"""podtune render, and the manifests of the commands that run or create a job."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from podtune.commands.options import Sets, Values
+from podtune.run.errors import DataError, NotFound
+
 
 def render(
-    values: Annotated[
-        list[Path] | None, typer.Option("-f", "--values", help="Values for the chart; may be repeated.")
-    ] = None,
-    sets: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="As helm's --set.")
-    ] = None,
+    values: Values = None,
+    sets: Sets = None,
     name: Annotated[str, typer.Option(help="The release, and so the run.")] = "run",
     namespace: Annotated[str, typer.Option("-n", "--namespace", help="Of the manifests.")] = "default",
 ) -> None:
-    """Print the manifests that `helm install NAME charts/podtune` would create. Needs neither helm nor a
-    cluster.
+    """Print the manifests that `helm install NAME charts/podtune` would create. Needs no cluster.
 
     \b
     Examples:
@@ -29,3 +28,45 @@ def render(
     from podtune.cluster.chart.render import render as run
 
     print(run(values or [], sets or [], name, namespace), end="")
+
+
+def read_manifest(file: Path) -> str:
+    """The text of a manifest.
+
+    Raises:
+        NotFound: it cannot be read.
+    """
+    try:
+        return file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise NotFound(f"cannot be read: {error.strerror}", where=str(file)) from error
+
+
+def linted(
+    text: str, *, refuse: bool = True, tell: bool = True, fix: str = "correct what is listed above"
+) -> list[dict[str, Any]]:
+    """The documents of a manifest with one job.
+
+    Args:
+        refuse: raise for what the API server, the webhook or the operator would refuse.
+        tell: print warnings too, not errors alone.
+
+    Raises:
+        DataError: no job, several jobs, or one that the cluster would refuse.
+    """
+    from podtune.cluster.lint.check import lint
+    from podtune.cluster.lint.documents import JOBS, read
+    from podtune.cluster.lint.output import as_text
+
+    verdict = lint([("manifest", text)])
+    documents = [document.content for document in read(text, "manifest")[0] if not document.holder]
+    jobs = [document for document in documents if document.get("kind") in JOBS]
+    if verdict.count("error") or (tell and verdict.count("warning")) or len(jobs) != 1:
+        print(as_text(verdict), file=sys.stderr)
+    if len(jobs) != 1:
+        raise DataError(
+            f"{len(jobs)} jobs in the manifests", where="manifest", fix="give one PyTorchJob or TrainJob"
+        )
+    if refuse and any(finding.refused for finding in verdict.findings):
+        raise DataError("the cluster would refuse the job; nothing was created", where="manifest", fix=fix)
+    return documents

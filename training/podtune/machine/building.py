@@ -1,4 +1,4 @@
-"""What would be compiled while a program runs, and by which compiler. Needs no torch."""
+"""Compilers that libraries call while a program runs. Needs no torch."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ def c_compiler() -> str | None:
 
 
 def deepspeed_that_builds_nothing() -> Any:
-    """The package deepspeed. On the CPU it would compile an all-reduce for inference through shared memory,
-    which training never calls: a minute of a C++ compiler, and a lock for which every later start waits for
-    ever if the build is killed.
+    """The package deepspeed, which then compiles nothing on the CPU.
+
+    It would build an all-reduce for inference through shared memory, which training never calls: a minute of
+    a C++ compiler, and a lock for which every later start waits for ever if the build is killed.
 
     Raises:
         ImportError: it is not installed, or cannot be imported.

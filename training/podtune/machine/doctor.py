@@ -1,17 +1,14 @@
-"""Is this machine fit? A line for each thing that training needs: ok, warn or fail, with the fix. Needs no
-torch.
+"""Checks of this machine: a line for each thing that podtune needs of it, with the fix. Needs no torch.
 
-What torch was built for is read from its files, what the driver can do from NVML. Everything is asked at once
-and nothing is waited for beyond the deadline, so that a hanging driver or a name that does not resolve costs
-seconds and is said.
+Packages are left to ``pip check`` and the GPUs' load to ``nvidia-smi``. All checks run at once and none is
+awaited beyond its deadline, so that a hanging driver or a name that does not resolve costs seconds.
 """
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
+import json
 import os
-import platform
 import shutil
 import subprocess
 import sys
@@ -39,7 +36,7 @@ WRITE_MIB, WRITE_S = 64, 1.5
 
 @dataclass(frozen=True)
 class Check:
-    """One answer: what was looked at, how it is, what was found, and what to do about it."""
+    """One answer: subject, state, finding, and what to do about it."""
 
     name: str
     state: State
@@ -58,9 +55,7 @@ class Question:
 
 
 def answers(questions: Sequence[Question]) -> list[Check]:
-    """Ask all at once; the answers in the order of the questions. What has not answered by its deadline is a
-    warning.
-    """
+    """Ask all at once; answers in the order of the questions, a warning for each that missed its deadline."""
     checks: dict[str, list[Check]] = {}
 
     def ask(question: Question) -> None:
@@ -96,10 +91,7 @@ def exit_code(checks: Iterable[Check]) -> int:
 def questions(output_dir: Path) -> list[Question]:
     """Everything about this machine."""
     return [
-        Question("python", python),
-        Question("libraries", libraries),
-        Question("torch", torch),
-        Question("gpu", gpus, "nvidia-smi hangs too: restart the driver or the node"),
+        Question("gpu", gpu, "nvidia-smi hangs too: restart the driver or the node"),
         Question("cpu", cpu),
         Question("memory", memory),
         Question("/dev/shm", shared_memory),
@@ -115,132 +107,36 @@ def questions(output_dir: Path) -> list[Question]:
         Question("helm", helm),
         Question("kubectl", kubectl),
         Question("compiler", compiler),
-        Question("aim", aim),
     ]
 
 
-def python() -> Check:
-    """The interpreter, against what podtune's own metadata asks for."""
-    from packaging.specifiers import SpecifierSet
-
-    version = platform.python_version()
-    wanted = str(importlib.metadata.metadata("podtune")["Requires-Python"])
-    if SpecifierSet(wanted).contains(version):
-        return Check("python", "ok", f"{version} ({sys.executable})")
-    return Check("python", "fail", f"{version}, podtune needs {wanted}", "make setup PYTHON=python3.12")
-
-
-def libraries() -> Check:
-    """What podtune's metadata asks for, against what is installed; extras are only named."""
-    from packaging.requirements import Requirement
-
-    missing, odd, have, extras = [], [], [], set()
-    for text in importlib.metadata.requires("podtune") or []:
-        wanted = Requirement(text)
-        optional = wanted.marker is not None and "extra" in str(wanted.marker)
-        try:
-            version = importlib.metadata.version(wanted.name)
-        except importlib.metadata.PackageNotFoundError:
-            if optional:
-                extras.add(str(wanted.marker).partition('"')[2].partition('"')[0])
-            else:
-                missing.append(wanted.name)
-            continue
-        if not wanted.specifier.contains(version, prereleases=True):
-            odd.append(f"{wanted.name} {version} ({wanted.specifier} wanted)")
-        elif wanted.name in (
-            "transformers",
-            "trl",
-            "accelerate",
-            "datasets",
-            "peft",
-            "deepspeed",
-            "kubernetes",
-        ):
-            have.append(f"{wanted.name} {version}")
-    left_out = f"; extras not complete: {', '.join(sorted(extras - {'dev'}))}" if extras - {"dev"} else ""
-    if missing or odd:
-        what = [f"{name} is missing" for name in missing] + odd
-        return Check(
-            "libraries",
-            "fail" if missing else "warn",
-            "; ".join(what),
-            "make setup installs the versions of requirements.txt",
-        )
-    return Check("libraries", "ok", ", ".join(have) + left_out)
-
-
-def torch() -> Check:
-    """Which build of torch is installed."""
-    build = torch_build()
-    if build is None:
-        return Check("torch", "fail", "not installed", "make setup, or pip install podtune")
-    what = (
-        f"built for CUDA {build.cuda}"
-        if build.cuda
-        else f"built for ROCm {build.rocm}"
-        if build.rocm
-        else "the CPU build"
-    )
-    return Check("torch", "ok", f"{build.version}, {what}")
-
-
-def gpus() -> list[Check]:
-    """The driver against torch's CUDA, and each GPU's memory."""
-    seen = facts.gpus(DEADLINE_S)
-    build = torch_build()
-    if not seen.driver:
-        return [_without_nvidia(build, seen.error)]
-    return [_driver(seen.driver, seen.cuda, len(seen.found), build), gpu_memory(seen.found)]
-
-
-def _without_nvidia(build: TorchBuild | None, reason: str) -> Check:
-    if reason or Path("/dev/nvidiactl").exists():
+def gpu() -> Check:
+    """The GPUs' driver against the build of torch, which ``nvidia-smi`` does not know."""
+    seen, build = facts.gpus(DEADLINE_S), torch_build()
+    if seen.driver:
+        return driver(seen.driver, seen.count, build)
+    if seen.error or Path("/dev/nvidiactl").exists():
         fix = (
             "NVIDIA_DRIVER_CAPABILITIES must contain compute,utility (the image sets it); or reinstall the "
             "driver"
         )
-        return Check("gpu", "fail", f"there are NVIDIA devices: {reason or 'no library to ask them'}", fix)
-    nodes = Path("/sys/class/kfd/kfd/topology/nodes")
-    amd = [path for path in nodes.glob("*/gpu_id") if path.read_text().strip() not in ("", "0")]
-    if amd:
-        right = build is not None and build.rocm
-        fix = "" if right else "install a torch built for ROCm"
-        return Check("gpu", "ok" if right else "warn", f"{len(amd)} AMD GPUs", fix)
-    return Check("gpu", "ok", "none; the demo, the tests and the dry run need none")
+        reason = seen.error or "no library to ask them"
+        return Check("gpu", "fail", f"there are NVIDIA devices: {reason}", fix)
+    if Path("/dev/kfd").exists() and not (build and build.rocm):
+        return Check("gpu", "warn", "an AMD GPU, and torch is built without ROCm", "install a ROCm build")
+    return Check("gpu", "ok", "no NVIDIA GPU; the demo, the tests and the dry run need none")
 
 
-def _driver(driver: str, cuda: int, count: int, build: TorchBuild | None) -> Check:
-    """Whether a driver that can do CUDA ``cuda`` runs torch's build: within a major version every minor one
-    does.
-    """
-    built = int(build.cuda.split(".")[0]) if build and build.cuda else 0
-    if build and not built:
-        text = f"{driver} for {count} GPUs, and torch is built without CUDA: it will not use them"
-        return Check("driver", "warn", text, "install torch's CUDA build (requirements.txt has it)")
-    if cuda < built:
-        least = ".".join(map(str, facts.DRIVERS[built])) if built in facts.DRIVERS else "one for that version"
-        text = f"{driver} does CUDA {cuda}, and torch is built for CUDA {build.cuda if build else ''}"
-        fix = f"update the driver to {least} or newer, or install a torch built for CUDA {cuda}"
-        return Check("driver", "fail", text, fix)
-    return Check("driver", "ok", f"{driver}, does CUDA {cuda}")
-
-
-def gpu_memory(gpus: Sequence[facts.Gpu]) -> Check:
-    """The GPUs by name, and whether somebody else fills them."""
-    if not gpus:
-        fix = "look at CUDA_VISIBLE_DEVICES, or at the pod's nvidia.com/gpu"
-        return Check("gpu", "warn", "the driver runs and shows no GPU", fix)
-    names = [gpu.name for gpu in gpus]
-    kinds = ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
-    free = ", ".join(f"{gpu.free / GIB:.0f} of {gpu.total / GIB:.0f}" for gpu in gpus)
-    busy = [str(index) for index, gpu in enumerate(gpus) if gpu.free < 0.9 * gpu.total]
-    text = f"{kinds}; GiB free: {free}"
-    if busy:
-        return Check(
-            "gpu", "warn", f"{text}; GPU {', '.join(busy)} is in use", "nvidia-smi names the processes"
-        )
-    return Check("gpu", "ok", text)
+def driver(version: str, count: int, build: TorchBuild | None) -> Check:
+    """``version`` against what torch's CUDA needs: within a major version every minor one runs."""
+    if build and not build.cuda:
+        text = f"driver {version} for {count} GPUs, and torch is built without CUDA: it will not use them"
+        return Check("gpu", "warn", text, "install torch's CUDA build (requirements.txt has it)")
+    if build and (least := facts.too_old(version, build.cuda)):
+        text = f"driver {version} is too old for torch {build.version}, built for CUDA {build.cuda}"
+        fix = f"update the driver to {least} or newer, or install a torch built for an older CUDA"
+        return Check("gpu", "fail", text, fix)
+    return Check("gpu", "ok", f"{count} by driver {version}, {build.text() if build else 'no torch'}")
 
 
 def cpu() -> Check:
@@ -264,7 +160,7 @@ def memory() -> Check:
 
 
 def shared_memory(path: Path = Path("/dev/shm")) -> Check:
-    """What NCCL and data loaders of several processes share."""
+    """Size of what NCCL and data loaders of several processes share."""
     size = facts.shared_memory(path)
     if size is None:
         return Check("/dev/shm", "warn", "absent", "mount a tmpfs there")
@@ -320,7 +216,7 @@ def _existing(folder: Path) -> Path:
 
 
 def hub() -> Check:
-    """Whether the Hugging Face hub answers, through the proxy that the environment names."""
+    """Reach the Hugging Face hub, through the proxy that the environment names."""
     import urllib.error
     import urllib.request
 
@@ -359,7 +255,7 @@ def helm() -> Check:
         "helm",
         "warn",
         "not on PATH, nor is helm-python-sdk installed",
-        "install helm, or pip install 'podtune[cluster]'",
+        "install helm, or pip install 'podtune[render]'",
     )
 
 
@@ -372,7 +268,7 @@ def kubectl() -> Check:
 
 
 def _said(*words: str) -> str | None:
-    """What a program prints; None if there is none, empty if it does not say."""
+    """A program's output; None without the program, empty if it fails to answer."""
     if shutil.which(words[0]) is None:
         return None
     try:
@@ -396,25 +292,6 @@ def compiler() -> Check:
     )
 
 
-def aim() -> Check:
-    """Aim has no wheels for Python 3.13 and newer."""
-    try:
-        return Check("aim", "ok", importlib.metadata.version("aim"))
-    except importlib.metadata.PackageNotFoundError:
-        if sys.version_info >= (3, 13):
-            return Check(
-                "aim",
-                "warn",
-                "not installed, and it has wheels up to Python 3.12 only",
-                "make setup PYTHON=python3.12",
-            )
-        return Check(
-            "aim",
-            "ok",
-            "not installed; runs are kept in files, and pip install 'podtune[aim]' adds the view",
-        )
-
-
 WORKING = """
 import json, torch
 found = {"version": torch.__version__, "gpus": torch.cuda.device_count() if torch.cuda.is_available() else 0}
@@ -427,8 +304,6 @@ print(json.dumps(found))
 
 def torch_works(timeout_s: float = 120.0) -> Check:
     """Import torch in a process of its own and multiply a matrix on every GPU."""
-    import json
-
     started = time.monotonic()
     try:
         done = subprocess.run(
@@ -440,7 +315,12 @@ def torch_works(timeout_s: float = 120.0) -> Check:
         )
     if done.returncode:
         why = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        return Check("torch works", "fail", why, "the lines on torch, driver and gpu say what does not fit")
+        return Check(
+            "torch works",
+            "fail",
+            why,
+            "pip check names packages that do not fit; the line on the GPU, a driver",
+        )
     torch = json.loads(done.stdout.splitlines()[-1])
     where = f"{torch['gpus']} GPUs compute" if torch["gpus"] else "on the CPU"
     return Check("torch works", "ok", f"{torch['version']}, {where} ({time.monotonic() - started:.1f} s)")

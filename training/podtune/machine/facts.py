@@ -1,6 +1,4 @@
-"""This machine as it is, asked in one way by everyone: GPUs and driver, torch's build, CPUs, memory. Needs no
-torch.
-"""
+"""This machine's GPUs and driver, torch's build, CPUs and memory, asked in one way by all. Needs no torch."""
 
 from __future__ import annotations
 
@@ -10,9 +8,10 @@ import math
 import os
 import re
 import shutil
+import sys
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,32 +26,22 @@ NVML_S = 20.0  # a call into a dead driver never comes back
 
 
 @dataclass(frozen=True)
-class Gpu:
-    """One GPU: its name, and its memory in bytes."""
-
-    name: str
-    total: int
-    free: int
-
-
-@dataclass(frozen=True)
 class Gpus:
-    """What NVML says. ``error`` if it does not answer, though there are ``devices``."""
+    """NVIDIA GPUs by NVML. ``error`` if that does not answer, though there are ``devices``."""
 
     devices: int = 0  # of this container, by /dev
-    found: tuple[Gpu, ...] = ()
+    names: tuple[str, ...] = ()
     driver: str = ""
-    cuda: int = 0  # the major version that the driver can do
     error: str = ""
 
     @property
     def count(self) -> int:
-        """How many work: the devices that are there, where nothing but /dev can be asked."""
-        return len(self.found) if self.driver or self.error else self.devices
+        """GPUs that work; where NVML is not installed, the devices that are there."""
+        return len(self.names) if self.driver or self.error else self.devices
 
 
 def gpus(timeout_s: float = NVML_S) -> Gpus:
-    """The NVIDIA GPUs of this machine. A driver that does not answer within ``timeout_s`` is an error."""
+    """Ask NVML for this machine's GPUs. A driver that does not answer within ``timeout_s`` is an error."""
     answer: list[Gpus] = []
     thread = threading.Thread(target=lambda: answer.append(_ask_nvml()), daemon=True)
     thread.start()
@@ -68,16 +57,8 @@ def _ask_nvml() -> Gpus:
     try:
         pynvml.nvmlInit()
         handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-        memory = [pynvml.nvmlDeviceGetMemoryInfo(handle) for handle in handles]
-        names = [str(pynvml.nvmlDeviceGetName(handle)) for handle in handles]
-        return Gpus(
-            devices,
-            tuple(
-                Gpu(name, int(each.total), int(each.free)) for name, each in zip(names, memory, strict=True)
-            ),
-            str(pynvml.nvmlSystemGetDriverVersion()),
-            int(pynvml.nvmlSystemGetCudaDriverVersion_v2()) // 1000,
-        )
+        names = tuple(str(pynvml.nvmlDeviceGetName(handle)) for handle in handles)
+        return Gpus(devices, names, str(pynvml.nvmlSystemGetDriverVersion()))
     except pynvml.NVMLError as error:
         # without its library nothing but the devices can be told: some nodes bring the driver alone
         silent = isinstance(error, pynvml.NVMLError_LibraryNotFound) or not devices
@@ -85,7 +66,7 @@ def _ask_nvml() -> Gpus:
 
 
 def visible_gpus() -> int:
-    """GPUs that this process may use, by device files and CUDA_VISIBLE_DEVICES: no driver is asked."""
+    """Count the GPUs that this process may use, by device files and CUDA_VISIBLE_DEVICES alone."""
     present = len(list(Path("/dev").glob("nvidia[0-9]*")))
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
@@ -101,9 +82,7 @@ def too_old(driver: str, cuda: str) -> str:
 
 
 def nvml_handle(uuid: str) -> Any:
-    """NVML's name for the GPU that torch names by ``uuid``; None where NVML does not answer (a MIG slice,
-    some containers).
-    """
+    """NVML's handle of the GPU that torch names by ``uuid``; None without an answer (MIG, containers)."""
     try:
         import pynvml
     except ImportError:
@@ -118,7 +97,7 @@ def nvml_handle(uuid: str) -> Any:
 
 
 def nvml_reading(handle: Any) -> dict[str, float]:
-    """What NVML measures of a GPU now; what it does not tell is absent."""
+    """NVML's metrics of a GPU now; one that it does not tell is absent."""
     import pynvml
 
     asked: dict[str, Callable[[], float]] = {
@@ -128,33 +107,61 @@ def nvml_reading(handle: Any) -> dict[str, float]:
     }
     reading = {}
     for name, ask in asked.items():
-        with contextlib.suppress(pynvml.NVMLError):  # a figure less is no reason to end a run
+        with contextlib.suppress(pynvml.NVMLError):  # a missing metric is no reason to end a run
             reading[name] = ask()
     return reading
 
 
 @dataclass(frozen=True)
 class TorchBuild:
-    """What torch's own files say: version, and the CUDA or ROCm version it was built for (empty: none)."""
+    """torch's version, and the CUDA or ROCm version that it was built for (empty: none)."""
 
     version: str
     cuda: str
     rocm: str
 
+    def text(self) -> str:
+        """For people: ``torch 2.13.0 for CUDA 13.0``."""
+        target = f"CUDA {self.cuda}" if self.cuda else f"ROCm {self.rocm}" if self.rocm else "the CPU"
+        return f"torch {self.version} for {target}"
+
 
 def torch_build() -> TorchBuild | None:
-    """Read from ``torch/version.py``, which takes a millisecond where importing torch takes seconds; None if
-    not installed.
-    """
+    """Read ``torch/version.py`` (a millisecond; importing torch takes seconds). None if not installed."""
     try:
         distribution = importlib.metadata.distribution("torch")
         text = Path(str(distribution.locate_file("torch/version.py"))).read_text(encoding="utf-8")
     except (importlib.metadata.PackageNotFoundError, OSError):
         return None
-    said = dict(re.findall(r"^(\w+)\b[^=\n]*=\s*'([^']*)'", text, re.MULTILINE))
-    return TorchBuild(
-        said.get("__version__", distribution.version), said.get("cuda", ""), said.get("hip", "")
-    )
+    values = dict(re.findall(r"^(\w+)\b[^=\n]*=\s*'([^']*)'", text, re.MULTILINE))
+    version = values.get("__version__", distribution.version)
+    return TorchBuild(version, values.get("cuda", ""), values.get("hip", ""))
+
+
+@dataclass(frozen=True)
+class HostInfo:
+    """Hardware of a run's record: this process's CPU cores, and the GPUs that a loaded torch sees."""
+
+    cpu: str
+    cpu_count: int
+    gpu: str | None = None
+    gpu_count: int | None = None
+    gpu_memory_gib: float | None = None
+    cuda: str | None = None
+
+    def to_json(self) -> dict[str, object]:
+        """The record's ``provenance.hardware``: the CPU alone where no GPU is seen."""
+        return {name: value for name, value in asdict(self).items() if self.gpu or name.startswith("cpu")}
+
+
+def host_info() -> HostInfo:
+    """Describe this machine. torch is asked for GPUs only if it is loaded already."""
+    cpu, cores, torch = cpu_model(), usable_cpus(), sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available():
+        return HostInfo(cpu, cores)
+    first = torch.cuda.get_device_properties(0)
+    memory_gib = round(first.total_memory / GIB, 1)
+    return HostInfo(cpu, cores, first.name, torch.cuda.device_count(), memory_gib, torch.version.cuda)
 
 
 def cpu_model() -> str:
@@ -187,8 +194,7 @@ def usable_cpus() -> int:
 
 
 def cpu_threads(world: World, env: Mapping[str, str] = os.environ) -> int:
-    """This process's share of the CPUs that the pod may use, at least 1; the user's OMP_NUM_THREADS where it
-    is set.
+    """This process's share of the pod's CPUs, at least 1; the user's OMP_NUM_THREADS where that is set.
 
     More threads than cores wait for each other and can halve the speed. torchrun sets OMP_NUM_THREADS to 1 by
     itself when it starts several processes, which nobody chose: that is not taken for the user's word.
@@ -216,9 +222,7 @@ def memory() -> int:
 
 
 def free_memory() -> int:
-    """Main memory in bytes that processes may still take: the machine's, cut by what the cgroup's limit
-    leaves.
-    """
+    """Main memory in bytes that is free: the machine's, cut by what the cgroup's limit leaves."""
     import psutil
 
     free = psutil.virtual_memory().available

@@ -1,6 +1,4 @@
-"""Where a run came from: code, versions, image, hardware, pod. Needs no torch (it asks only if torch is
-loaded).
-"""
+"""Provenance of a run: code, versions, image, hardware, pod. Needs no torch."""
 
 from __future__ import annotations
 
@@ -13,10 +11,10 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import podtune
-from podtune.machine.facts import cpu_model, usable_cpus
+from podtune.machine.facts import host_info
+from podtune.run.record import Json
 
 PACKAGES = ("podtune", "torch", "transformers", "trl", "accelerate", "datasets", "peft", "deepspeed", "aim")
 COMMIT_FILE = Path(__file__).resolve().parents[1] / "commit.txt"  # only in a wheel: hatch_build.py writes it
@@ -32,20 +30,18 @@ def version_line() -> str:
     return f"podtune {podtune.__version__} ({', '.join(part for part in parts if part)})"
 
 
-def provenance() -> dict[str, Any]:
-    """The record's ``provenance``: git sha, versions, image, hardware, job and pod names. Unknown things are
-    absent.
-    """
-    facts = {
+def provenance() -> Json:
+    """The record's ``provenance``: git sha, versions, image, hardware, job, pod; unknowns are absent."""
+    found: Json = {
         "git_sha": git_sha(),
         "versions": versions(),
         "image": os.environ.get("PODTUNE_IMAGE"),
         "job": os.environ.get("PODTUNE_JOB_NAME"),
         "pod": os.environ.get("PODTUNE_POD_NAME") or socket.gethostname(),
-        "hardware": hardware(),
+        "hardware": host_info().to_json(),
         "command": [_program(sys.argv[0]), *without_secrets(sys.argv[1:])],
     }
-    return {key: value for key, value in facts.items() if value}
+    return {key: value for key, value in found.items() if value}
 
 
 def _program(path: str) -> str:
@@ -63,9 +59,7 @@ _USER_OF_URL = re.compile(r"(\w+://)[^/@\s]+@")
 
 
 def without_secrets(words: Sequence[str]) -> list[str]:
-    """A command line with what looks like a token, password or key blanked: records and logs are read by
-    many.
-    """
+    """``words`` with each token, password and key blanked: records and logs are read by many."""
     blanked, is_value = [], False
     for word in words:
         name, separator, _ = word.partition("=")
@@ -80,9 +74,7 @@ def without_secrets(words: Sequence[str]) -> list[str]:
 
 
 def git_sha() -> str | None:
-    """The commit of the running code: of the image (PODTUNE_GIT_SHA), of the checkout, with ``-dirty`` if
-    changed, or of what the wheel was built from.
-    """
+    """The commit of the running code: the image's, the checkout's (``-dirty`` if changed) or the wheel's."""
     if sha := os.environ.get("PODTUNE_GIT_SHA"):
         return sha
     root = Path(__file__).resolve().parents[3]
@@ -104,7 +96,7 @@ def git_sha() -> str | None:
 
 
 def versions() -> dict[str, str]:
-    """Installed versions of what decides a result, and Python's."""
+    """Versions of Python and of the installed packages that decide a result."""
     installed = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
@@ -112,20 +104,3 @@ def versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return installed
-
-
-def hardware() -> dict[str, Any]:
-    """CPU model, usable cores and, where torch is loaded and sees GPUs, their kind, count and memory in
-    GiB.
-    """
-    facts: dict[str, Any] = {"cpu": cpu_model(), "cpu_count": usable_cpus()}
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_available():
-        properties = torch.cuda.get_device_properties(0)
-        facts |= {
-            "gpu": properties.name,
-            "gpu_count": torch.cuda.device_count(),
-            "gpu_memory_gib": round(properties.total_memory / 2**30, 1),
-            "cuda": torch.version.cuda,
-        }
-    return facts

@@ -1,4 +1,4 @@
-"""The plan for a cell that was measured, so that theory stands beside every figure. Needs no torch."""
+"""Plans of cells that were measured, so that theory stands beside every figure. Needs no torch."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def plans(records: Iterable[Json]) -> list[Plan | None]:
     """A plan for each record, None where the formulas do not cover it or the record lacks what they need.
 
     The compute rate is taken from the ``single`` cell of the same model and settings where there is one: a
-    plan then foretells what distributing costs, not how fast this machine multiplies. Otherwise it is the
-    peak times 0.4, and for a CPU there is no time.
+    plan then predicts what distributing costs, not how fast this machine multiplies. Otherwise it is the
+    peak times 0.4. A cell that ran on a CPU has no time.
     """
     all_records = list(records)
     rates: dict[tuple[Any, ...], float] = {}
@@ -107,17 +107,7 @@ def _hardware(record: Json, precision: str, rate: float | None) -> tuple[Hardwar
     try:
         row = hardware_row(recorded["gpu"])
     except (UserError, KeyError):
-        if rate is None:
-            return None, UTILISATION
-        # ranks on a CPU copy through shared memory with the cores that compute: a rough 1 GB/s by gloo
-        return Hardware(
-            "cpu",
-            float("inf"),
-            {"fp32": rate, "bf16": rate, "fp16": rate},
-            float("inf"),
-            "gloo",
-            "the single cell",
-        ), 1.0
+        return None, UTILISATION
     if rate is None:
         return row, UTILISATION
     flops = {**row.flops, precision.removesuffix("-autocast"): rate}

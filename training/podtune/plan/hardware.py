@@ -7,12 +7,9 @@ print it, which is less than the name of the card says: 48 GB of an L40S with EC
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass, field
 
-from podtune.machine.facts import memory_limit, usable_cpus
-from podtune.plan.calibration import Calibration, at, at_work, calibrate
 from podtune.run.errors import UsageError, near
 
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "fp8")
@@ -20,7 +17,7 @@ PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "fp8")
 
 @dataclass(frozen=True)
 class Hardware:
-    """One device, GPU or the whole CPU of a machine.
+    """One GPU.
 
     Args:
         name: the row's name.
@@ -29,9 +26,7 @@ class Hardware:
             true fp32 (PyTorch's default), ``tf32`` what ``torch.set_float32_matmul_precision("high")`` uses.
         memory_bandwidth: bytes/s.
         link: the row of :data:`LINKS` that joins devices of one machine.
-        shared: True if the ranks of one machine divide this one device among them (the CPU).
         source: where the figures are from.
-        calibration: what a CPU's operations and messages take, where that was measured.
     """
 
     name: str
@@ -40,8 +35,6 @@ class Hardware:
     memory_bandwidth: float
     link: str
     source: str
-    shared: bool = False
-    calibration: Calibration | None = field(default=None, hash=False)
 
     def peak(self, precision: str) -> float | None:
         """Peak FLOP/s for matrix products in ``precision``; ``bf16-mixed`` and ``bf16-autocast`` are bf16's.
@@ -265,25 +258,21 @@ _ALIASES = {
 }
 
 
-def hardware_row(name: str, processes: int = 1) -> Hardware:
-    """The row called ``name`` (any case, or as ``torch.cuda.get_device_name`` gives it); ``cpu`` is this
-    machine, with ``processes`` at work.
+def hardware_row(name: str) -> Hardware:
+    """The row called ``name``, in any case, or as ``torch.cuda.get_device_name`` gives it.
 
     Raises:
         UserError: no such row; names the nearest.
     """
-    if name.lower() == "cpu":
-        return calibrated_cpu(processes)
     for row in ROWS.values():
         if row.name.lower() == name.lower():
             return row
     if (gpu := _match(name)) is not None:
         return ROWS[gpu]
-    rows = [*ROWS, "cpu"]
     raise UsageError(
-        f"unknown hardware '{name}'{near(name.upper(), rows)}",
+        f"unknown hardware '{name}'{near(name.upper(), tuple(ROWS))}",
         where="--hardware",
-        fix=f"one of {', '.join(rows)}",
+        fix=f"one of {', '.join(ROWS)}",
     )
 
 
@@ -295,14 +284,11 @@ def link_row(name: str) -> Link:
         UserError: no such link; names the nearest.
     """
     key = _ALIASES.get(name.lower(), name.lower())
-    if key == "loopback":
-        return _loopback()
     if key not in LINKS:
-        links = [*LINKS, "loopback"]
         raise UsageError(
-            f"unknown interconnect '{name}'{near(key, links)}",
+            f"unknown interconnect '{name}'{near(key, tuple(LINKS))}",
             where="--interconnect",
-            fix=f"one of {', '.join(links)}",
+            fix=f"one of {', '.join(LINKS)}",
         )
     return LINKS[key]
 
@@ -311,7 +297,7 @@ def peak_flops(device_name: str, precision: str) -> float | None:
     """Dense peak FLOP/s of the device that ``torch.cuda.get_device_name`` calls ``device_name``.
 
     None for a device or precision without a row (a MIG slice too: its share of the peak is not the card's),
-    so that no utilisation is ever reckoned against a guess. Never measures the CPU.
+    so that no utilisation is ever reckoned against a guess.
     """
     gpu = _match(device_name)
     return ROWS[gpu].peak(precision) if gpu else None
@@ -339,37 +325,3 @@ def _match(device_name: str) -> str | None:
     if "MIG" in words or {"MAX", "Q"} <= words:  # a slice, or a card held to less power: other peaks
         return None
     return next((name for name, needed in _NAMES if needed <= words), None)
-
-
-def calibrated_cpu(processes: int = 1, threads: int = 1, *, anew: bool = False) -> Hardware:
-    """This machine's CPU as one device that ``processes`` of ``threads`` share, as it was measured; the first
-    time that takes up to a minute.
-
-    More processes than cores take turns: those that have a core are measured, two at least.
-
-    Raises:
-        UserError: torch is not there, or the measurement failed.
-    """
-    measured = min(processes, max(2, usable_cpus() // threads))
-    calibration = calibrate(measured, threads, anew=anew)
-    rate = {
-        precision: measured / at(1024, calibration.together[f"linear {like}"])[1]
-        for precision, like in (("fp32", "fp32"), ("bf16", "bf16"), ("fp16", "fp32"))
-    }
-    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return Hardware(
-        name="cpu",
-        memory_gib=min(pages, memory_limit()) / 2**30,
-        flops=rate,
-        memory_bandwidth=measured / at(0, calibration.together["copy"])[1],
-        link="loopback",
-        source=f"measured {calibration.measured_at} with {at_work(measured, threads)}, {calibration.said}",
-        shared=True,
-        calibration=calibration,
-    )
-
-
-def _loopback() -> Link:
-    """Two processes of this machine over gloo, by their measured all-reduce."""
-    fixed, slope = at(0, calibrate(2).messages["all_reduce"])
-    return Link("loopback", 1 / slope, 1.0, fixed / 2, "measured on this machine (all-reduce over gloo)")

@@ -11,9 +11,8 @@ Pure formulas, no torch. Sources:
 - bubble: Huang et al. 2019 (GPipe), section 2.3: (P-1)/(M+P-1), for 1F1B too (Narayanan et al. 2021, section
   2.2.1).
 
-It is a plan: peaks times an assumed utilisation, perfect balance, no fragmentation. Of this machine's CPU
-time is that of measured operations instead (:mod:`podtune.plan.cpu_time`). The report puts it beside what was
-measured.
+It is a plan: peaks times an assumed utilisation, perfect balance, no fragmentation. The report puts it beside
+what was measured.
 """
 
 from __future__ import annotations
@@ -22,8 +21,6 @@ import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from podtune.plan import cpu_time
-from podtune.plan.calibration import Calibration
 from podtune.plan.hardware import LINKS, Hardware, Link, link_row
 from podtune.plan.layout import DATA_PARALLEL, PIPELINES, PLANNED, Collective, Layout
 from podtune.plan.models import GLOBAL_BATCH_SIZE
@@ -220,22 +217,12 @@ def estimate(
                 where="--precision",
                 fix=f"one of {', '.join(hardware.flops)}",
             )
-        per_rank = peak / ranks_per_node if hardware.shared else peak
-        compute = layout.rank_flops(flops) / (per_rank * utilisation)
+        compute = layout.rank_flops(flops) / (peak * utilisation)
         # the optimizer reads weights, gradients and states and writes them back: bound by memory, not by
         # arithmetic
-        compute += (
-            2
-            * (weights + gradients + states)
-            / (hardware.memory_bandwidth / (ranks_per_node if hardware.shared else 1))
-        )
-        if hardware.calibration is None or lora_r is not None or isinstance(shape, Opaque):
-            times = _times(layout, collectives, compute, hardware, interconnect, ranks_per_node)
-        else:
-            times = _measured_times(
-                layout, collectives, hardware.calibration, optimizer, interconnect, ranks_per_node
-            )
-    memory = None if hardware is None else hardware.memory_gib / (ranks_per_node if hardware.shared else 1)
+        compute += 2 * (weights + gradients + states) / hardware.memory_bandwidth
+        times = _times(layout, collectives, compute, hardware, interconnect, ranks_per_node)
+    memory = None if hardware is None else hardware.memory_gib
     fits = None if memory is None else total <= memory * USABLE * GIB
     return Plan(
         strategy=strategy,
@@ -377,10 +364,9 @@ def _times(
 
     DDP and ZeRO-2 reduce gradients during the backward pass (two thirds of the compute), full sharding
     gathers and reduces all along; what is left over shows. Tensor parallelism's reductions sit between
-    dependent products, and a CPU both computes and copies: nothing hides there.
+    dependent products: nothing hides there.
     """
-    # one process sends nothing, and a CPU's link would have to be measured
-    inside = link or (link_row(hardware.link) if collectives else LINKS["gloo"])
+    inside = link or link_row(hardware.link)
     outside = link or LINKS["ethernet-100g"]
     communication = sum(
         item.seconds(
@@ -390,38 +376,12 @@ def _times(
         for item in collectives
     )
     hidden_by = {"ddp": 2 / 3, "zero2": 2 / 3, "fsdp-grad-op": 1.0, "fsdp": 1.0, "hsdp": 1.0, "zero3": 1.0}
-    overlap = 0.0 if hardware.shared else hidden_by.get(layout.strategy, 0.0)
+    overlap = hidden_by.get(layout.strategy, 0.0)
     exposed = max(0.0, communication - overlap * compute)
     if communication and overlap:  # the last bucket or unit has nothing left to hide behind
         exposed = max(exposed, communication / max(1, sum(item.calls for item in collectives)))
     idle = compute * layout.bubble / (1 - layout.bubble)
     return _Times(compute, communication, exposed, idle)
-
-
-def _measured_times(
-    layout: Layout,
-    collectives: list[Collective],
-    calibration: Calibration,
-    optimizer: str,
-    link: Link | None,
-    ranks_per_node: int,
-) -> _Times:
-    """As :func:`_times`, from what this CPU's operations and messages take. More processes than were measured
-    take turns.
-    """
-    turns = max(1.0, ranks_per_node / calibration.processes)
-    passes = turns * cpu_time.forward_backward_s(layout, calibration) * RECOMPUTE[layout.checkpointing]
-    update = turns * cpu_time.update_s(layout, calibration, optimizer)
-    own = turns * cpu_time.machinery_s(layout, calibration)
-    counted = layout.strategy in calibration.machinery  # the latency of its messages
-    communication = sum(
-        item.seconds(link or LINKS["ethernet-100g"])
-        if link or item.between_nodes
-        else turns * calibration.message(item.kind, item.message_bytes, 0 if counted else item.calls)
-        for item in collectives
-    )
-    idle = passes * layout.bubble / (1 - layout.bubble)
-    return _Times(passes + update + own, communication, communication, idle)
 
 
 def check_numbers(

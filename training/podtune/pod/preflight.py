@@ -271,7 +271,7 @@ def _gpus() -> Json:
     seen = machine.gpus()
     if seen.error:
         return {"gpus": 0, "gpu_error": seen.error[:200]}
-    more = {"gpu": seen.found[0].name, "driver": seen.driver} if seen.found else {}
+    more = {"gpu": seen.names[0], "driver": seen.driver} if seen.names else {}
     return {"gpus": seen.count, **more}
 
 

@@ -33,9 +33,9 @@ from podtune.run.errors import (
 )
 from podtune.run.lock import hold
 from podtune.run.record import now, write_json
-from podtune.sft import hub, store
 from podtune.sft.config import settings as config
 from podtune.sft.data import cache, source
+from podtune.sft.source import hub, object_store
 
 BUILDS = ("micro", "tiny")
 MARKERS = ".podtune-prepared"
@@ -90,7 +90,7 @@ def prepare(
     settings = config.read(["--config", str(config_file), *arguments])
     values = {key: value for key, value in settings.values.items() if decides_tokens(key)}
     markers = _writable(cache.default_folder().parents[1] / MARKERS)
-    versions = {url: store.version(url) for url in _urls(values)}
+    versions = {url: object_store.version(url) for url in _urls(values)}
     marker = markers / f"{key(values, build, versions)}.json"
     if marker.exists():
         print(
@@ -156,7 +156,7 @@ def _urls(values: dict[str, Any]) -> list[str]:
         values.get("eval_dataset_name"),
         *data,
     ]
-    return [str(name) for name in dict.fromkeys(names) if store.is_url(name)]
+    return [str(name) for name in dict.fromkeys(names) if object_store.is_url(name)]
 
 
 def key(values: dict[str, Any], build: str, versions: Mapping[str, str] = MappingProxyType({})) -> str:
@@ -177,7 +177,7 @@ def _steps(values: dict[str, Any], build: str) -> list[tuple[str, Callable[[], o
     steps: list[tuple[str, Callable[[], object]]] = [
         (
             f"fetching {url}",
-            functools.partial(store.fetch, url, unwanted=hub.UNWANTED if url == model else ()),
+            functools.partial(object_store.fetch, url, unwanted=hub.UNWANTED if url == model else ()),
         )
         for url in _urls(values)
     ]
@@ -203,7 +203,7 @@ def _steps(values: dict[str, Any], build: str) -> list[tuple[str, Callable[[], o
             steps.append((f"making the {build} model {local}", lambda: _podtune(*words)))
     elif local is None:
         steps.append((f"downloading {model}", lambda: _download(model, revision)))
-    elif not store.is_url(model) and not local.exists():
+    elif not object_store.is_url(model) and not local.exists():
         raise NotFound(
             "does not exist",
             where=f"model_name_or_path {model}",
@@ -248,7 +248,7 @@ def _tokenise(values: dict[str, Any]) -> None:
     from podtune.sft.config.resolve import resolve
     from podtune.sft.data.rows import token_rows
     from podtune.sft.data.tokenizer import load_tokenizer
-    from podtune.sft.origin import locate_model, vocabulary_size
+    from podtune.sft.source.model import locate_model, vocabulary_size
 
     given = {key: value for key, value in values.items() if value is not None}
     settings = config.Settings(given | {"use_cpu": True, "bf16": False})

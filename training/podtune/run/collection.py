@@ -1,4 +1,4 @@
-"""Python's garbage collection, paused where many objects are made and none of them is garbage."""
+"""Pause of Python's garbage collection where many objects are made and none of them is garbage."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def without_collection() -> Iterator[None]:
-    """Leave cycles alone inside the block. With torch loaded, looking for them takes a quarter of the time
-    and more.
-    """
+    """Disable the collection of cycles in the block: with torch loaded it takes a quarter of the time."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""Work on many things that takes minutes says how far it is, how fast it goes and how long it will take."""
+"""Progress of work on many items: done, rate and time left, as a bar or as lines."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ SAY_EVERY_S = 10.0
 
 @contextlib.contextmanager
 def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A function to call with the number of things that were done since the last call.
+    """Yield a function to call with the number of items that were done since the last call.
 
     On a terminal a bar, which goes when all is done; elsewhere a line on stderr every
-    :data:`SAY_EVERY_S` seconds, so that what is done sooner says nothing.
+    :data:`SAY_EVERY_S` seconds, so that work that ends sooner prints nothing.
     """
     if sys.stderr.isatty():
         from rich.console import Console

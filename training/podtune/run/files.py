@@ -1,4 +1,4 @@
-"""Files on volumes that others may read, and write, meanwhile. Needs no torch.
+"""Files on volumes that others read, and write, at the same time. Needs no torch.
 
 A reader sees the old content or the new one. The name under which the new one is written cannot be foreseen,
 so nobody can have put a link there.
@@ -15,7 +15,7 @@ from typing import IO
 
 
 def open_new(path: Path) -> IO[str]:
-    """``path``, opened for writing text; it must not exist, not as a link either."""
+    """Open ``path`` for writing text; it must not exist, not as a link either."""
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o664)
     # half a surrogate pair is no UTF-8, and its escape is JSON of the same value
     return os.fdopen(file, "w", encoding="utf-8", errors="backslashreplace")
@@ -23,9 +23,7 @@ def open_new(path: Path) -> IO[str]:
 
 @contextlib.contextmanager
 def replacing(path: Path, *, flush: bool = True) -> Iterator[IO[str]]:
-    """A file to write to, which takes the place of ``path`` when the block ends well; ``flush`` it to the
-    volume first.
-    """
+    """Open a file that takes the place of ``path`` when the block ends well, flushed to the volume first."""
     part = path.with_name(f".{path.name.lstrip('.')}.{secrets.token_hex(8)}.part")
     try:
         with open_new(part) as file:
@@ -46,7 +44,7 @@ def write_whole(path: Path, text: str, *, flush: bool = True) -> None:
 
 
 def remove_parts(folder: Path) -> None:
-    """What writers that were killed left in ``folder``. For whom nobody else writes there."""
+    """Remove what killed writers left in ``folder``, where nobody else writes meanwhile."""
     for part in folder.glob(".*.part"):
         with contextlib.suppress(OSError):
             part.unlink()
@@ -64,8 +62,6 @@ def digest(path: Path) -> str:
 
 
 def stamp(path: Path) -> list[int]:
-    """What tells a changed file without reading it: bytes, times of its content and of its entry in ns,
-    inode.
-    """
+    """Size in bytes, mtime and ctime in ns, inode: they tell a changed file without reading it."""
     found = path.stat()
     return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from podtune.run.heartbeat import STALE_S, life
-from podtune.run.record import METRICS_FILE, RUN_FILE, SCHEMA, Json, metrics_entries
+from podtune.run.metrics_log import metrics_entries
+from podtune.run.record import METRICS_FILE, RUN_FILE, SCHEMA, Json
 
 _FINGERPRINT_BYTES = 4096
 MAX_DEPTH = 4

@@ -1,7 +1,4 @@
-"""The chart as manifests: by the helm on PATH, else by the same engine from Python. Both give the same text.
-
-Errors of the schema and of the templates become :class:`UserError` with the path of the value.
-"""
+"""The chart as manifests: by the helm on PATH, else by helm-python-sdk. Both give the same text."""
 
 from __future__ import annotations
 
@@ -11,21 +8,15 @@ import json
 import re
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
 
+from podtune.cluster.chart.refusals import explained
 from podtune.cluster.lint.documents import refuse_bombs
-from podtune.run.errors import (
-    ConfigError,
-    DataError,
-    NotFound,
-    Unavailable,
-    UsageError,
-    UserError,
-    near,
-)
+from podtune.run.errors import DataError, NotFound, Unavailable, UsageError
 
 _SHIPPED = Path(__file__).resolve().parents[2] / "shipped"  # in a wheel: pyproject.toml puts them there
 _CHECKOUT = Path(__file__).resolve().parents[4]
@@ -65,7 +56,7 @@ def render(
 
     Raises:
         UserError: a values file that is missing or not a mapping, a value that the schema refuses (with the
-            near name of an unknown key), a combination that a template refuses, or no engine at all.
+            near name of an unknown key), a combination that a template refuses, or no engine.
     """
     return rendered(merged_values(values_files, sets), name, namespace, chart=chart, engine=engine)
 
@@ -160,14 +151,27 @@ def _without_nulls(values: Any) -> Any:
 
 def _parsed(expression: str) -> Values:
     """One ``--set`` by Helm's own parser: ``a.b=c,d[0]=e,f={g,h}``."""
-    helm = _library()
-    try:
-        values: Values = helm.parse_set_string(expression)
-    except helm.HelmError as error:
-        raise UsageError(
-            f"{expression!r}: {error}", where="--set", fix="for example --set distributed.nodes=2"
-        ) from error
-    return values
+    if not shutil.which("helm"):
+        helm = _library()
+        try:
+            values: Values = helm.parse_set_string(expression)
+        except helm.HelmError as error:
+            raise _wrong_set(expression, str(error)) from error
+        return values
+    # helm prints no values, but a chart whose template prints them does
+    with tempfile.TemporaryDirectory(prefix="podtune-values-") as folder:
+        (Path(folder) / "Chart.yaml").write_text("apiVersion: v2\nname: values\nversion: 0.1.0\n")
+        (Path(folder) / "templates").mkdir()
+        (Path(folder) / "templates" / "values.yaml").write_text("{{ toJson .Values }}\n")
+        done = _helm("template", "values", folder, "--set", expression)
+    if done.returncode:
+        raise _wrong_set(expression, done.stderr.removeprefix("Error: ").strip())
+    printed: Values = json.loads(done.stdout.splitlines()[-1])
+    return printed
+
+
+def _wrong_set(expression: str, reason: str) -> UsageError:
+    return UsageError(f"{expression!r}: {reason}", where="--set", fix="for example --set distributed.nodes=2")
 
 
 def _library() -> Any:
@@ -176,30 +180,35 @@ def _library() -> Any:
         import helm_python
     except ImportError as error:
         raise Unavailable(
-            "helm-python-sdk is not installed",
+            "neither helm nor helm-python-sdk is installed",
             where="render",
-            fix="pip install 'podtune[cluster]'; or use helm itself: helm template NAME charts/podtune",
+            fix="install helm (https://helm.sh/docs/intro/install), or pip install 'podtune[render]'",
         ) from error
     return helm_python
 
 
-def _by_helm(chart: Path, values: Values, name: str, namespace: str) -> list[tuple[str, str]]:
-    command = ["helm", "template", name, str(chart), "--namespace", namespace, "--values", "-"]
+def _helm(*words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     try:
-        done = subprocess.run(command, input=json.dumps(values), capture_output=True, text=True, timeout=60)
+        return subprocess.run(["helm", *words], input=stdin, capture_output=True, text=True, timeout=60)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise Unavailable(f"helm did not answer: {error}", where="helm") from error
+
+
+def _by_helm(chart: Path, values: Values, name: str, namespace: str) -> list[tuple[str, str]]:
+    words = ("template", name, str(chart), "--namespace", namespace, "--values", "-")
+    done = _helm(*words, stdin=json.dumps(values))
     if done.returncode:
-        raise _explained(done.stderr, values, chart)
+        raise explained(done.stderr, effective_values(values, chart), chart)
     pieces = _SOURCE.split(re.sub(r"^---$\n?", "", done.stdout, flags=re.MULTILINE))
     return list(zip(pieces[1::2], pieces[2::2], strict=True))
 
 
 def _by_python(chart: Path, values: Values, name: str, namespace: str) -> list[tuple[str, str]]:
+    helm = _library()
     try:
         files = _loaded(chart).render(values, name=name, namespace=namespace)
-    except _library().HelmError as error:
-        raise _explained(str(error), values, chart) from error
+    except helm.HelmError as error:
+        raise explained(str(error), effective_values(values, chart), chart) from error
     pieces = []
     for source, text in files.items():
         if source.endswith(".yaml"):
@@ -210,9 +219,7 @@ def _by_python(chart: Path, values: Values, name: str, namespace: str) -> list[t
 
 @functools.cache
 def _loaded(chart: Path) -> Any:
-    """The chart as the engine's own object. Tests render hundreds of times; a chart does not change under a
-    process.
-    """
+    """The chart as the engine's own object, loaded once: a chart does not change under a process."""
     return _library().Chart.load(str(chart))
 
 
@@ -222,110 +229,8 @@ def _kind(document: str) -> str:
 
 
 def _position(source: str, document: str) -> tuple[bool, int, str, str, str]:
-    """Where Helm puts a document: hooks last, kinds in its order, then by file and name."""
+    """Sort key of Helm's order: hooks last, kinds in its order, then by file and name."""
     kind = _kind(document)
     place = _ORDER.index(kind) if kind in _ORDER else len(_ORDER)
     name = re.search(r"^  name: (\S+)", document, re.MULTILINE)
     return ("/tests/" in source, place, kind, source, name.group(1) if name else "")
-
-
-def _explained(message: str, values: Values, chart: Path) -> UserError:
-    """What helm said, as an error with the path of the value, what is wrong and the fix."""
-    if refusal := re.search(
-        r"execution error at \([^)]*\): (?P<where>[^:]+): (?P<what>[^|\n]+?)(?: \| fix: "
-        r"(?P<fix>[^\n]+))?$",
-        message,
-        re.M,
-    ):
-        return ConfigError(refusal["what"], where=refusal["where"], fix=refusal["fix"] or "")
-    if "schema" in message or "- at '" in message:
-        return _schema_error(values, chart) or ConfigError(_plain(message), where="values")
-    return ConfigError(_plain(message), where="chart")
-
-
-def _plain(message: str) -> str:
-    lines = [
-        line.strip() for line in message.splitlines() if line.strip() and not line.startswith("Use --debug")
-    ]
-    return " ".join(lines)[:600]
-
-
-def _schema_error(values: Values, chart: Path) -> UserError | None:
-    """The first thing that the schema refuses, found again by jsonschema, which says where better than Helm
-    does.
-    """
-    try:
-        import jsonschema
-    except ImportError:
-        return None
-    schema = json.loads((chart / "values.schema.json").read_text(encoding="utf-8"))
-    errors = sorted(
-        jsonschema.Draft7Validator(schema).iter_errors(effective_values(values, chart)),
-        key=lambda error: list(map(str, error.path)),
-    )
-    # An unknown key explains most of the others, a forbidden combination none.
-    errors.sort(
-        key=lambda error: ("allOf" in error.absolute_schema_path, error.validator != "additionalProperties")
-    )
-    if not errors:
-        return None
-    error = errors[0]
-    path = _dotted(error.absolute_path)
-    value = (
-        ""
-        if isinstance(error.instance, dict) or error.validator in ("pattern", "not")
-        else f"is {json.dumps(error.instance, ensure_ascii=False)}, but "
-    )
-    if error.validator == "additionalProperties":
-        keys = error.schema["properties"]
-        unknown = sorted(set(error.instance) - set(keys))[0]
-        hint = near(unknown, keys).removeprefix("; ").removesuffix("?")
-        where = f"{path}.{unknown}" if path else unknown
-        return ConfigError(
-            "unknown key in the values",
-            where=where,
-            fix=f"{hint}? known here: {', '.join(sorted(keys))}".removeprefix("? "),
-        )
-    if error.absolute_schema_path[0] == "allOf":
-        what, _, fix = schema["allOf"][error.absolute_schema_path[1]]["description"].partition("; ")
-        return ConfigError(f"{value}{what}", where=path, fix=fix)
-    return ConfigError(f"{value}{_wanted(error)}", where=path or "values", fix=_described(path, chart))
-
-
-def _wanted(error: Any) -> str:
-    """What the schema wants at this place, in words."""
-    limit = error.validator_value
-    match error.validator:
-        case "enum":
-            return f"must be one of {', '.join(repr(value) for value in limit)}".replace("''", "'' (empty)")
-        case "type":
-            text = f"must be {' or '.join(limit) if isinstance(limit, list) else limit}"
-            return (
-                f"{text} (write it as a text block: config: |)"
-                if list(error.absolute_path) == ["config"]
-                else text
-            )
-        case "minimum" | "maximum":
-            return f"must be {'at least' if error.validator == 'minimum' else 'at most'} {limit}"
-        case "minLength" | "minItems":
-            return "must not be empty"
-        case "not":
-            return f"must not be {json.dumps(limit.get('const'))}"
-        case "required":
-            return str(error.message).replace("is a required property", "is missing")
-        case _:
-            return f"{str(error.message).split(' does not match ')[0]} does not have the form {limit}"
-
-
-def _described(path: str, chart: Path) -> str:
-    """The comment of a value in values.yaml, as the fix."""
-    from podtune.cluster.chart.values import documented
-
-    return next((f"{path}: {row.text}" for row in documented(chart / "values.yaml") if row.path == path), "")
-
-
-def _dotted(path: Any) -> str:
-    text = ""
-    for step in path:
-        text += f"[{step}]" if isinstance(step, int) else f".{step}"
-    return text.lstrip(".")

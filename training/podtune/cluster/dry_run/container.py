@@ -1,13 +1,11 @@
-"""One container of a dry run: its real command as a local process group, watched, prefixed, and ended for
-certain.
-"""
+"""One container of a dry run: its real command as local processes, watched, and ended for certain."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import shutil
-import signal as signals
+import signal
 import subprocess
 import sys
 import threading
@@ -19,29 +17,12 @@ from podtune.run.errors import Unavailable
 
 # in the environment of every process started here, by which all of them are found again
 MARK = "PODTUNE_DRY_RUN_POD"
-KEPT_LINES = 20
 
 # What a process needs of this machine; everything else comes from the manifest alone, as in a pod.
 PASSED = (
-    "LANG",
-    "LC_ALL",
-    "TERM",
-    "TZ",
-    "SSL_CERT_FILE",
-    "SSL_CERT_DIR",
-    "REQUESTS_CA_BUNDLE",
-    "LD_LIBRARY_PATH",
-    "PYTHONPATH",
-    "CUDA_HOME",
-)
-PROXIES = (
-    "HTTP_PROXY",
-    "HTTPS_PROXY",
-    "NO_PROXY",
-    "http_proxy",
-    "https_proxy",
-    "no_proxy",
-    "HF_ENDPOINT",
+    *("LANG", "LC_ALL", "TERM", "TZ", "LD_LIBRARY_PATH", "PYTHONPATH", "CUDA_HOME"),
+    *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "HF_ENDPOINT"),
+    *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"),
 )
 
 
@@ -51,88 +32,76 @@ class LocalContainer:
     def __init__(
         self, command: list[str], env: Mapping[str, str], folder: Path, mark: str, emit: Callable[[str], None]
     ) -> None:
-        self.mark = mark
-        self.tail: deque[str] = deque(maxlen=KEPT_LINES)
-        base = {name: os.environ[name] for name in (*PASSED, *PROXIES) if name in os.environ}
+        self._emit = emit
+        self._last_lines: deque[str] = deque(maxlen=1)
+        base = {name: os.environ[name] for name in PASSED if name in os.environ}
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-        everything = {**base, "PATH": path, "TMPDIR": str(folder), **env, MARK: mark}
-        program = _program(command[0], path)
         self._process = subprocess.Popen(
-            [program, *command[1:]],
-            env=everything,
+            [_program(command[0], path), *command[1:]],
+            env={**base, "PATH": path, "TMPDIR": str(folder), **env, MARK: mark},
             cwd=folder,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            start_new_session=True,
+            start_new_session=True,  # Ctrl-C is for the dry run, which then ends its pods
         )
-        self._reader = threading.Thread(target=self._read, args=(emit,), daemon=True)
+        self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
-    def _read(self, emit: Callable[[str], None]) -> None:
+    def _read(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             line = line.rstrip("\n")
             if line.strip():
-                self.tail.append(line)
-            emit(line)
+                self._last_lines.append(line)
+            self._emit(line)
 
     @property
-    def exit_code(self) -> int | None:
-        """As a container runtime gives it: 128 + N for signal N; None while it runs."""
-        code = self._process.poll()
-        if code is None:
-            return None
+    def last_line(self) -> str:
+        """The last line of its output that is not empty."""
+        return self._last_lines[0] if self._last_lines else ""
+
+    def wait(self) -> int:
+        """Wait for the first process; its exit code, 128 + N for signal N."""
+        code = self._process.wait()
         self._reader.join(timeout=2)  # what was written last; a grandchild may hold the pipe open
         return 128 - code if code < 0 else code
 
-    def signal(self, number: signals.Signals) -> None:
-        """Send a signal to the first process, as the kubelet does."""
-        with contextlib.suppress(ProcessLookupError):
-            self._process.send_signal(number)
-
-    def signal_all(self, number: signals.Signals) -> None:
-        """Send a signal to every process of the container, the first one first so that it cannot react to the
-        others.
-        """
-        self.signal(number)
-        kill_marked(self.mark, number)
+    def terminate(self) -> None:
+        """Send SIGTERM to the first process, as the kubelet does."""
+        self._process.terminate()
 
     def kill(self) -> None:
-        """SIGKILL everything and wait for the first process."""
-        self.signal_all(signals.SIGKILL)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=10)
+        """Send SIGKILL to the first process."""
+        self._process.kill()
 
 
-def kill_marked(mark: str, number: signals.Signals = signals.SIGKILL) -> None:
-    """Send a signal to every process that carries the mark."""
+def kill_marked(mark: str) -> None:
+    """Send SIGKILL to every process that carries the mark."""
     for pid in marked(mark):
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, number)
+            os.kill(pid, signal.SIGKILL)
 
 
 def marked(mark: str) -> Iterator[int]:
-    """The processes whose environment holds the mark; a process that left its group or lost its parent is
-    found, too.
-    """
-    wanted = f"{MARK}={mark}".encode()
+    """Yield the processes with the mark in their environment, also those that left group and parent."""
+    entry_of_mark = f"{MARK}={mark}".encode()
     for entry in Path("/proc").iterdir() if Path("/proc").is_dir() else ():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
-                if wanted in (entry / "environ").read_bytes().split(b"\0"):
+                if entry_of_mark in (entry / "environ").read_bytes().split(b"\0"):
                     yield int(entry.name)
 
 
 def _program(name: str, path: str) -> str:
     """The local program for the image's: by name on PATH, where this Python's own folder comes first."""
-    program = (
-        name if os.path.isabs(name) and os.access(name, os.X_OK) else shutil.which(Path(name).name, path=path)
-    )
-    if Path(name).name.startswith("python") and not os.path.isabs(name):
-        program = sys.executable
+    if os.path.isabs(name) and os.access(name, os.X_OK):
+        return name
+    if name.startswith("python"):
+        return sys.executable
+    program = shutil.which(Path(name).name, path=path)
     if program is None:
         raise Unavailable(
             f"the container's command {name!r} is not on this machine",

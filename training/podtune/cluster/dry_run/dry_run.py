@@ -1,8 +1,7 @@
-"""A job's pods as local processes, under the environment and the rules that the training operator would
-apply.
+"""A job's pods as local processes, under the environment that the training operator would give them.
 
-The manifest is the one that gets deployed. What differs here is said in the result's notes: names of pods
-become the loopback address, volumes become folders, and without enough GPUs the processes train on the CPU.
+The manifest is the one that gets deployed. The result's notes say what differs here: names of pods become the
+loopback address, volumes become folders, and without enough GPUs the processes train on the CPU.
 """
 
 from __future__ import annotations
@@ -14,9 +13,10 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from podtune.cluster.dry_run.pod_run import PodRun
 from podtune.cluster.dry_run.sandbox import Sandbox
@@ -28,30 +28,47 @@ Json = dict[str, Any]
 Emit = Callable[[str, str], None]
 
 TICK_S = 0.05
-PATIENCE_S = 3.0
+PATIENCE_S = (
+    3.0  # after success: ranks end together, and an operator would see the others' end a second later
+)
+MAX_GRACE_S = 30.0  # a dry run does not wait out terminationGracePeriodSeconds of minutes
 STEP = re.compile(r"""\bstep['"]?\s*[ =:]\s*(\d+)""", re.IGNORECASE)
 SCHEMA = "podtune.dry-run/1"
 
 
 @dataclass(frozen=True)
-class Fault:
-    """Something done to a pod once its job has reached a step."""
+class Kill:
+    """SIGKILL of a pod's processes once its job has reached a step."""
 
-    kind: Literal["kill", "stall"]
     pod: str
     step: int
 
 
-@dataclass
+@dataclass(frozen=True)
+class Adaptation:
+    """Changes that make a job fit this machine.
+
+    Args:
+        config: keys set in every YAML file of a mounted ConfigMap; None removes a key.
+        variables: by pod, set for its containers after everything else.
+        notes: what the changes mean, for the person to read.
+    """
+
+    config: Json = field(default_factory=dict)
+    variables: dict[str, dict[str, str]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
 class Result:
-    """What Kubernetes would have concluded."""
+    """The condition that Kubernetes would have given the job, and its pods."""
 
     job: str
     condition: str  # Succeeded, Failed, or Running where the time was over
     reason: str
     pods: list[PodRun]
     seconds: float
-    notes: list[str] = field(default_factory=list)
+    notes: list[str]
 
     @property
     def exit_code(self) -> int:
@@ -62,9 +79,18 @@ class Result:
         return codes[0] if codes else 1
 
 
-def jobs_of(documents: list[Json]) -> list[Json]:
-    """The PyTorchJobs and TrainJobs among ``documents``."""
-    return [document for document in documents if document.get("kind") in ("PyTorchJob", "TrainJob")]
+def one_job(documents: list[Json]) -> Json:
+    """The only PyTorchJob or TrainJob among ``documents``.
+
+    Raises:
+        DataError: there is none, or several.
+    """
+    jobs = [document for document in documents if document.get("kind") in ("PyTorchJob", "TrainJob")]
+    if len(jobs) != 1:
+        raise DataError(
+            f"{len(jobs)} jobs in the manifests", where="dry-run", fix="give one PyTorchJob or TrainJob"
+        )
+    return jobs[0]
 
 
 def pods_of(job: Json, documents: list[Json]) -> list[contract.Pod]:
@@ -72,17 +98,17 @@ def pods_of(job: Json, documents: list[Json]) -> list[contract.Pod]:
     return trainjob.pods(job, documents) if job["kind"] == "TrainJob" else contract.pods(job)
 
 
-def parse_fault(kind: Literal["kill", "stall"], text: str, pods: list[contract.Pod]) -> Fault:
+def parse_kill(text: str, pods: list[contract.Pod]) -> Kill:
     """``POD@STEP``; the pod by its name or without the job's (``worker-0``)."""
     name, _, step = text.partition("@")
     names = [pod.name for pod in pods]
-    named = [pod for pod in names if pod == name or pod.endswith(f"-{name}")]
-    if len(named) != 1 or not step.isdigit():
+    matching = [pod for pod in names if pod == name or pod.endswith(f"-{name}")]
+    if len(matching) != 1 or not step.isdigit():
         raise UsageError(
-            f"--{kind} {text!r} is not POD@STEP{near(name, names)}",
-            fix=f"for example --{kind} {names[-1]}@10 (the pods are {', '.join(names)})",
+            f"--kill {text!r} is not POD@STEP{near(name, names)}",
+            fix=f"for example --kill {names[-1]}@10 (the pods are {', '.join(names)})",
         )
-    return Fault(kind, named[0], int(step))
+    return Kill(matching[0], int(step))
 
 
 def run(
@@ -90,250 +116,123 @@ def run(
     *,
     folder: Path | None,
     emit: Emit,
-    faults: list[Fault] = [],  # noqa: B006  # read only
+    kill: Kill | None = None,
     timeout_s: float = 1800.0,
-    config_overrides: Json | None = None,
-    environment_overrides: dict[str, dict[str, str]] | None = None,
+    adaptation: Adaptation | None = None,
 ) -> Result:
     """Start every pod of the job among ``documents`` and see it to its end.
 
     Args:
         folder: where the volumes and the pods' folders are made; a temporary one that is removed if None.
         emit: called with (pod name, line) for each line of output, from threads.
-        faults: done once each.
         timeout_s: the longest time for all of it; then the job counts as still running.
-        config_overrides: keys set in every YAML file of a mounted ConfigMap; None removes a key.
-        environment_overrides: by pod, variables set for its containers after everything else.
 
     Raises:
         UserError: no job, several jobs, or a pod that cannot be started here.
     """
-    jobs = jobs_of(documents)
-    if len(jobs) != 1:
-        raise DataError(
-            f"{len(jobs)} jobs among the documents", where="dry-run", fix="give one PyTorchJob or TrainJob"
-        )
+    job, adaptation = one_job(documents), adaptation or Adaptation()
+    started = time.monotonic()
     with contextlib.ExitStack() as stack:
         root = folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="podtune-dry-run-")))
         root.mkdir(parents=True, exist_ok=True)
-        sandbox = Sandbox(root.resolve(), documents, config_overrides or {})
-        operator = Operator(jobs[0], sandbox, emit, faults, environment_overrides or {})
-        try:
-            operator.start(timeout_s)
-        finally:
-            operator.end()
-        return operator.result()
+        namespace = (job.get("metadata") or {}).get("namespace") or "default"
+        sandbox = Sandbox(root.resolve(), documents, namespace, adaptation.config)
+        operator = Operator(job, sandbox, emit, adaptation)
+        condition, reason = operator.run(timeout_s, kill)
+    name = f"{job['kind']} {job['metadata']['name']}"
+    notes = [*adaptation.notes, *sandbox.notes]
+    if sandbox.changed:
+        changes = (
+            f"no {key}" if value is None else f"{key}: {value}" for key, value in sandbox.changed.items()
+        )
+        notes.append(f"changed in the training YAML: {', '.join(changes)}")
+    return Result(name, condition, reason, operator.runs, time.monotonic() - started, notes)
 
 
 class Operator:
-    """The job's controller: creates pods, watches them, restarts or fails the job, cleans up."""
+    """The job's controller: starts its pods, decides how the job ended, and cleans up."""
 
-    def __init__(
-        self,
-        job: Json,
-        sandbox: Sandbox,
-        emit: Emit,
-        faults: list[Fault],
-        overrides: dict[str, dict[str, str]],
-    ) -> None:
-        self.job, self.sandbox = job, sandbox
-        self.policy: Json = job["spec"].get("runPolicy") or {}
-        self.condition, self.reason = "Running", ""
-        self._emit, self._faults = emit, list(faults)
-        self._steps = StepWatch(sandbox.root)
-        self._started = time.monotonic()
+    def __init__(self, job: Json, sandbox: Sandbox, emit: Emit, adaptation: Adaptation) -> None:
+        self._job, self._emit = job, emit
+        self._step = -1
         pods = pods_of(job, sandbox.documents)
-        namespace = (job.get("metadata") or {}).get("namespace") or "default"
-        addresses = local_addresses(pods)
+        local = local_addresses(pods)
+        running = threading.Event()
         self.runs = [
-            PodRun(
-                pod,
-                sandbox,
-                namespace,
-                addresses | overrides.get(pod.name, {}),
-                self._line,
-                self._master_ready,
-            )
+            PodRun(pod, sandbox, local | adaptation.variables.get(pod.name, {}), self._line, running)
             for pod in pods
         ]
         if len(pods) > 1:
-            sandbox.note(
-                f"the pods meet at {addresses.get('MASTER_ADDR', '127.0.0.1')}: names of pods do "
-                "not resolve on one machine"
-            )
+            host = local.get("MASTER_ADDR", "127.0.0.1")
+            sandbox.note(f"the pods meet at {host}: names of pods do not resolve on one machine")
 
-    def start(self, timeout_s: float) -> None:
-        """Run the job to its end, or until ``timeout_s`` (activeDeadlineSeconds, if that is less) is over."""
-        deadline = self.policy.get("activeDeadlineSeconds")
-        while self.condition == "Running":
-            for run in self.runs:
-                run.tick()
-            self._strike()
-            self._conclude()
-            passed = time.monotonic() - self._started
-            if self.condition == "Running" and deadline and passed > deadline:
-                self._finish("Failed", f"it was active longer than the activeDeadlineSeconds of {deadline}")
-            elif self.condition == "Running" and passed > timeout_s:
-                self.reason = f"still running after {timeout_s:.0f} s (--timeout)"
-                return
-            time.sleep(TICK_S)
-        self._clean_up()
+    def run(self, timeout_s: float, kill: Kill | None) -> tuple[str, str]:
+        """Run the pods until the job has ended or the time is over; its condition, and the reason.
 
-    def end(self) -> None:
-        """End every process, whatever state the job is in."""
-        for run in self.runs:
-            run.end()
-
-    def result(self) -> Result:
-        """The verdict, with notes on what the pods left behind."""
-        for run in self.runs:
-            if run.backoff_s:
-                self.sandbox.note(
-                    f"{run.name}: Kubernetes would have waited {run.backoff_s:.0f} s more between restarts "
-                    "(CrashLoopBackOff)"
-                )
-            if run.stalled:
-                self.sandbox.note(
-                    f"{run.name} hung: Kubernetes sees a running pod, nothing restarts it, and "
-                    "its GPUs stay taken"
-                )
-        if changed := self.sandbox.changed:
-            changes = ", ".join(
-                f"no {key}" if value is None else f"{key}: {value}" for key, value in changed.items()
-            )
-            self.sandbox.note(f"changed in the training YAML: {changes}")
-        seconds = time.monotonic() - self._started
-        return Result(
-            f"{self.job['kind']} {self.job['metadata']['name']}",
-            self.condition,
-            self.reason,
-            self.runs,
-            seconds,
-            self.sandbox.notes,
-        )
+        Raises:
+            UserError: a pod that cannot be started here.
+        """
+        deadline = time.monotonic() + timeout_s
+        with ThreadPoolExecutor(len(self.runs)) as pool:
+            try:
+                pods = [pool.submit(run.run) for run in self.runs]
+                while not (verdict := self._verdict()):
+                    if time.monotonic() > deadline:
+                        return "Running", f"still running after {timeout_s:.0f} s (--timeout)"
+                    if kill and self._step >= kill.step and self._kill(kill.pod):
+                        kill = None
+                    for pod in wait(pods, TICK_S, FIRST_EXCEPTION).done:
+                        pod.result()
+                self._clean_up(pods, PATIENCE_S if verdict[0] == "Succeeded" else 0)
+                return verdict
+            finally:
+                for run in self.runs:
+                    run.end()
 
     def _line(self, pod: str, line: str) -> None:
-        self._steps.see(line)
+        if step := STEP.search(line):
+            self._step = max(self._step, int(step[1]))
         self._emit(pod, line)
 
-    def _master_ready(self) -> bool:
-        return self.runs[0].phase in ("Running", "Succeeded")
+    def _kill(self, pod: str) -> bool:
+        killed = next(run for run in self.runs if run.name == pod).kill()
+        if killed:
+            self._emit(pod, f"(dry-run: SIGKILL at step {self._step})")
+        return killed
 
-    def _strike(self) -> None:
-        if not self._faults:
-            return
-        step = self._steps.latest()
-        for fault in [each for each in self._faults if step >= each.step]:
-            target = next(run for run in self.runs if run.name == fault.pod)
-            if target.strike(fault.kind):
-                self._faults.remove(fault)
-                self._emit(
-                    fault.pod,
-                    f"(dry-run: {'SIGKILL' if fault.kind == 'kill' else 'SIGSTOP'} at step {step})",
-                )
-
-    def _conclude(self) -> None:
-        """The job's condition from the phases of its pods, as the operator decides it after each change."""
+    def _verdict(self) -> tuple[str, str] | None:
+        """The job's condition and the reason, from the phases of its pods; None while it goes on."""
         for run in self.runs:
             if run.phase == "Failed":
-                self._pod_failed(run)
-            if self.condition != "Running":
-                return
-        self._check_backoff()
-        if self.condition != "Running":
-            return
-        master = next((run for run in self.runs if run.pod.replica_type == "master"), None)
+                return "Failed", self._reason(run)
         succeeded = [run for run in self.runs if run.phase == "Succeeded"]
-        if master is not None and master.phase == "Succeeded":
-            self._finish("Succeeded", "the master succeeded")
-        elif master is None and len(succeeded) == len(self.runs):
-            self._finish("Succeeded", "all pods succeeded")
-        elif master is None and succeeded and self.job["spec"].get("elasticPolicy") is not None:
-            self._finish("Succeeded", f"{succeeded[0].name} succeeded, which is enough for an elastic job")
+        if any(run.pod.replica_type == "master" for run in succeeded):
+            return "Succeeded", "the master succeeded"
+        if len(succeeded) == len(self.runs):
+            return "Succeeded", "all pods succeeded"
+        if succeeded and self._job["spec"].get("elasticPolicy") is not None:
+            return "Succeeded", f"{succeeded[0].name} succeeded, which is enough for an elastic job"
+        return None
 
-    def _pod_failed(self, run: PodRun) -> None:
-        code = run.exits[-1].code
-        said = f"{run.name} ended with exit code {code}"
-        if run.pod.restart_policy == "ExitCode" and code >= contract.RETRYABLE:
-            if self.policy.get("backoffLimit") == 0:
-                self._finish("Failed", f"{said} and backoffLimit is 0")
-            else:
-                run.recreate()
-        elif run.pod.restart_policy == "ExitCode":
-            self._finish(
-                "Failed",
-                f"{said}, which is final (below {contract.RETRYABLE}) under restartPolicy ExitCode",
+    def _reason(self, run: PodRun) -> str:
+        code, policy = run.exits[-1].code, run.pod.restart_policy
+        ended = f"{run.name} ended with exit code {code}"
+        if run.retries(code):
+            return (
+                f"{ended}, after {run.restarts} restart; a cluster would try again (restartPolicy {policy})"
             )
-        else:
-            self._finish("Failed", f"{said} and restartPolicy is {run.pod.restart_policy}")
+        if policy == "ExitCode":
+            return f"{ended}, which is final (below {contract.RETRYABLE}) under restartPolicy ExitCode"
+        return f"{ended} and restartPolicy is {policy}"
 
-    def _check_backoff(self) -> None:
-        """backoffLimit against the restarts of running pods; then the operator deletes them all, whatever
-        cleanPodPolicy says.
-        """
-        limit = self.policy.get("backoffLimit")
-        restarts = sum(
-            run.restarts for run in self.runs if run.phase == "Running" and run.pod.restart_policy != "Never"
-        )
-        if limit is not None and restarts >= max(1, limit):
-            self._finish("Failed", f"{restarts} restarts reached the backoffLimit of {limit}")
-            for run in self.runs:
-                run.delete()
-
-    def _finish(self, condition: str, reason: str) -> None:
-        self.condition, self.reason = condition, reason
-
-    def _clean_up(self) -> None:
-        """cleanPodPolicy, once the job has ended. What would stay and run on is noted, then ended, for this
-        is a dry run.
-        """
-        policy = self.policy.get("cleanPodPolicy") or "None"
-        if self.job["kind"] == "TrainJob":
-            policy = "Running"  # JobSet removes a failed job's running pods
-        left = [run for run in self.runs if run.phase in ("Pending", "Running")]
-        if policy == "None" and left and not any(run._kill_at for run in left):
-            names = ", ".join(run.name for run in left)
-            self.sandbox.note(
-                f"cleanPodPolicy None: {names} would run on and keep its GPUs until it ends by "
-                "itself or is deleted"
-            )
-            return
-        # Ranks end together; a real pod's end is known to the operator a second later, so peers that are done
-        # count as such.
-        patience = time.monotonic() + (PATIENCE_S if self.condition == "Succeeded" else 0)
-        while time.monotonic() < patience and not all(run.ended for run in left):
-            for run in left:
-                run.tick()
-            time.sleep(TICK_S)
+    def _clean_up(self, pods: list[Future[None]], patience_s: float) -> None:
+        """Delete the pods that have not ended by themselves."""
+        wait(pods, patience_s)
+        left = [run for run, pod in zip(self.runs, pods, strict=True) if not pod.done()]
         for run in left:
             run.delete()
-        while not all(run.ended for run in left):
-            for run in left:
-                run.tick()
-            time.sleep(TICK_S)
-
-
-class StepWatch:
-    """The newest training step that any pod has reported, in its output or in a metrics.jsonl on a volume."""
-
-    def __init__(self, root: Path) -> None:
-        self._root, self._seen, self._lock = root, -1, threading.Lock()
-        self._next_look = 0.0
-
-    def see(self, line: str) -> None:
-        """Take the step out of a line of output, if it names one."""
-        if (step := STEP.search(line)) and int(step[1]) > self._seen:
-            with self._lock:
-                self._seen = max(self._seen, int(step[1]))
-
-    def latest(self) -> int:
-        """The step, -1 before the first."""
-        if time.monotonic() >= self._next_look:
-            self._next_look = time.monotonic() + 0.2
-            for path in self._root.glob("volumes/**/metrics.jsonl"):
-                for line in reversed(path.read_text(encoding="utf-8", errors="replace").splitlines()[-5:]):
-                    self.see(line)
-        return self._seen
+        graces = [float(run.pod.spec.get("terminationGracePeriodSeconds") or 30) for run in left]
+        wait(pods, min(max(graces, default=0.0), MAX_GRACE_S))
 
 
 def local_addresses(pods: list[contract.Pod]) -> dict[str, str]:

@@ -1,6 +1,4 @@
-"""A job's volumes as local folders: shared ones shared, private ones private, and container paths rewritten
-to them.
-"""
+"""A job's volumes as local folders, and its paths and variables rewritten for them."""
 
 from __future__ import annotations
 
@@ -9,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from podtune.cluster.job.pytorchjob import Pod, expand
 from podtune.run.errors import DataError
@@ -23,12 +23,13 @@ KEPT = ("/dev/shm",)
 class Sandbox:
     """The folder tree of one dry run.
 
-    ``volumes/CLAIM`` is shared by all pods, ``pods/POD/VOLUME`` belongs to one pod and is empty when the pod
+    ``volumes/CLAIM`` is shared by all pods; ``pods/POD/VOLUME`` belongs to one pod and is empty when the pod
     starts. ``notes`` collects what could not be reproduced, for the person to read.
     """
 
     root: Path
     documents: list[Json]
+    namespace: str = "default"
     config_overrides: Json = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     # what the overrides really changed, by key of the YAML; None: removed
@@ -42,102 +43,113 @@ class Sandbox:
 
     def mounts(self, pod: Pod, container: Json) -> dict[str, Path]:
         """Local folder by container path, for what the container mounts."""
-        sources = {volume["name"]: volume for volume in pod.spec.get("volumes") or []}
+        volumes = {volume["name"]: volume for volume in pod.spec.get("volumes") or []}
         folders: dict[str, Path] = {}
         for mount in container.get("volumeMounts") or []:
-            path, source = mount["mountPath"].rstrip("/"), sources.get(mount["name"])
-            if path in KEPT or source is None:
+            path = mount["mountPath"].rstrip("/")
+            if path in KEPT or mount["name"] not in volumes:
                 continue
-            local = self._volume(pod, source)
-            if mount.get("subPath"):
-                for part in str(mount["subPath"]).split("/"):
-                    local /= file_name(part, "subPath")
-                local.mkdir(parents=True, exist_ok=True)
+            local = self._volume(pod, volumes[mount["name"]])
+            for part in str(mount.get("subPath") or "").split("/") if mount.get("subPath") else ():
+                local /= file_name(part, "subPath")
+            local.mkdir(parents=True, exist_ok=True)
             folders[path] = local
         return folders
 
     def fill(self, pod: Pod) -> None:
-        """Write the ConfigMaps that the pod mounts, with their paths rewritten, as a starting pod would find
-        them.
-        """
+        """Write the ConfigMaps that the pod mounts, with local paths, as a starting pod would find them."""
         containers = [*(pod.spec.get("initContainers") or []), *pod.spec["containers"]]
         paths = {
             path: local for container in containers for path, local in self.mounts(pod, container).items()
         }
         for volume in pod.spec.get("volumes") or []:
-            name = (volume.get("configMap") or {}).get("name")
-            if name is None:
-                continue
-            document = self.document("ConfigMap", name)
-            for key, text in ((document or {}).get("data") or {}).items():
-                (self._volume(pod, volume) / file_name(key, "key of a ConfigMap")).write_text(
-                    self._kept_here(key, rewrite(self._shrunk(key, text), paths)), encoding="utf-8"
-                )
+            for key, text in self._config_map(volume.get("configMap")).items():
+                file = self._volume(pod, volume) / file_name(key, "key of a ConfigMap")
+                file.write_text(rewrite(self._adapted(key, text), paths), encoding="utf-8")
 
-    def document(self, kind: str, name: str) -> Json | None:
-        """The document of that kind and name among the rendered ones."""
-        for document in self.documents:
-            if document.get("kind") == kind and (document.get("metadata") or {}).get("name") == name:
-                return document
-        return None
+    def environment(self, pod: Pod, container: Json) -> dict[str, str]:
+        """The container's variables, also those from the pod's fields and ConfigMaps; paths not yet local."""
+        env: dict[str, str] = {}
+        for source in container.get("envFrom") or []:
+            variables = self._config_map(source.get("configMapRef"))
+            if not variables:
+                name = next((each["name"] for each in source.values() if isinstance(each, dict)), "")
+                self.note(f"envFrom {name} is in the cluster only: its variables are absent here")
+            env |= {f"{source.get('prefix', '')}{key}": str(value) for key, value in variables.items()}
+        for entry in container.get("env") or []:
+            source = entry.get("valueFrom")
+            value = self._value_from(source, pod) if source else expand(str(entry.get("value") or ""), env)
+            if value is None:
+                self.note(
+                    f"{entry['name']} comes from {next(iter(source))} in the cluster and is absent here"
+                )
+            else:
+                env[entry["name"]] = value
+        return env
 
     def note(self, text: str) -> None:
         """Remember ``text`` once."""
         if text not in self.notes:
             self.notes.append(text)
 
+    def _config_map(self, reference: Json | None) -> dict[str, str]:
+        """The data of a ConfigMap among the documents; empty if it is not among them."""
+        for document in self.documents if reference else ():
+            metadata = document.get("metadata") or {}
+            if document.get("kind") == "ConfigMap" and metadata.get("name") == (reference or {}).get("name"):
+                return document.get("data") or {}
+        return {}
+
     def _volume(self, pod: Pod, volume: Json) -> Path:
-        if "persistentVolumeClaim" in volume:
-            claim = volume["persistentVolumeClaim"]["claimName"]
-            local = self.root / "volumes" / file_name(claim, "claim")
+        if claim := volume.get("persistentVolumeClaim"):
+            local = self.root / "volumes" / file_name(claim["claimName"], "claim")
         else:
             local = self.folder(pod) / file_name(volume["name"], "volume")
-            if "secret" in volume:
-                self.note(
-                    f"the Secret {volume['secret'].get('secretName')} is in the cluster only: its "
-                    "volume is empty here"
-                )
-            elif "hostPath" in volume:
-                self.note(
-                    f"hostPath {volume['hostPath'].get('path')} is an empty folder here, of each pod its own"
-                )
+            if "secret" in volume or "hostPath" in volume:
+                self.note(f"the volume {volume['name']} is in the cluster only: an empty folder here")
         local.mkdir(parents=True, exist_ok=True)
         return local
 
-    def _kept_here(self, key: str, text: str) -> str:
-        """A training YAML whose ``publish`` is a folder of this machine, the same for all pods."""
-        if "publish" not in text or not key.endswith((".yaml", ".yml")):
+    def _adapted(self, key: str, text: str) -> str:
+        """A training YAML with the overrides, publishing to a local folder; other files as they are."""
+        if not key.endswith((".yaml", ".yml")):
             return text
-        import yaml
-
         content = yaml.safe_load(text)
-        if not isinstance(content, dict) or not content.get("publish"):
-            return text
-        self.changed["publish"] = content["publish"] = f"file://{self.root / 'published'}"
-        return yaml.safe_dump(content, sort_keys=False)
-
-    def _shrunk(self, key: str, text: str) -> str:
-        """A YAML file of the ConfigMap with the overrides applied; other files as they are."""
-        if not self.config_overrides or not key.endswith((".yaml", ".yml")):
-            return text
-        import yaml
-
-        content = yaml.safe_load(text) or {}
         if not isinstance(content, dict):
             return text
-        for name, value in self.config_overrides.items():
-            if content.get(name) != value:
-                self.changed[name] = value
-            content[name] = value
-        content = {name: value for name, value in content.items() if value is not None}
+        overrides = dict(self.config_overrides)
+        if content.get("publish"):
+            overrides["publish"] = f"file://{self.root / 'published'}"
+        changes = {name: value for name, value in overrides.items() if content.get(name) != value}
+        if not changes:
+            return text
+        self.changed |= changes
+        content = {name: value for name, value in (content | changes).items() if value is not None}
         return yaml.safe_dump(content, sort_keys=False)
+
+    def _value_from(self, source: Json, pod: Pod) -> str | None:
+        """The value from the pod's own fields or a ConfigMap; None if only the cluster has it."""
+        if reference := source.get("configMapKeyRef"):
+            return self._config_map(reference).get(reference.get("key"))
+        path = (source.get("fieldRef") or {}).get("fieldPath", "")
+        if keyed := re.fullmatch(r"metadata\.(labels|annotations)\['(.+)'\]", path):
+            return (pod.labels if keyed[1] == "labels" else pod.annotations).get(keyed[2], "")
+        fields = {
+            "metadata.name": pod.name,
+            "metadata.namespace": self.namespace,
+            "metadata.uid": pod.name,
+            "spec.nodeName": "localhost",
+            "spec.serviceAccountName": pod.spec.get("serviceAccountName", "default"),
+            **dict.fromkeys(("status.podIP", "status.hostIP", "status.podIPs"), "127.0.0.1"),
+        }
+        return fields.get(path)
 
 
 def file_name(name: object, what: str) -> str:
     """``name`` of a manifest as one part of a path here; Kubernetes would refuse any other, too."""
     if not re.fullmatch(r"[-._a-zA-Z0-9]+", str(name)) or name in (".", ".."):
         raise DataError(
-            f"{name!r} is no name of a {what}",
+            f"{name!r} is not a name of a {what}",
             where="manifest",
             fix="use letters, digits, dashes, dots and underscores",
         )
@@ -145,7 +157,7 @@ def file_name(name: object, what: str) -> str:
 
 
 def rewrite(text: str, paths: Mapping[str, Path]) -> str:
-    """``text`` with each container path of ``paths`` replaced by its local folder; the longest path wins.
+    """Replace each container path of ``paths`` in ``text`` by its local folder; the longest path wins.
 
     A path counts where a path can begin: ``/data`` in ``--dataset=/data/qa`` and in ``/data``, not in
     ``/my/data`` or ``/database``.
@@ -154,58 +166,3 @@ def rewrite(text: str, paths: Mapping[str, Path]) -> str:
         return text
     options = "|".join(re.escape(path) for path in sorted(paths, key=len, reverse=True))
     return re.sub(rf"(?<![\w./~-])({options})(?![\w.-])", lambda match: str(paths[match[1]]), text)
-
-
-def environment(pod: Pod, container: Json, sandbox: Sandbox, namespace: str) -> dict[str, str]:
-    """The container's variables, those from the pod's own fields and from rendered ConfigMaps included; paths
-    not yet local.
-    """
-    env: dict[str, str] = {}
-    for source in container.get("envFrom") or []:
-        name = (source.get("configMapRef") or {}).get("name")
-        if name and (document := sandbox.document("ConfigMap", name)):
-            env |= {
-                f"{source.get('prefix', '')}{key}": str(value)
-                for key, value in (document.get("data") or {}).items()
-            }
-        else:
-            sandbox.note(
-                f"envFrom {name or source.get('secretRef', {}).get('name')} is in the cluster only: "
-                "its variables are absent here"
-            )
-    for entry in container.get("env") or []:
-        if "valueFrom" not in entry:
-            env[entry["name"]] = expand(str(entry.get("value") or ""), env)
-        elif (value := _from_source(entry["valueFrom"], pod, container, sandbox, namespace)) is not None:
-            env[entry["name"]] = value
-        else:
-            sandbox.note(
-                f"{entry['name']} comes from {next(iter(entry['valueFrom']))} in the cluster and is "
-                "absent here"
-            )
-    return env
-
-
-def _from_source(source: Json, pod: Pod, container: Json, sandbox: Sandbox, namespace: str) -> str | None:
-    if field_path := (source.get("fieldRef") or {}).get("fieldPath"):
-        fields = {"metadata.name": pod.name, "metadata.namespace": namespace, "metadata.uid": pod.name}
-        addresses = dict.fromkeys(("status.podIP", "status.hostIP", "status.podIPs"), "127.0.0.1")
-        keyed = re.fullmatch(r"metadata\.(labels|annotations)\['(.+)'\]", field_path)
-        if keyed:
-            return (pod.labels if keyed[1] == "labels" else pod.annotations).get(keyed[2], "")
-        fields = {
-            **fields,
-            **addresses,
-            "spec.nodeName": "localhost",
-            "spec.serviceAccountName": pod.spec.get("serviceAccountName", "default"),
-        }
-        return fields.get(field_path)
-    if reference := source.get("configMapKeyRef"):
-        document = sandbox.document("ConfigMap", reference.get("name", ""))
-        text = ((document or {}).get("data") or {}).get(reference.get("key"))
-        return None if text is None else str(text)
-    if reference := source.get("resourceFieldRef"):
-        kind, _, resource = str(reference.get("resource")).partition(".")
-        amount = ((container.get("resources") or {}).get(kind) or {}).get(resource)
-        return None if amount is None else str(amount)
-    return None

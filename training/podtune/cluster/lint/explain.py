@@ -10,11 +10,10 @@ from typing import Any
 import yaml
 
 from podtune.cluster.lint import check
+from podtune.cluster.lint.diagnostic import Json
 from podtune.cluster.lint.rules import RULES, Rule
 from podtune.cluster.lint.targets import Target
 from podtune.run.errors import UserError, near
-
-Json = dict[str, Any]
 
 YAML_RULE = (
     *("PT001", "error", "not-yaml"),
@@ -161,7 +160,7 @@ _USE = (
     ),
     "| fail on warnings too, or never | `--fail-on warning`, `--fail-on never` |",
     "| fail where no job was found | `--fail-if-none` |",
-    "| read it by a machine | `--format json`, `github`, `sarif`, `junit` |",
+    "| read it by a machine | `--format json`, `github`, `sarif` |",
     "| run it before a commit, or in an action | `.pre-commit-hooks.yaml`; `action.yml` |",
     "",
     (

@@ -1,16 +1,17 @@
-"""A verdict as text, JSON, annotations of GitHub, SARIF and JUnit."""
+"""A verdict as text, JSON, annotations of GitHub and SARIF."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from typing import Any
 
-from podtune.cluster.lint.check import SCHEMA, Finding, Verdict
-from podtune.cluster.lint.rules import RULES, SEVERITIES
+from podtune.cluster.lint.check import Verdict
+from podtune.cluster.lint.diagnostic import SEVERITIES, Diagnostic
+from podtune.cluster.lint.rules import RULES
 
+SCHEMA = "podtune.lint/1"
+FIELDS = ("code", "severity", "source", "line", "job", "path", "message", "fix", "values", "by")
 STDIN = "-"
-PAGE = "docs/lint.md"
 
 
 def printable(text: str) -> str:
@@ -29,7 +30,7 @@ def as_text(verdict: Verdict, *, notes: bool = False) -> str:
     Notes of a job share one line unless ``notes``.
     """
     lines: list[str] = []
-    shared: dict[tuple[str, str], list[Finding]] = {}
+    shared: dict[tuple[str, str], list[Diagnostic]] = {}
     for finding in verdict.findings:
         if finding.severity == "note" and not notes:
             shared.setdefault((finding.source, finding.job), []).append(finding)
@@ -63,7 +64,8 @@ def as_json(verdict: Verdict) -> str:
     content: dict[str, Any] = {"schema": SCHEMA, "jobs": verdict.jobs, "runtimes": verdict.runtimes}
     content |= {f"{severity}s": verdict.count(severity) for severity in SEVERITIES}
     content |= {"ignored": verdict.ignored}
-    return json.dumps(content | {"findings": [asdict(finding) for finding in verdict.findings]}, indent=2)
+    content["findings"] = [{name: getattr(finding, name) for name in FIELDS} for finding in verdict.findings]
+    return json.dumps(content, indent=2)
 
 
 def as_github(verdict: Verdict) -> str:
@@ -127,28 +129,4 @@ def as_sarif(verdict: Verdict) -> str:
     return json.dumps(content, indent=2)
 
 
-def as_junit(verdict: Verdict) -> str:
-    """A test case for each file; errors and warnings are its failures."""
-    import xml.etree.ElementTree as Xml
-
-    root = Xml.Element("testsuites")
-    suite = Xml.SubElement(root, "testsuite", name="podtune lint")
-    files = list(dict.fromkeys(finding.source for finding in verdict.findings))
-    clean = 0 if files or verdict.empty else 1
-    failed = 0
-    for file in files or (["manifests"] if clean else []):
-        case = Xml.SubElement(suite, "testcase", name=printable(file), classname="podtune.lint")
-        for finding in verdict.findings:
-            if finding.source == file and finding.severity != "note":
-                failed += 1
-                message = printable(f"{finding.code}: {finding.message}")
-                failure = Xml.SubElement(case, "failure", type=finding.severity, message=message)
-                failure.text = (
-                    printable(f"{file}:{finding.line} {finding.path}") + f"\nfix: {printable(finding.fix)}"
-                )
-    suite.set("tests", str(len(files) + clean))
-    suite.set("failures", str(failed))
-    return Xml.tostring(root, encoding="unicode", xml_declaration=True)
-
-
-FORMATS = {"text": as_text, "json": as_json, "github": as_github, "sarif": as_sarif, "junit": as_junit}
+FORMATS = {"text": as_text, "json": as_json, "github": as_github, "sarif": as_sarif}

@@ -116,6 +116,7 @@ class Cluster:
                 header_params=headers,
                 body=body,
                 auth_settings=["BearerToken"],
+                _return_http_data_only=True,
                 _preload_content=False,
                 _request_timeout=(CONNECT_S, READ_S),
             )
@@ -146,6 +147,7 @@ class Cluster:
                 query_params=query,
                 header_params={"Accept": "*/*"},
                 auth_settings=["BearerToken"],
+                _return_http_data_only=True,
                 _preload_content=False,
                 _request_timeout=(CONNECT_S, READ_S * 3 if follow else READ_S),
             )

@@ -38,7 +38,10 @@ INSTALL = {
 
 
 def installable(documents: list[Json]) -> list[Json]:
-    """The documents without Helm's test hooks, the job last."""
+    """The documents without Helm's test hooks and namespaces, which the connection decides; the job last."""
+    for document in documents:
+        if isinstance(metadata := document.get("metadata"), dict):
+            metadata.pop("namespace", None)
     kept = [
         document
         for document in documents

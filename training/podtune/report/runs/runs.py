@@ -20,17 +20,8 @@ from podtune.run.collection import without_collection
 from podtune.run.errors import DataError, NotFound
 from podtune.run.follow import state
 from podtune.run.heartbeat import STALE_S, read_beat
-from podtune.run.record import (
-    METRICS_FILE,
-    RUN_FILE,
-    SCHEMA,
-    Json,
-    Losses,
-    Measurements,
-    each_entry,
-    number,
-    sound,
-)
+from podtune.run.metrics_log import each_entry
+from podtune.run.record import METRICS_FILE, RUN_FILE, SCHEMA, Json, Losses, Measurements, number, sound
 
 AXES = {"step": "step", "tokens": "tokens", "time": "time since start (s)"}
 Curve = tuple[list[float], list[float]]

@@ -11,7 +11,7 @@ from typing import Annotated, Any, get_type_hints
 
 from podtune.run.distributed import DEFAULT_TIMEOUT_S
 
-STRATEGIES = ("single", "ddp", "fsdp", "fsdp-grad-op", "hsdp", "zero2", "zero3")
+STRATEGIES = ("single", "ddp", "fsdp", "fsdp-grad-op", "hsdp")
 
 
 def _key(default: Any, help: str) -> Any:
@@ -76,9 +76,6 @@ class RunArguments:
     )
     timeout_s: Annotated[float, {"above": 0}] = _key(
         DEFAULT_TIMEOUT_S, "longest wait for another rank, in the rendezvous and in a collective"
-    )
-    sample_ledger: bool = _key(
-        False, "keep which rows each step trained, by rank; podtune data ledger RUN judges it"
     )
     memory_check: bool = _key(
         True, "stop before weights are read if the training is estimated not to fit the GPU"

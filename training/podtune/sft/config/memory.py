@@ -13,7 +13,7 @@ from podtune.plan.plan import USABLE, Plan, estimate
 from podtune.plan.shapes import Checkpointing, Shape
 from podtune.run.distributed import World
 from podtune.run.errors import OutOfMemory, UserError, warn
-from podtune.sft.origin import Origin, base_of
+from podtune.sft.source.model import Origin, base_of
 
 if TYPE_CHECKING:
     from podtune.sft.config.resolve import Arguments
@@ -132,11 +132,10 @@ def plan_settings(arguments: Arguments, world: World) -> dict[str, Any]:
     """What :func:`podtune.plan.plan.estimate` is told of a fine-tune on GPUs, but its checkpointing."""
     training, model = arguments.training, arguments.model
     half = bool(training.bf16 or training.fp16)
-    deepspeed = arguments.strategy in ("zero2", "zero3")
     if model.dtype in ("bfloat16", "float16"):
         precision = "bf16"
     elif half:
-        precision = "bf16-mixed" if deepspeed else "bf16-autocast"
+        precision = "bf16-autocast"
     else:
         precision = "fp32"
     groups = world.nnodes if world.nnodes > 1 else 2  # copies of the weights under hsdp
@@ -152,7 +151,6 @@ def plan_settings(arguments: Arguments, world: World) -> dict[str, Any]:
         "optimizer": optimizer,
         "lora_r": model.lora_r if model.use_peft else None,
         "lora_dropout": model.lora_dropout if model.use_peft else 0.0,
-        "lora_cast": bool(model.use_peft and deepspeed),  # DeepSpeed runs without autocast
         "quantized": bool(model.load_in_4bit),
         "fused_head": True,
         "bucket_view": True,

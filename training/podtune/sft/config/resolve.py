@@ -24,7 +24,7 @@ from podtune.run.errors import ConfigError
 from podtune.run.record import new_record
 from podtune.sft.config.arguments import RunArguments, limits
 from podtune.sft.config.hardware import hardware_choices, refuse_unfit
-from podtune.sft.config.settings import SECRET, Settings
+from podtune.sft.config.settings import RENAMED, SECRET, Settings
 from podtune.sft.config.strategy import resolve_strategy, strategy_settings
 from podtune.sft.data.rows import RowOptions
 from podtune.sft.data.source import Sources
@@ -304,7 +304,7 @@ def config_keys() -> str:
     keys: dict[str, dict[str, Any]] = {}
     for action in TrlParser(DATACLASSES)._actions:
         name = action.dest
-        if name not in owner or action.option_strings[0].startswith("--no_"):
+        if name not in owner or name in RENAMED or action.option_strings[0].startswith("--no_"):
             continue
         kind = getattr(action.type, "__name__", "str")
         kind = "bool" if kind == "string_to_bool" else kind if kind in ("int", "float") else "str"

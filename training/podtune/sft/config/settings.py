@@ -21,7 +21,7 @@ from typing import Any
 
 from podtune.run.errors import ConfigError, NotFound, UsageError, UserError, near
 from podtune.sft.data.source import STREAMING, Sources
-from podtune.sft.store import refuse_secret
+from podtune.sft.source.object_store import refuse_secret
 
 ENVIRONMENT = {  # the reference pipeline's names
     "EPOCHS": "num_train_epochs",
@@ -51,6 +51,7 @@ RENAMED = {  # keys of older TRL and transformers that people still paste
     "dataset_id_or_path": "dataset_name",
     "tokenizer_name_or_path": "model_name_or_path",
     "use_liger": "use_liger_kernel",
+    "deepspeed": "strategy (fsdp or fsdp-grad-op)",
     **dict.fromkeys(_LAUNCHER_KEYS, "torchrun's own arguments, or distributed.nodes of the chart"),
 }
 AT_LEAST = {  # smallest value that makes sense; for our own keys arguments.py says it
@@ -75,9 +76,6 @@ _VALUE_OR_LIST = ("optim_target_modules", "fsdp")  # text, or a list of texts
 LAUNCHER = {
     "fsdp1": "fsdp",
     "fsdp2": "fsdp",
-    "zero1": "zero2",  # the same steps in less memory
-    "zero2": "zero2",
-    "zero3": "zero3",
     "multi_gpu": "ddp",
     "single_gpu": "single",
 }
@@ -161,6 +159,7 @@ def merged(layers: list[tuple[str, dict[str, Value]]]) -> Settings:
         UserError: as :func:`read`.
     """
     for where, layer in layers:
+        _refuse_deepspeed(layer, where)
         _launcher_keys(layer, where)
     _check_names(layers)
     values: dict[str, Value] = {}
@@ -172,6 +171,17 @@ def merged(layers: list[tuple[str, dict[str, Value]]]) -> Settings:
     settings = Settings(values, source)
     check(settings)
     return settings
+
+
+def _refuse_deepspeed(layer: Mapping[str, Value], where: str) -> None:
+    for key in ("deepspeed", "strategy", "accelerate_config"):
+        value = layer.get(key)
+        if value is not None and (key == "deepspeed" or str(value).startswith("zero")):
+            raise ConfigError(
+                f"{key} is {shown(key, value)}: fine-tunes shard with FSDP; DeepSpeed is the benchmark's",
+                where=where,
+                fix="--strategy fsdp-grad-op in place of ZeRO-2, --strategy fsdp in place of ZeRO-3",
+            )
 
 
 def _launcher_keys(layer: dict[str, Value], where: str) -> None:
@@ -424,10 +434,8 @@ def check(settings: Settings) -> None:
             "it is solved from the batch and the world, but gradient_accumulation_steps is given too",
             "give one",
         )
-    if values.get("strategy", "auto") != "auto" and (values.get("fsdp") or values.get("deepspeed")):
-        raise wrong(
-            "strategy", "fsdp or deepspeed is configured by hand too", "remove strategy, or fsdp/deepspeed"
-        )
+    if values.get("strategy", "auto") != "auto" and values.get("fsdp"):
+        raise wrong("strategy", "fsdp is configured by hand too", "remove strategy, or fsdp")
     if values.get("packing") and values.get("max_length", 1) is None:
         raise wrong("packing", "packing needs max_length")
     if (values.get("load_in_4bit") or values.get("load_in_8bit")) and not values.get("use_peft"):
@@ -446,15 +454,13 @@ def check(settings: Settings) -> None:
     if streaming:
         if (values.get("max_steps") or -1) < 1:
             raise wrong(streaming, "nobody counts the rows, so epochs have no end", "set max_steps")
-        needs_all = [key for key in ("packing", "sample_ledger", "eval_split_size") if values.get(key)]
+        needs_all = [key for key in ("packing", "eval_split_size") if values.get(key)]
         if values.get("train_sampling_strategy") == "group_by_length":
             needs_all.append("group_by_length")
         if needs_all:
             raise wrong(streaming, f"{needs_all[0]} needs all rows before the first step", "leave one out")
         if (values.get("dataloader_num_workers") or 0) > 1:
             raise wrong(streaming, "one worker reads the stream", "dataloader_num_workers: 1")
-    if values.get("sample_ledger") and values.get("auto_find_batch_size"):
-        raise wrong("sample_ledger", "auto_find_batch_size begins anew with other batches", "leave one out")
     if values.get("ignore_data_skip"):
         raise wrong("ignore_data_skip", "a resumed run would train on rows that it has seen", "remove it")
     if values.get("enable_jit_checkpoint"):

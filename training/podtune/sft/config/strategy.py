@@ -1,19 +1,18 @@
-"""One flag for how the work is distributed, mapped to what accelerate, FSDP2 and DeepSpeed are told."""
+"""One flag for how the work is distributed, as what transformers and accelerate are told."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from podtune.machine.building import deepspeed_that_builds_nothing
 from podtune.run.distributed import World
-from podtune.run.errors import ConfigError, Unavailable
+from podtune.run.errors import ConfigError
 
 
 def resolve_strategy(name: str, world: World) -> str:
     """The strategy that really runs: ``auto`` is decided, and one process is always ``single``.
 
     Raises:
-        UserError: the strategy cannot hold in this world, or DeepSpeed is not installed.
+        UserError: the strategy cannot hold in this world.
     """
     if world.world_size == 1:
         return "single"
@@ -32,26 +31,7 @@ def resolve_strategy(name: str, world: World) -> str:
             where="strategy",
             fix="use at least 4 processes, an even number; or --strategy fsdp",
         )
-    if name in ("zero2", "zero3"):
-        require_deepspeed(world)
     return name
-
-
-def require_deepspeed(world: World) -> None:
-    """Check that DeepSpeed can work here, and let it see the process group that is already open.
-
-    Without that it takes the world for one process when ZeRO-3 splits the weights while they are loaded.
-    """
-    import importlib.util
-
-    if importlib.util.find_spec("deepspeed") is None:
-        raise Unavailable(
-            "DeepSpeed is not installed", where="strategy", fix="pip install 'podtune[deepspeed]'"
-        )
-    backend = "gloo" if world.device_type == "cpu" else "nccl"
-    deepspeed_that_builds_nothing().init_distributed(
-        dist_backend=backend, auto_mpi_discovery=False, verbose=False
-    )
 
 
 def strategy_settings(strategy: str, world: World) -> dict[str, Any]:
@@ -76,33 +56,4 @@ def strategy_settings(strategy: str, world: World) -> dict[str, Any]:
                 dp_replicate_size=groups, dp_shard_size=world.world_size // groups
             )
         return settings
-    if strategy in ("zero2", "zero3"):
-        return {"deepspeed": zero_config(int(strategy[-1]))}
     return {}
-
-
-def zero_config(stage: int) -> dict[str, Any]:
-    """A DeepSpeed configuration for ZeRO ``stage``; transformers fills in every "auto"."""
-    config: dict[str, Any] = {
-        "zero_optimization": {
-            "stage": stage,
-            "overlap_comm": True,
-            "contiguous_gradients": True,
-            "reduce_bucket_size": "auto",
-        },
-        "zero_allow_untested_optimizer": True,
-        "gradient_accumulation_steps": "auto",
-        "gradient_clipping": "auto",
-        "train_batch_size": "auto",
-        "train_micro_batch_size_per_gpu": "auto",
-        "bf16": {"enabled": "auto"},
-        "fp16": {"enabled": "auto"},
-        "steps_per_print": 10**9,
-    }
-    if stage == 3:
-        config["zero_optimization"] |= {
-            "stage3_prefetch_bucket_size": "auto",
-            "stage3_param_persistence_threshold": "auto",
-            "stage3_gather_16bit_weights_on_model_save": True,
-        }
-    return config

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import torch
 from torch import Generator
-from torch.nn import functional as F
 from torch.utils.data import BatchSampler
 from transformers.trainer_pt_utils import LengthGroupedSampler
-
-if TYPE_CHECKING:
-    from datasets import Dataset
 
 
 class BalancedBatches(BatchSampler):
@@ -106,12 +101,7 @@ def balance(loader: Any, lengths: Sequence[int]) -> None:
         shard.batch_sampler = BalancedBatches(shard.batch_sampler, lengths, shard.num_processes)
 
 
-ROW = "row"  # the column that names a row for the sample ledger
-
-
-def numbered(dataset: Dataset) -> Dataset:
-    """``dataset`` with each row's place in it as the column :data:`ROW`."""
-    return dataset.add_column(ROW, range(len(dataset)))
+ROW = "row"  # the column with the place of a row in a stream
 
 
 class NumberedBatches:
@@ -123,45 +113,6 @@ class NumberedBatches:
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         places = [row.pop(ROW) for row in rows if ROW in row]  # rows of an evaluation have none
         return self.collate(rows) | ({ROW: places} if places else {})
-
-
-REAL = "real_tokens"  # in a batch that EvenBatches filled up: what of its length are tokens of rows
-
-
-class EvenBatches:
-    """A collator of rows laid end to end, filled up to a multiple of ``multiple`` tokens by one row more, of
-    padding, that nothing is trained on and that no row attends to.
-
-    Loss and gradient are those of the rows. For hardware whose kernels are built anew for every length that
-    it meets. Batches keep their number of real tokens under :data:`REAL`.
-
-    Args:
-        collate: TRL's collator with ``padding_free``; its own ``pad_to_multiple_of`` would make a row, and a
-            call of the attention, of each padding token.
-    """
-
-    def __init__(self, collate: Callable[[list[dict[str, Any]]], dict[str, Any]], multiple: int) -> None:
-        self.collate, self.multiple = collate, multiple
-
-    def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
-        batch = self.collate(rows)
-        length = batch["input_ids"].shape[1]
-        batch[REAL] = torch.tensor(length)
-        if not (short := -length % self.multiple):
-            return batch
-        ends = batch["cu_seq_lens_q"]
-        ends = torch.cat((ends, ends.new_tensor([length + short])))
-        longest = max(batch["max_length_q"], short)
-        return batch | {
-            "input_ids": F.pad(batch["input_ids"], (0, short)),
-            "labels": F.pad(batch["labels"], (0, short), value=-100),
-            "position_ids": torch.cat((batch["position_ids"], torch.arange(short)[None]), 1),
-            "seq_idx": F.pad(batch["seq_idx"], (0, short), value=len(ends) - 2),
-            "cu_seq_lens_q": ends,
-            "cu_seq_lens_k": ends,
-            "max_length_q": longest,
-            "max_length_k": longest,
-        }
 
 
 def row_lengths(dataset: Any) -> list[int]:

@@ -19,7 +19,7 @@ from podtune.sft.data.encode import IGNORED
 from podtune.sft.data.source import DataSource, load_split
 from podtune.sft.data.tokenise import tokenised
 from podtune.sft.data.tokenizer import TokenizeOptions
-from podtune.sft.origin import Origin
+from podtune.sft.source.model import Origin
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from podtune.run.errors import ConfigError, DataError, UsageError
-from podtune.sft import hub, store
 from podtune.sft.data import files
 from podtune.sft.data.cache import default_folder_if_usable
 from podtune.sft.data.known import Memory
 from podtune.sft.data.shapes import RowShape, bad_cell, cell_problem, check_rows, detect
+from podtune.sft.source import hub, object_store
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -59,10 +59,10 @@ class DataSource:
         return local_path(self.name) if self.name and not self.mixture else None
 
     def fetch(self) -> None:
-        """Have a copy of what lies in object storage, see :func:`podtune.sft.store.fetch`."""
+        """Have a copy of what lies in object storage, see :func:`podtune.sft.source.object_store.fetch`."""
         names = [entry.get("path") for entry in self.mixture] if self.mixture else [self.name]
-        for name in filter(store.is_url, names):
-            store.fetch(str(name))
+        for name in filter(object_store.is_url, names):
+            object_store.fetch(str(name))
 
     def __str__(self) -> str:
         return (
@@ -184,8 +184,8 @@ def local_path(name: str) -> Path | None:
     """``name`` as a path, if it exists or can be nothing else; None if it can be a hub name (``user/set`` or
     ``set``). Of a URL it is that of the copy.
     """
-    if store.is_url(name):
-        return store.copy_of(name)
+    if object_store.is_url(name):
+        return object_store.copy_of(name)
     path = Path(name).expanduser()
     looks_local = (
         name.startswith(("/", "./", "../", "~"))

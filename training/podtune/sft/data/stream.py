@@ -16,7 +16,6 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from podtune.run.errors import DataError, PeerLost, UserError
-from podtune.sft import hub
 from podtune.sft.data import files
 from podtune.sft.data.batching import ROW
 from podtune.sft.data.encode import Encoded, Encoder
@@ -24,6 +23,7 @@ from podtune.sft.data.shapes import detect
 from podtune.sft.data.source import DataSource
 from podtune.sft.data.tokenise import BESIDE, naming
 from podtune.sft.data.tokenizer import TokenizeOptions, check_tokenizer
+from podtune.sft.source import hub
 
 if TYPE_CHECKING:
     from datasets import IterableDataset

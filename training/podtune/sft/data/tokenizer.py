@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from podtune.run.errors import ConfigError, NotFound, UserError
 from podtune.sft.data.shapes import RowShape
-from podtune.sft.origin import Origin, base_of, explained, locate_model
+from podtune.sft.source.model import Origin, base_of, explained, locate_model
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -3,7 +3,7 @@
 Padding-free batches come as one long row with the boundaries beside it (``cu_seq_lens``). transformers' SDPA
 would build a T x T mask for it, most of it empty. :func:`register_attention` adds an implementation under
 :data:`PER_ROW` that builds no mask and attends row by row: with torch's variable-length kernel on a GPU, in
-:mod:`podtune.sft.model.cpu_attention` on a CPU, one SDPA call a row elsewhere. Whatever is not such a batch
+:mod:`podtune.sft.cpu.attention` on a CPU, one SDPA call a row elsewhere. Whatever is not such a batch
 (generation, padded evaluation, a mask that we do not know) takes plain SDPA.
 """
 
@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from podtune.sft.model import cpu_attention
+from podtune.sft.cpu import attention as cpu_attention
 
 PER_ROW = "podtune_per_row"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from podtune.sft.origin import explained
+from podtune.sft.source.model import explained
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel

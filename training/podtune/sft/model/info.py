@@ -12,12 +12,12 @@ from podtune.run.errors import UserError
 from podtune.sft.data.tokenizer import load_tokenizer
 from podtune.sft.model.flops import Parameters, counted_flops_per_token, flops_per_token, parameter_count
 from podtune.sft.model.template import has_generation_markers, stop_token_trained
-from podtune.sft.origin import Origin, base_of, load_config, locate_model
+from podtune.sft.source.model import Origin, base_of, load_config, locate_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-STRATEGIES = ("ddp", "fsdp", "fsdp-grad-op", "zero2", "zero3")
+STRATEGIES = ("ddp", "fsdp", "fsdp-grad-op")
 RANKS = (2, 8)
 
 

@@ -8,7 +8,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from podtune.run.errors import DataError, Unavailable
-from podtune.sft.origin import Origin, base_of, explained, load_config
+from podtune.sft.source.model import Origin, base_of, explained, load_config
 
 if TYPE_CHECKING:
     import torch

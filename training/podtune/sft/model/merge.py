@@ -16,7 +16,7 @@ from podtune.run.errors import SoftwareError, UsageError
 from podtune.sft.data.tokenizer import load_tokenizer
 from podtune.sft.model.build import new_folder
 from podtune.sft.model.load import load_model
-from podtune.sft.origin import locate_model
+from podtune.sft.source.model import locate_model
 
 if TYPE_CHECKING:
     import torch

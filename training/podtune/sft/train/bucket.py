@@ -23,7 +23,7 @@ from podtune.run.checkpoint import MANIFEST, SAVING, Checkpoint, Manifest
 from podtune.run.distributed import World
 from podtune.run.errors import ConfigError, DataError, UserError, warn
 from podtune.run.record import METRICS_FILE, RUN_FILE
-from podtune.sft.store import Entry, Remote
+from podtune.sft.source.object_store import Entry, Remote
 
 END_WAIT_S = 3600.0  # for the uploads, at the end
 FAILED_WAIT_S = 30.0  # after an error: the other ranks are waiting for this one to end

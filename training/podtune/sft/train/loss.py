@@ -20,7 +20,7 @@ from accelerate.utils.operations import ConvertOutputsToFp32
 from torch.nn import functional as F
 
 from podtune.run.distributed import forced_gpu_path
-from podtune.sft.train.cross_entropy import summed_cross_entropy
+from podtune.sft.cpu.cross_entropy import summed_cross_entropy
 
 IGNORED = -100  # label of a token that is not trained
 _PLAIN_LOGITS_BYTES = 2**30  # beyond it, scoring in chunks (TRL's fused head) is worth a second projection
@@ -44,7 +44,7 @@ def lean_loss(
     and LoRA see an ordinary forward pass.
 
     The number of columns that are scored is filled up to a ``multiple`` (see
-    :class:`podtune.sft.data.batching.EvenBatches`).
+    :class:`podtune.sft.cpu.padded_batches.PaddedBatches`).
 
     ``mean_token_accuracy`` is put among TRL's metrics at logging steps only (one reduction over the ranks);
     ``entropy`` and ``num_tokens`` are not kept.
@@ -156,7 +156,7 @@ def _score_in_chunks(trainer: Any, labels: torch.Tensor) -> bool:
     """
     if labels.device.type != "cpu" or forced_gpu_path():
         return True
-    if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
+    if trainer.is_fsdp_enabled:
         return False
     scored = int((labels[:, 1:] != IGNORED).any(0).sum()) * len(labels)
     vocabulary: int = trainer.model.config.get_text_config().vocab_size

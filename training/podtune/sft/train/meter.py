@@ -21,7 +21,7 @@ from podtune.run.record import Json
 GIB = 2**30
 # Under these a forward pass waits for no other rank, so its time is the rank's own; the others gather weights
 # in it.
-LOCAL_FORWARD = ("single", "ddp", "zero2")
+LOCAL_FORWARD = ("single", "ddp")
 FIELDS = ("tokens", "data_wait_s", "forward_s", "rss_gib", "gpu_memory_gib", "gpu_utilisation_percent")
 
 

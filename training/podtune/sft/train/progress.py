@@ -15,7 +15,8 @@ import psutil
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from podtune.run.log_lines import eval_line, start_line, train_line
-from podtune.run.record import Losses, Measurements, MetricsLog, Spread, number
+from podtune.run.metrics_log import MetricsLog
+from podtune.run.record import Losses, Measurements, Spread, number
 from podtune.sft.train.meter import Meter, system_metrics
 
 

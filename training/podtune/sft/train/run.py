@@ -32,7 +32,6 @@ from podtune.run.record import (
 )
 from podtune.sft.train.bucket import Bucket
 from podtune.sft.train.meter import Meter
-from podtune.sft.train.pickles import refuse_foreign_code
 from podtune.sft.train.progress import Progress, repeated_rows
 from podtune.sft.train.publish import model_card
 
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
 
     from podtune.sft.config.memory import Foresight
     from podtune.sft.data.rows import TokenRows
-    from podtune.sft.origin import Origin
+    from podtune.sft.source.model import Origin
     from podtune.sft.train.trainer import PodtuneTrainer
 
 
@@ -99,7 +98,6 @@ def find_checkpoint(
     if resume is None and word == "true":
         warn(f"resume_from_checkpoint: there is none in {output_dir}, so the run begins at step 0")
     if resume is not None:
-        refuse_foreign_code(resume.path)
         for change in checkpoint.check_resume(resume, facts, allowed=allow_change):
             warn(f"resuming although {change}")
     return resume
@@ -321,7 +319,7 @@ class FineTune:
         """
         if not count or self.rows.eval_rows is None:
             return
-        from podtune.sft.answer.evaluate import compare_with_base
+        from podtune.sft.generate.evaluate import compare_with_base
 
         try:
             self.record["measurements"]["answers"] = compare_with_base(

@@ -29,19 +29,10 @@ from podtune.run import background_save, checkpoint
 from podtune.run.background_save import BackgroundSave
 from podtune.run.distributed import World, forced_gpu_path
 from podtune.run.errors import ConfigError, DataError, Unavailable, UserError, warn
-from podtune.run.ledger import Ledger
 from podtune.run.record import SaveTimes
-from podtune.sft.data.batching import (
-    REAL,
-    ROW,
-    EvenBatches,
-    LengthGrouped,
-    NumberedBatches,
-    balance,
-    numbered,
-    row_lengths,
-)
-from podtune.sft.model.norm import lighten_norms
+from podtune.sft.cpu.padded_batches import REAL_TOKENS, PaddedBatches, automatic_multiple
+from podtune.sft.cpu.rms_norm import patch_rms_norm
+from podtune.sft.data.batching import ROW, LengthGrouped, NumberedBatches, balance, row_lengths
 from podtune.sft.train.bucket import Bucket
 from podtune.sft.train.early import EarlyStopping
 from podtune.sft.train.job_status import JobStatus
@@ -51,10 +42,6 @@ from podtune.sft.train.publish import Publisher
 
 _RUNNING, _STOP, _NONFINITE = 0, 1, 2
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-
-# oneDNN builds its bf16 kernels anew for every length of a batch that it meets, which takes a small model a
-# third of its step; a model from here on loses more by the padding than that.
-_EVEN_TOKENS, _EVEN_BELOW = 64, 50_000_000
 
 
 @dataclasses.dataclass
@@ -90,7 +77,6 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
         facts: dict[str, Any],
         tokens_before: int,
         lean: bool,
-        ledger: Ledger | None = None,
         async_save: bool = False,
         bucket: Bucket | None = None,
         **kwargs: Any,
@@ -99,13 +85,10 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
         # prepare, and refuses a max_length that it would not enforce on rows laid end to end, and masks for
         # rows that are no messages.
         args.dataset_kwargs = {**(args.dataset_kwargs or {}), "skip_prepare_dataset": True}
-        self.ledger = ledger
         # rows of a stream bear their places, and a resumed one begins behind those that were trained
         self.streamed = isinstance(kwargs.get("train_dataset"), IterableDataset)
         args.ignore_data_skip = self.streamed
         self._position = 0
-        if ledger is not None:
-            kwargs["train_dataset"] = numbered(kwargs["train_dataset"])
         asked = args.max_length, args.assistant_only_loss
         args.max_length, args.assistant_only_loss = None, False
         try:
@@ -136,8 +119,8 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
         self.even = self._even_tokens()
         if self.even:
             self.data_collator.pad_to_multiple_of = None
-            self.data_collator = EvenBatches(self.data_collator, self.even)
-        if ledger is not None or self.streamed:
+            self.data_collator = PaddedBatches(self.data_collator, self.even)
+        if self.streamed:
             self.data_collator = NumberedBatches(self.data_collator)
         self._leave_casts_to_autocast()
         self.remove_callback(PrinterCallback)  # podtune.sft.train.progress says it in one tidy line
@@ -175,13 +158,16 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
             return 0
         if self.args.pad_to_multiple_of:
             return int(self.args.pad_to_multiple_of)
-        pays = self.args.device.type == "cpu" and self.args.bf16 and self.trained_parameters() < _EVEN_BELOW
-        return _EVEN_TOKENS if pays and not self.why_not_lean else 0
+        if self.why_not_lean:
+            return 0
+        return automatic_multiple(
+            self.args.device.type, bf16=self.args.bf16, trained_parameters=self.trained_parameters()
+        )
 
     def _set_signature_columns_if_needed(self) -> None:
         super()._set_signature_columns_if_needed()
         columns = self._signature_columns or []
-        if (self.ledger is not None or self.streamed) and ROW not in columns:
+        if self.streamed and ROW not in columns:
             self._signature_columns = [*columns, ROW]
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
@@ -251,13 +237,13 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
             if hasattr(module, "cast_input_dtype_enabled"):
                 module.cast_input_dtype_enabled = False
         if self.args.device.type == "cpu" and self.args.bf16 and not self.args.torch_compile:
-            lighten_norms(self.model)
+            patch_rms_norm(self.model)
 
     # ---- loss and what is counted ----
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        inputs.pop(REAL, None)
+        inputs.pop(REAL_TOKENS, None)
         if not self.why_not_lean and self.model.training and not return_outputs:
             return lean_loss(self, model, inputs, num_items_in_batch, multiple=self.even or 1)
         result = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
@@ -283,14 +269,11 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
         self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None
     ) -> torch.Tensor:
         places = inputs.pop(ROW, None)
-        if self.ledger is not None:
-            epoch = int((self.state.epoch or 0.0) + 1e-6)
-            self.ledger.note(self.state.global_step + 1, epoch, places)
-        elif places:
+        if places:
             self._position = max(places) + 1
         # counted where the batch lies and read when a line is logged: no synchronisation
         mask = inputs.get("attention_mask")
-        whole = inputs.get(REAL, torch.tensor(inputs["input_ids"].numel()))
+        whole = inputs.get(REAL_TOKENS, torch.tensor(inputs["input_ids"].numel()))
         counted = whole if mask is None else mask.sum()
         self._local_tokens = self._local_tokens.to(counted.device) + counted
         with self.meter.forward_of(model, logs_next=logs_next(self)):
@@ -409,8 +392,6 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
         name = f"checkpoint-{save.step}"
         aside = output / checkpoint.SAVING / name
         facts = self.facts | {"tokens": self.global_tokens(), **self.position()}
-        if self.ledger is not None:
-            self.ledger.flush()
         stage = self._room_to_stage()
         folder = (stage or aside.parent) / name
         if self.world.is_main or (self.bucket and self.bucket.uploads):
@@ -504,9 +485,6 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
     def why_no_stage(self) -> str:
         """What this pod lacks to hold a checkpoint in memory while it is written; empty if nothing."""
         needed = self._staged_bytes or self.checkpoint_bytes()
-        if self.is_deepspeed_enabled and not self._staged_bytes:
-            # 16 bits of each weight, and in 32 its master and Adam's two moments
-            needed = max(needed, 14 * self.trained_parameters())
         needed = int(1.1 * needed) + 2**26  # tokenizer, random states
         try:
             shared = shutil.disk_usage(background_save.SHARED_MEMORY).free
@@ -566,8 +544,6 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
         """
         self.finish_save()
         self.refuse_nonfinite()
-        if self.ledger is not None:
-            self.ledger.flush()
         state, early = self.state, bool(self.stopped_early())
         if state.global_step < state.max_steps and not stopped and not early:
             raise DataError(
@@ -621,10 +597,8 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
         return SaveTimes(len(stalls), sum(stalls), max(stalls), sum(writes)) if stalls else None
 
     def trained_parameters(self) -> int:
-        """Parameters that the optimizer changes; whole counts, also where a rank holds a part (ZeRO-3)."""
-        return sum(
-            getattr(each, "ds_numel", each.numel()) for each in self.model.parameters() if each.requires_grad
-        )
+        """Parameters that the optimizer changes, those of all ranks where they are sharded."""
+        return sum(each.numel() for each in self.model.parameters() if each.requires_grad)
 
     def adapter_note(self) -> list[str]:
         """For the start line: on which layers there are adapters. PEFT has a choice of its own for many
@@ -661,13 +635,10 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
         ``mfu``.
         """
         from peft import PeftModel
-        from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
         from podtune.plan.hardware import peak_flops
         from podtune.sft.model.flops import flops_per_token
 
-        # under ZeRO-3 the model that is counted would be split over ranks that do not build it
-        unset_hf_deepspeed_config()
         # an adapter's own work is small beside the frozen model's forward pass and its activations' gradients
         trained_share = 0.0 if isinstance(self.model, PeftModel) else 1.0
         try:

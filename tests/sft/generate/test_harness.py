@@ -1,0 +1,217 @@
+"""podtune eval: the scores are the model's, base beside tuned, and stand where runs are compared."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+import yaml
+from click.testing import CliRunner
+
+from podtune.cli import load
+from podtune.commands import generate
+from podtune.report.compare.figures import final_figures
+from podtune.report.runs.runs import load_run
+from podtune.run.aim.sync import sync
+from podtune.run.errors import UserError
+from podtune.run.record import RUN_FILE, end_record, new_record, write_json
+from podtune.sft.generate import harness
+
+pytest.importorskip("lm_eval")
+pytestmark = pytest.mark.filterwarnings("ignore")  # of the harness' own dependencies
+RIGHT = [
+    0,
+    1,
+    1,
+    2,
+    2,
+    2,
+    3,
+    3,
+    3,
+    3,
+    3,
+    3,
+]  # so that a model which always says the same has a score of its own
+CHOICES = ["a capital letter", "a small letter", "a number", "a mark"]
+
+
+@pytest.fixture(scope="module")
+def tasks(qa_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two tasks of twelve held-out questions: the likeliest of four answers, and an answer written out."""
+    folder = tmp_path_factory.mktemp("tasks")
+    rows = pq.read_table(qa_data / "eval.parquet").to_pylist()[:12]
+    (folder / "rows.json").write_text(
+        "".join(
+            json.dumps({"question": row["question"], "right": right}) + "\n"
+            for row, right in zip(rows, RIGHT, strict=True)
+        )
+    )
+    common = {
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": str(folder / "rows.json")}},
+        "test_split": "test",
+        "doc_to_text": "{{question}}",
+        "metadata": {"version": 2.0},
+    }
+    choice = common | {
+        "task": "choose",
+        "output_type": "multiple_choice",
+        "doc_to_choice": CHOICES,
+        "doc_to_target": "right",
+        "metric_list": [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}],
+    }
+    written = common | {
+        "task": "write",
+        "output_type": "generate_until",
+        "doc_to_target": "{{right}}",
+        "generation_kwargs": {"until": ["\n"], "max_gen_toks": 3},
+        "metric_list": [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}],
+    }
+    for task in (choice, written):
+        (folder / f"{task['task']}.yaml").write_text(yaml.safe_dump(task))
+    return folder
+
+
+@pytest.fixture
+def run_dir(micro_model: Path, tmp_path: Path) -> Path:
+    """A finished run whose final model is another than its base."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    model, tokenizer = generate.load(str(micro_model), False)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(0.5 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(1)))
+    model.save_pretrained(folder / "final")
+    tokenizer.save_pretrained(folder / "final")
+    config = {"model_name_or_path": str(micro_model)}
+    record = new_record(mode="sft", name="tuned", config=config, world_size=1, nproc_per_node=1)
+    write_json(folder / RUN_FILE, end_record(record, "ok", 0))
+    return folder
+
+
+def asked(*words: object) -> Any:
+    return CliRunner().invoke(load("eval"), [str(word) for word in words])
+
+
+def likeliest_share(folder: Path, tasks: Path) -> float:
+    """The share of rows whose right choice has the highest sum of log probabilities, token by token."""
+    model, tokenizer = generate.load(str(folder), False)
+    rows = [json.loads(line) for line in (tasks / "rows.json").read_text().splitlines()]
+    hits = 0
+    for row in rows:
+        sums = []
+        for choice in CHOICES:
+            before = len(tokenizer.encode(row["question"]))
+            ids = torch.tensor([tokenizer.encode(f"{row['question']} {choice}")])
+            with torch.no_grad():
+                chances = model(ids).logits[0, :-1].log_softmax(-1)
+            taken = chances.gather(1, ids[0, 1:, None])[before - 1 :]
+            sums.append(float(taken.sum()))
+        hits += sums.index(max(sums)) == row["right"]
+    return hits / len(rows)
+
+
+def test_scores_are_those_of_base_and_tuned_model_and_stand_in_record_comparison_and_aim(
+    run_dir: Path, micro_model: Path, tasks: Path, tmp_path: Path
+) -> None:
+    repo = str(tmp_path / "aim")
+    sync(run_dir, repo, follow=False, forever=False, rebuild=False, as_json=True)
+    ended = asked(run_dir, "--tasks", "choose,write", "--task-folder", tasks, "--batch-size", 4)
+    assert ended.exit_code == 0, ended.output
+    kept = json.loads((run_dir / RUN_FILE).read_text())["measurements"]["tasks"]
+    choose = kept["scores"]["choose"]
+    assert (choose["rows"], choose["of"], choose["version"], choose["fewshot"]) == (12, 12, 2.0, 0)
+    assert choose["base"]["acc"] == pytest.approx(likeliest_share(micro_model, tasks))
+    assert choose["tuned"]["acc"] == pytest.approx(likeliest_share(run_dir / "final", tasks))
+    assert choose["base"]["acc"] != choose["tuned"]["acc"], "or this shows nothing"
+    assert choose["asked"]["harness"] == harness.version()
+    assert set(kept["scores"]["write"]["tuned"]) == {"exact_match", "exact_match_stderr"}
+    assert final_figures(load_run(run_dir))["choose acc"] == choose["tuned"]["acc"]
+
+    from aim import Repo
+
+    (run,) = Repo(repo).iter_runs()
+    assert run["measurements"]["tasks"]["scores"]["choose"]["tuned"]["acc"] == choose["tuned"]["acc"]
+
+
+def test_what_was_asked_in_the_same_way_is_not_asked_again(
+    run_dir: Path, tasks: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    score, seen = harness.Harness.score, []
+
+    def scored(self: harness.Harness, model: Any, tokenizer: Any, task: str, batch_size: str = "8") -> Any:
+        seen.append(task)
+        if len(seen) == 2:
+            raise KeyboardInterrupt
+        return score(self, model, tokenizer, task, batch_size)
+
+    monkeypatch.setattr(harness.Harness, "score", scored)
+    words = (run_dir, "--tasks", "choose,write", "--task-folder", tasks, "--limit", 4, "--no-base")
+    assert asked(*words).exit_code == 130
+    ended = asked(*words, "--json")
+    assert ended.exit_code == 0, ended.output
+    assert set(json.loads(ended.stdout)["scores"]) == {"choose", "write"}
+    assert seen == ["choose", "write", "write"]
+    assert asked(*words[:-1], "--json").exit_code == 0
+    assert seen[3:] == ["choose", "write"], "of the base alone"
+    assert asked(*words, "--again").exit_code == 0
+    assert seen[5:] == ["choose", "write"]
+    monkeypatch.setattr(harness.Harness, "score", score)
+    others = (run_dir, "--tasks", "choose", "--task-folder", tasks, "--limit", 5, "--no-base")
+    assert asked(*others).exit_code == 0
+    scores = json.loads((run_dir / RUN_FILE).read_text())["measurements"]["tasks"]["scores"]
+    assert "base" not in scores["choose"], "asked otherwise: not beside the tuned model's"
+    assert final_figures(load_run(run_dir))["choose acc, limit 5"] == scores["choose"]["tuned"]["acc"]
+    assert asked(*others, "--fewshot", 0).exit_code == 0
+    assert "choose acc, limit 5, fewshot 0" in final_figures(load_run(run_dir))
+
+
+def test_scores_that_somebody_damaged_are_asked_for_anew(run_dir: Path, tasks: Path) -> None:
+    record = json.loads((run_dir / RUN_FILE).read_text())
+    record["measurements"]["tasks"] = {"asked": {"choose": 7}, "scores": {"choose": ["acc"]}}
+    write_json(run_dir / RUN_FILE, record)
+    assert final_figures(load_run(run_dir))["steps"] is None
+    ended = asked(run_dir, "--tasks", "choose", "--task-folder", tasks, "--limit", 2, "--no-base")
+    assert ended.exit_code == 0, ended.output
+    assert final_figures(load_run(run_dir))["choose acc, limit 2"] is not None
+
+
+def test_a_task_says_how_long_an_answer_may_be(micro_model: Path, tasks: Path) -> None:
+    model, tokenizer = generate.load(str(micro_model), False)
+    model.generation_config.max_new_tokens, lengths = 50, []
+    drawn = model.generate
+
+    def generated(**arguments: Any) -> Any:
+        ids = drawn(**arguments)
+        lengths.append(ids.shape[1] - arguments["input_ids"].shape[1])
+        return ids
+
+    model.generate = generated
+    harness.Harness(["write"], tasks, harness.Asking(limit=2)).score(model, tokenizer, "write")
+    assert max(lengths) <= 3
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--tasks", ","], "there is no name in it"),
+        (["--tasks", "choose", "--batch-size", "many"], "no number and not auto"),
+        (["--tasks", "choose", "--task-folder", "/nowhere"], "no such folder"),
+    ],
+)
+def test_what_is_wrong_is_said_before_a_model_is_read(run_dir: Path, words: list[str], says: str) -> None:
+    ended = asked(run_dir, *words)
+    assert isinstance(ended.exception, UserError)
+    assert says in str(ended.exception)
+
+
+def test_a_run_that_goes_on_is_not_asked(run_dir: Path, tasks: Path) -> None:
+    record = json.loads((run_dir / RUN_FILE).read_text())
+    write_json(run_dir / RUN_FILE, record | {"status": "running"})
+    ended = asked(run_dir, "--tasks", "choose", "--task-folder", tasks)
+    assert "has not ended" in str(ended.exception)

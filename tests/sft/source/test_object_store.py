@@ -1,0 +1,218 @@
+"""Data and models in object storage: fetched once and whole, whatever the network does. No secrets."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+import fsspec
+import pytest
+from support.object_store import ObjectStore
+
+from podtune.pod import prepare
+from podtune.run.errors import CONFIG, NO_INPUT, NO_PERMISSION, UNAVAILABLE, UserError
+from podtune.sft.config import settings as config
+from podtune.sft.data.source import DataSource, Sources, load_split, local_path
+from podtune.sft.source import object_store as store
+from podtune.sft.source.model import locate_model
+
+ROWS = "".join(json.dumps({"prompt": f"What is {n}?", "completion": f" {n}."}) + "\n" for n in range(64))
+
+
+@pytest.fixture
+def volume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty models volume; waits between attempts are short."""
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setattr(store, "PAUSES_S", (0.0, 0.0, 0.0))
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def bucket(object_store: ObjectStore) -> str:
+    url = object_store.bucket("inputs")
+    put(f"{url}/rows.jsonl", ROWS)
+    for name, content in {
+        "config.json": "{}",
+        "model.safetensors": "w" * 300_000,
+        "pytorch_model.bin": "p",
+        "sub/x.txt": "",
+    }.items():
+        put(f"{url}/models/m/{name}", content)
+    return url
+
+
+def put(url: str, content: str) -> None:
+    with fsspec.open(url, "w") as file:
+        file.write(content)
+
+
+def test_a_file_is_fetched_once_and_again_when_it_has_changed(
+    bucket: str, volume: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = f"{bucket}/changing.jsonl"
+    put(url, ROWS)
+    first = store.fetch(url)
+    assert first.read_text() == ROWS
+    assert first.name == "changing.jsonl"
+    store.fetch(url)
+    assert capsys.readouterr().out.count("fetching") == 1
+    put(url, ROWS.replace("What", "Who"))
+    assert store.local(url).read_text() == ROWS, "during a run it stays what it was"
+    assert store.fetch(url).read_text().startswith('{"prompt": "Who')
+
+
+def test_rows_are_read_from_the_copy_under_their_own_name(bucket: str, volume: Path) -> None:
+    sources = Sources.of({"dataset_name": f"{bucket}/rows.jsonl", "eval_strategy": "no"})
+    sources.check()
+    assert str(sources) == f"{bucket}/rows.jsonl"
+    assert len(load_split(sources.train)) == 64
+
+
+def test_a_model_is_a_folder_without_pickles(bucket: str, volume: Path) -> None:
+    origin = locate_model(f"{bucket}/models/m")
+    assert origin.files == ("config.json", "model.safetensors", "sub")
+    assert local_path(f"{bucket}/models/m") == Path(origin.name)
+
+
+def test_a_network_that_breaks_in_mid_transfer_loses_nothing(
+    bucket: str, volume: Path, object_store: ObjectStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    object_store.cut("GET", "model.safetensors")
+    folder = store.fetch(f"{bucket}/models/m")
+    assert any("model.safetensors" in path for path in object_store.broken)
+    assert (folder / "model.safetensors").stat().st_size == 300_000
+    assert not list(volume.rglob("*.part"))
+
+
+def test_what_a_broken_off_fetch_left_is_invisible_and_gone_on_with(
+    bucket: str, volume: Path, object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"{bucket}/models/m"
+    monkeypatch.setattr(store, "PARALLEL", 1)
+    object_store.cut("GET", "model.safetensors", times=100)
+    with pytest.raises(UserError) as caught:
+        store.fetch(url)
+    object_store.mend()
+    assert caught.value.code == UNAVAILABLE
+    assert not store.copy_of(url).exists()
+    (kept,) = volume.rglob("config.json")
+    before = kept.stat().st_mtime_ns
+    assert (store.fetch(url) / "config.json").stat().st_mtime_ns == before, "it was not fetched again"
+
+
+def test_of_several_processes_one_fetches(bucket: str, volume: Path) -> None:
+    reads: list[str] = []
+    original = store.Remote.download
+
+    def counted(remote: store.Remote, *more: object) -> None:
+        reads.append(remote.url)
+        original(remote, *more)  # type: ignore[arg-type]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store.Remote, "download", counted)
+        threads = [threading.Thread(target=store.fetch, args=(f"{bucket}/models/m",)) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    assert len(reads) == 1
+    assert store.copy_of(f"{bucket}/models/m").is_dir()
+
+
+def test_without_the_store_a_copy_is_used_and_its_absence_is_said(
+    bucket: str, volume: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = f"{bucket}/rows.jsonl"
+    store.fetch(url)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    impatient = {"retries": {"max_attempts": 0}}
+    unreachable = fsspec.get_filesystem_class("s3")(config_kwargs=impatient, skip_instance_cache=True)
+    unreachable.retries = 1
+    monkeypatch.setattr(store, "file_system", lambda protocol: unreachable)
+    assert store.fetch(url).read_text() == ROWS
+    assert "the copy of" in capsys.readouterr().err
+    with pytest.raises(UserError) as caught:
+        store.fetch(f"{bucket}/other.jsonl")
+    assert caught.value.code == UNAVAILABLE
+
+
+def test_what_is_not_there_is_named(bucket: str, volume: Path) -> None:
+    for url in (f"{bucket}/absent.jsonl", "s3://no-such-bucket-here/rows.jsonl"):
+        with pytest.raises(UserError, match="no such object") as caught:
+            store.fetch(url)
+        assert (caught.value.where, caught.value.code) == (url, NO_INPUT)
+    with pytest.raises(UserError, match="cannot be written") as caught:
+        store.check_writable("s3://no-such-bucket-here/runs")
+    store.check_writable(f"{bucket}/runs")
+    assert store.PROBE not in store.Remote(f"{bucket}/runs").listing()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "s3://key:hunter2@bucket/rows.jsonl",
+        "https://host/rows.jsonl?X-Amz-Signature=hunter2",
+        "az://c/rows.jsonl?sig=hunter2",
+    ],
+)
+@pytest.mark.parametrize("key", ["dataset_name", "model_name_or_path", "publish"])
+def test_a_secret_in_a_url_is_refused_and_not_repeated(url: str, key: str) -> None:
+    given = {"dataset_name": "rows.jsonl", "model_name_or_path": "m", "output_dir": "out"} | {key: url}
+    with pytest.raises(UserError, match="has a secret in it") as caught:
+        config.read([word for name, value in given.items() for word in (f"--{name}", value)], {})
+    assert caught.value.code == CONFIG
+    assert "hunter2" not in str(caught.value)
+
+
+def test_a_missing_package_and_an_unknown_protocol_say_what_to_do(
+    volume: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(protocol: str) -> None:
+        raise ImportError("Install s3fs to access S3", name="s3fs")
+
+    store.file_system.cache_clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(fsspec, "get_filesystem_class", missing)
+        with pytest.raises(UserError) as caught:
+            Sources.of({"dataset_name": "s3://bucket/x.jsonl"}).check()
+    assert caught.value.fix == "pip install 'podtune[s3]'"
+    with pytest.raises(UserError, match=r"did you mean 's3'|no kind of storage is called s4"):
+        store.fetch("s4://bucket/x.jsonl")
+
+
+def test_prepare_fetches_model_and_data_and_sees_that_they_changed(
+    bucket: str, volume: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(prepare, "_tokenise", lambda values: None)  # shown in test_prepare
+    put(f"{bucket}/prepared.jsonl", ROWS)
+    path = volume / "config.yaml"
+    values = {"model_name_or_path": f"{bucket}/models/m", "dataset_name": f"{bucket}/prepared.jsonl"}
+    path.write_text(json.dumps({"output_dir": str(volume / "out"), **values}))
+    prepare.prepare(path)
+    assert all(store.copy_of(url).exists() for url in values.values())
+    prepare.prepare(path)
+    assert "nothing to do" in capsys.readouterr().out
+    put(f"{bucket}/prepared.jsonl", ROWS * 2)
+    prepare.prepare(path)
+    assert store.copy_of(values["dataset_name"]).read_text() == ROWS * 2
+
+
+def test_a_web_address_in_memory_folders_and_local_urls_work_alike(
+    bucket: str, volume: Path, object_store: ObjectStore
+) -> None:
+    web = f"{object_store.environment['AWS_ENDPOINT_URL']}/inputs/rows.jsonl"
+    with pytest.raises(UserError, match="access is denied") as caught:
+        store.fetch(web)
+    assert caught.value.code == NO_PERMISSION
+    store.file_system("s3").chmod(f"{bucket}/rows.jsonl", "public-read")
+    assert store.fetch(web).read_text() == ROWS
+    put("memory://set/train.jsonl", ROWS)
+    put("memory://set/test.jsonl", ROWS)
+    sources = Sources.of({"dataset_name": "memory://set", "eval_strategy": "steps"})
+    sources.check()
+    assert sources.evaluation is not None
+    assert sources.evaluation.split == "test"
+    (volume / "rows.jsonl").write_text(ROWS)
+    assert DataSource(f"file://{volume}/rows.jsonl").path == volume / "rows.jsonl"

@@ -1,0 +1,16 @@
+"""Options that several commands share, each written once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Values = Annotated[
+    list[Path] | None, typer.Option("-f", "--values", help="Values for the chart; may be repeated.")
+]
+Sets = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="As helm's --set.")]
+Namespace = Annotated[str, typer.Option("-n", "--namespace", help="The kubeconfig's if left out.")]
+Context = Annotated[str, typer.Option(help="Of the kubeconfig; the current one if left out.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The job.")]

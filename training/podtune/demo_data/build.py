@@ -1,0 +1,109 @@
+"""The demo's question-answer set: train.parquet, eval.parquet and a card that describes them.
+
+Needs no torch. The same Python and seed give the same bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import platform
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from podtune.demo_data.row import Row, held_out
+from podtune.demo_data.unicode_characters import DESCRIPTION, questions
+from podtune.run.errors import CannotCreate, DataError
+
+DEFAULT_ROWS = 12_000
+SCHEMA = "podtune.data/1"
+COLUMNS = [each.name for each in fields(Row) if each.name != "group"]
+
+
+def build(output: Path, *, rows: int = DEFAULT_ROWS, seed: int = 0) -> dict[str, Any]:
+    """Write ``train.parquet``, ``eval.parquet`` and ``card.json`` into ``output``; return the card.
+
+    Args:
+        output: a folder; made if absent.
+        rows: at most so many rows in both files together, drawn by hash.
+        seed: of the draw and of the division.
+
+    Raises:
+        UserError: too few rows, or a folder that cannot be written.
+    """
+    if rows < 20:
+        raise DataError(f"--rows is {rows}; the least is 20", where="command line")
+    with _writing(output):
+        output.mkdir(parents=True, exist_ok=True)
+    chosen = questions(rows, seed)
+    # groups of rows, not rows, are held out: eval asks about objects that train never names
+    parts = {
+        "train": [row for row in chosen if not held_out(row.group, seed)],
+        "eval": [row for row in chosen if held_out(row.group, seed)],
+    }
+    if not parts["eval"]:
+        parts["eval"] = [parts["train"].pop()]
+    card = _describe(parts, seed)
+    with _writing(output):
+        for name, content in parts.items():
+            card["files"][f"{name}.parquet"]["sha256"] = _write(output / f"{name}.parquet", content)
+        _replace(output / "card.json", (json.dumps(card, indent=2) + "\n").encode())
+    return card
+
+
+@contextlib.contextmanager
+def _writing(output: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise CannotCreate(
+            f"cannot be written: {error.strerror or error}",
+            where=str(error.filename or output),
+            fix="give --output a folder that can be written",
+        ) from None
+
+
+def _describe(parts: dict[str, list[Row]], seed: int) -> dict[str, Any]:
+    """The card: counts, versions and origin of the set."""
+    every = [row for content in parts.values() for row in content]
+    return {
+        "schema": SCHEMA,
+        "kind": "unicode",
+        "description": DESCRIPTION,
+        "language": "en",
+        "python": platform.python_version(),
+        "seed": seed,
+        "rows": len(every),
+        "objects": len({row.object for row in every}),
+        "columns": COLUMNS,
+        "files": {f"{name}.parquet": {"rows": len(content)} for name, content in parts.items()},
+        "kinds": dict(sorted(Counter(row.kind for row in every).items())),
+        "mean_characters": {
+            "question": round(sum(len(row.question) for row in every) / len(every), 1),
+            "answer": round(sum(len(row.answer) for row in every) / len(every), 1),
+        },
+    }
+
+
+def _write(path: Path, rows: list[Row]) -> str:
+    """Write the rows as Parquet and return the SHA-256 of the file."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = {name: pa.array([getattr(row, name) for row in rows], pa.string()) for name in COLUMNS}
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.table(table), sink, compression="zstd")
+    content = sink.getvalue().to_pybytes()
+    _replace(path, content)
+    return hashlib.sha256(content).hexdigest()
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Write ``path`` completely or not at all, as seen by a reader in another process."""
+    part = path.with_name(path.name + ".part")
+    part.write_bytes(content)
+    part.replace(path)

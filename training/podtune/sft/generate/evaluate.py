@@ -1,0 +1,206 @@
+"""Is the tuned model better than its base? Answers side by side, exact match and perplexity on held-out
+rows.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import re
+import string
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from podtune.sft.generate.answers import Sampling, answer, by_length
+from podtune.sft.model.load import load_model
+from podtune.sft.model.template import Messages, prompt_and_answer, scored_ids
+from podtune.sft.source.model import Origin, locate_model
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+TOKENS_PER_BATCH = 4096  # with a vocabulary of 128k that is 2 GiB of fp32 logits
+SAMPLES = 20
+MOST_KINDS = 20  # more values than that are not kinds of questions
+
+Row = dict[str, Any]
+
+
+def compare_with_base(
+    base: Origin,
+    tuned: Path,
+    tokenizer: PreTrainedTokenizerBase,
+    eval_rows: Sequence[Row],
+    *,
+    max_new_tokens: int = 64,
+    batch_size: int = 32,
+    trust_remote_code: bool = False,
+) -> dict[str, Any]:
+    """Score both models on the same rows, one after the other so that only one is in memory.
+
+    Returns:
+        ``rows``; ``base`` and ``tuned``, each with ``exact_match``, ``loss`` and ``perplexity``; ``samples``:
+        the first rows with prompt, reference and both answers; where the rows have a column ``kind`` of few
+        values ``by_kind``, the exact match of each; ``most_frequent_answer``: what answering each kind with
+        its most frequent reference would score.
+    """
+    results: dict[str, Any] = {"rows": len(eval_rows)}
+    answers: dict[str, list[str]] = {}
+    for which, origin in (("base", base), ("tuned", locate_model(tuned))):
+        model = on_device(load_model(origin, trust_remote_code=trust_remote_code))
+        answers[which] = answers_to(
+            model, tokenizer, eval_rows, batch_size=batch_size, max_new_tokens=max_new_tokens
+        )
+        results[which] = exact_match(answers[which], eval_rows) | loss_of(
+            model, tokenizer, eval_rows, batch_size=batch_size
+        )
+        del model
+        gc.collect()
+    results |= by_kind(answers, eval_rows)
+    results["samples"] = [
+        {
+            "prompt": as_text(prompt),
+            "reference": reference,
+            "base": answers["base"][index],
+            "tuned": answers["tuned"][index],
+        }
+        for index, (prompt, reference) in enumerate(map(prompt_and_answer, eval_rows[:SAMPLES]))
+        if prompt
+    ]
+    return results
+
+
+def sample_answers(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    conversations: Sequence[str | Messages],
+    max_new_tokens: int = 64,
+) -> list[str]:
+    """Greedy answers to ``conversations`` as one batch, in their order."""
+    return answer(model, tokenizer, conversations, Sampling(max_new_tokens=max_new_tokens, temperature=0.0))
+
+
+def answers_to(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    rows: Sequence[Row],
+    *,
+    batch_size: int,
+    max_new_tokens: int,
+) -> list[str]:
+    """A greedy answer for each row, empty for rows without a prompt. Prompts of like length share a batch."""
+    prompts = {index: prompt for index, row in enumerate(rows) if (prompt := prompt_and_answer(row)[0])}
+    answers = [""] * len(rows)
+    for batch in by_length(prompts, lambda index: len(as_text(prompts[index])), batch_size):
+        for index, text in zip(
+            batch, sample_answers(model, tokenizer, [prompts[i] for i in batch], max_new_tokens), strict=True
+        ):
+            answers[index] = text
+    return answers
+
+
+def exact_match(answers: Sequence[str], rows: Sequence[Row]) -> dict[str, float]:
+    """The share of answers equal to the reference after :func:`normalised`; absent if no row has prompt and
+    reference.
+    """
+    pairs = [
+        (text, reference)
+        for text, (prompt, reference) in zip(answers, map(prompt_and_answer, rows), strict=True)
+        if prompt and reference
+    ]
+    if not pairs:
+        return {}
+    return {
+        "exact_match": sum(normalised(text) == normalised(reference) for text, reference in pairs)
+        / len(pairs)
+    }
+
+
+def by_kind(answers: dict[str, list[str]], rows: Sequence[Row]) -> dict[str, Any]:
+    """``by_kind`` and ``most_frequent_answer`` of :func:`compare_with_base`; rows without a kind are one."""
+    kinds: dict[str, list[int]] = {}
+    for index, row in enumerate(rows):
+        prompt, reference = prompt_and_answer(row)
+        if prompt and reference:
+            kinds.setdefault(str(row.get("kind", "")), []).append(index)
+    if not kinds or len(kinds) > MOST_KINDS:
+        return {}
+    references = [normalised(prompt_and_answer(row)[1] or "") for row in rows]
+    frequent = sum(Counter(references[i] for i in of_kind).most_common(1)[0][1] for of_kind in kinds.values())
+    summary: dict[str, Any] = {"most_frequent_answer": frequent / sum(map(len, kinds.values()))}
+    if len(kinds) > 1:
+        summary["by_kind"] = {
+            kind: {"rows": len(of_kind)}
+            | {
+                which: sum(normalised(texts[i]) == references[i] for i in of_kind) / len(of_kind)
+                for which, texts in answers.items()
+            }
+            for kind, of_kind in sorted(kinds.items())
+        }
+    return summary
+
+
+def normalised(text: str) -> str:
+    """Lower case without punctuation, articles and repeated space, as SQuAD scores answers (Rajpurkar et al.
+    2016, 6.1).
+    """
+    bare = text.lower().translate(str.maketrans("", "", string.punctuation))
+    return " ".join(re.sub(r"\b(a|an|the)\b", " ", bare).split())
+
+
+def loss_of(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], *, batch_size: int = 32
+) -> dict[str, float]:
+    """Mean cross-entropy over the tokens of the answers (of the whole text where there is no prompt), and its
+    exponential.
+    """
+    import torch
+
+    context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    encoded = []
+    for row in rows:
+        prompt, reference = prompt_and_answer(row)
+        if reference:
+            row_ids, scored = scored_ids(tokenizer, prompt, reference)
+            encoded.append((row_ids[:context], scored[:context]))
+    total, tokens = 0.0, 0
+    training = model.training
+    model.eval()
+    with torch.inference_mode():
+        for batch in by_length(encoded, lambda row: len(row[0]), batch_size, TOKENS_PER_BATCH):
+            longest = max(len(row) for row, _ in batch)
+            ids = torch.tensor([row + [0] * (longest - len(row)) for row, _ in batch], device=model.device)
+            mask = torch.tensor(
+                [[1] * len(row) + [0] * (longest - len(row)) for row, _ in batch], device=model.device
+            )
+            answers = torch.tensor(
+                [mark + [False] * (longest - len(mark)) for _, mark in batch], device=model.device
+            )[:, 1:]
+            logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits[:, :-1]
+            total += float(
+                torch.nn.functional.cross_entropy(
+                    logits[answers].float(), ids[:, 1:][answers], reduction="sum"
+                )
+            )
+            tokens += int(answers.sum())
+    model.train(training)
+    if not tokens:
+        return {"rows": len(rows)}
+    loss = total / tokens
+    return {"loss": loss, "perplexity": math.exp(min(loss, 700.0)), "tokens": tokens, "rows": len(rows)}
+
+
+def as_text(prompt: str | Messages) -> str:
+    """A prompt for people: the last message's content, or the text."""
+    return prompt if isinstance(prompt, str) else str(prompt[-1]["content"])
+
+
+def on_device(model: PreTrainedModel) -> PreTrainedModel:
+    """``model`` on the GPU if there is one and it is not there (or quantized) yet."""
+    import torch
+
+    if torch.cuda.is_available() and model.device.type == "cpu":
+        return model.to("cuda")
+    return model

@@ -1,0 +1,1 @@
+"""Sources of models and data sets: folders, the Hugging Face hub, object storage. No torch."""

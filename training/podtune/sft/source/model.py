@@ -1,0 +1,177 @@
+"""Source of a model: a folder, the hub, or the hub's copy in the local cache. No torch."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from podtune.run.errors import (
+    ConfigError,
+    DataError,
+    NoPermission,
+    NotFound,
+)
+from podtune.sft.source import hub, object_store
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Location of a model that exists, with its file names; ``local_files_only`` forbids the network."""
+
+    name: str
+    revision: str | None
+    files: tuple[str, ...]
+    local_files_only: bool
+
+    @property
+    def is_adapter(self) -> bool:
+        """Whether this is a PEFT adapter, which needs its base model."""
+        return "adapter_config.json" in self.files
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Arguments of ``from_pretrained`` beside the name."""
+        return {"revision": self.revision or "main", "local_files_only": self.local_files_only}
+
+    def processor_files(self) -> list[Path]:
+        """Local paths of a multimodal model's processor files; a text model has none."""
+        names = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
+        return [self.file(name) for name in names if name in self.files]
+
+    def file(self, name: str) -> Path:
+        """Local path of one small file of it, downloaded if need be."""
+        if Path(self.name).is_dir():
+            return Path(self.name) / name
+        from huggingface_hub import hf_hub_download
+
+        return Path(hf_hub_download(self.name, name, **self.arguments))
+
+
+def locate_model(
+    name: str | os.PathLike[str], revision: str | None = None, *, tokenizer_alone: bool = False
+) -> Origin:
+    """Find a model or adapter within a few seconds; ``tokenizer_alone`` accepts a tokenizer without a model.
+
+    Raises:
+        UserError: the folder is missing or holds no model; no such model on the hub, or gated without access;
+            the hub cannot be reached and there is no copy in the cache.
+    """
+    if object_store.is_url(name):
+        name = object_store.local(str(name), unwanted=hub.UNWANTED)
+    folder = Path(name).expanduser()
+    origin = _in_folder(folder, revision) if folder.is_dir() else _on_hub(str(name), revision)
+    tokenizers = {"tokenizer.json", "tokenizer_config.json"} if tokenizer_alone else set()
+    if not {"config.json", "adapter_config.json", *tokenizers} & set(origin.files):
+        raise NotFound(
+            "is not a model: there is no config.json in it",
+            where=origin.name,
+            fix="give the folder that save_pretrained wrote; of a run that is RUN_DIR/final",
+        )
+    return origin
+
+
+def _in_folder(folder: Path, revision: str | None, name: str | None = None) -> Origin:
+    files = tuple(sorted(path.relative_to(folder).as_posix() for path in folder.iterdir()))
+    return Origin(name or str(folder), revision, files, local_files_only=True)
+
+
+def _on_hub(name: str, revision: str | None) -> Origin:
+    if Path(name).exists() or name.startswith(("/", "./", "../", "~")) or name.count("/") > 1 or not name:
+        raise NotFound(
+            "no such folder",
+            where=name or "model name",
+            fix="correct the path, or give a hub id such as HuggingFaceTB/SmolLM3-3B",
+        )
+    hub.check(name, "model")
+    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RevisionNotFoundError
+
+    try:
+        if hub.offline():
+            return _in_folder(
+                Path(snapshot_download(name, revision=revision, local_files_only=True)), revision, name
+            )
+        info = HfApi().model_info(name, revision=revision, timeout=hub.TIMEOUT_S)
+        if info.gated:
+            HfApi().auth_check(name)
+    except GatedRepoError:
+        token = "the token in HF_TOKEN has no access" if os.environ.get("HF_TOKEN") else "HF_TOKEN is not set"
+        raise NoPermission(
+            f"the model is gated and {token}",
+            where=name,
+            fix="accept its terms on its page and set HF_TOKEN to a token that may read it",
+        ) from None
+    except (RevisionNotFoundError, LocalEntryNotFoundError):
+        raise NotFound(
+            f"there is no revision {revision or 'main'!r} of it",
+            where=name,
+            fix="give a branch, tag or commit",
+        ) from None
+    return Origin(
+        name, revision, tuple(item.rfilename for item in info.siblings or ()), local_files_only=False
+    )
+
+
+@contextlib.contextmanager
+def explained(name: str, what: str) -> Iterator[None]:
+    """Turn the errors that transformers raises for a broken or refused folder into :class:`UserError`."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (OSError, ValueError, KeyError, TypeError, ImportError, SafetensorError) as error:
+        text = " ".join(str(error).split())
+        if "trust_remote_code" in text:
+            raise ConfigError(
+                f"the {what} needs Python code from its own folder, which is not run unless you say so",
+                where=name,
+                fix="read that code, then set trust_remote_code: true; or use a model transformers knows",
+            ) from None
+        raise DataError(
+            f"the {what} cannot be loaded: {text[:400] or type(error).__name__}", where=name
+        ) from error
+
+
+def load_config(origin: Origin, trust_remote_code: bool = False) -> PreTrainedConfig:
+    """Load the configuration of a model; of an adapter, that of its base."""
+    from transformers import AutoConfig
+
+    if origin.is_adapter:
+        return load_config(base_of(origin), trust_remote_code)
+    with explained(origin.name, "config.json"):
+        config: PreTrainedConfig = AutoConfig.from_pretrained(
+            origin.name, trust_remote_code=trust_remote_code, **origin.arguments
+        )
+    return config
+
+
+def vocabulary_size(origin: Origin, trust_remote_code: bool = False) -> int:
+    """Read the number of rows of the model's embedding from its configuration."""
+    return int(load_config(origin, trust_remote_code).get_text_config().vocab_size)
+
+
+def base_of(adapter: Origin) -> Origin:
+    """Locate the base model that an adapter was trained on.
+
+    Raises:
+        UserError: the adapter does not name one.
+    """
+    with explained(adapter.name, "adapter_config.json"):
+        base = json.loads(adapter.file("adapter_config.json").read_text(encoding="utf-8")).get(
+            "base_model_name_or_path"
+        )
+    if not base:
+        raise DataError(
+            "names no base model",
+            where=f"{adapter.name}/adapter_config.json",
+            fix="set base_model_name_or_path",
+        )
+    return locate_model(str(base))

@@ -1,0 +1,307 @@
+"""A sweep of benchmark cases: its file, and the cases it asks for, each checked before any process starts.
+
+A sweep file is YAML::
+
+    models: [tinygpt-124m, resnet50]
+    strategies: all                  # or a list
+    world_sizes: [1, 2, 4, 8]
+    precisions: [bf16]
+    global_batch_sizes: [32]         # left out: the model's own
+    compile: [false, true]           # left out: as options say
+    options: {steps: 20, compile: true}          # any flag of podtune.benchmark, for every case
+    per_model: {resnet50: {compile: false}}      # or for one model
+    timeout_per_cell_s: 600
+    skip_impossible: true            # name impossible cases (tensor on a ResNet); false: they are an error
+
+Every combination is one case: one strategy, one model, one world size, one record. Needs no torch.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from podtune.bench.case.command_line import flag_of, read_options
+from podtune.bench.options import Options
+from podtune.bench.strategies.table import STRATEGIES
+from podtune.machine.facts import visible_gpus
+from podtune.run.distributed import World
+from podtune.run.errors import ConfigError, UsageError, UserError, near
+from podtune.sweep.sweep_file import check_keys, combinations, read_mapping, seconds
+
+PRESETS = Path(__file__).with_name("presets")
+ROOT = Path(__file__).parents[1]
+AXES = ("model", "strategy", "output")  # options of a case that the sweep itself sets
+
+Flags = dict[str, str | int | float | bool]
+
+
+@dataclass(frozen=True)
+class CaseSweep:
+    """A sweep file, parsed. The fields are its keys."""
+
+    models: tuple[str, ...]
+    strategies: tuple[str, ...]
+    world_sizes: tuple[int, ...] = (1,)
+    precisions: tuple[str, ...] = ("fp32",)
+    global_batch_sizes: tuple[int, ...] = (0,)
+    compile: tuple[bool, ...] = ()
+    options: Flags = field(default_factory=dict)
+    per_model: dict[str, Flags] = field(default_factory=dict)
+    timeout_per_cell_s: float = 600.0
+    skip_impossible: bool = False
+    launch: Literal["torchrun", "fork"] = "torchrun"
+    """``fork``: one process loads torch, and forks the ranks of one case after another. For cases of a few
+    seconds on a CPU, where torchrun's own start would take most of the time."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One measurement: the arguments of podtune.benchmark without ``--output``, and its processes."""
+
+    name: str
+    model: str
+    strategy: str
+    world_size: int
+    nodes: int
+    arguments: tuple[str, ...]
+    options: Options
+
+    @property
+    def key(self) -> str:
+        """A hash of the arguments and of the benchmark's code: equal keys need not be measured again."""
+        asked = json.dumps([self.arguments, self.world_size, self.nodes, code_hash()])
+        return hashlib.sha256(asked.encode()).hexdigest()[:16]
+
+
+def preset_names() -> list[str]:
+    """The presets that come with podtune."""
+    return sorted(path.stem for path in PRESETS.glob("*.yaml"))
+
+
+def preset(name: str) -> Path:
+    """The file of a preset.
+
+    Raises:
+        UserError: no such preset; names the nearest.
+    """
+    if name not in (presets := preset_names()):
+        raise UsageError(
+            f"unknown preset '{name}'{near(name, presets)}",
+            where="--preset",
+            fix=f"one of {', '.join(presets)}",
+        )
+    return PRESETS / f"{name}.yaml"
+
+
+def read_sweep(path: Path) -> CaseSweep:
+    """Parse a sweep file.
+
+    Raises:
+        UserError: unreadable, an unknown key (names the nearest), or a value of the wrong kind; with file and
+        key.
+    """
+    content = read_mapping(path, fix="give a sweep file, or --preset", usage="see podtune bench run --help")
+    keys = {field.name: field for field in fields(CaseSweep)}
+    check_keys(content, list(keys), str(path))
+    for name, option in keys.items():
+        if name not in content and option.default is MISSING and option.default_factory is MISSING:
+            raise ConfigError(f"'{name}' is missing", where=str(path), fix=f"add {name}: [...]")
+    return CaseSweep(**{key: _value(key, value, f"{path}: {key}") for key, value in content.items()})
+
+
+def _some(value: Any, fits: Callable[[Any], bool]) -> tuple[Any, ...] | None:
+    """One value or a list of them, as a tuple."""
+    items = value if isinstance(value, list) else [value]
+    return tuple(items) if items and all(map(fits, items)) else None
+
+
+def _names(value: Any) -> tuple[str, ...] | None:
+    return _some(value, lambda item: isinstance(item, str))
+
+
+def _counts(value: Any) -> tuple[int, ...] | None:
+    return _some(value, lambda item: isinstance(item, int) and not isinstance(item, bool) and item > 0)
+
+
+#: by key: its kind in words, and its value as the field of CaseSweep holds it, None if it is of another kind
+KINDS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "models": ("a name or a list of names", _names),
+    "strategies": (
+        "a name or a list of names",
+        lambda value: tuple(STRATEGIES) if value == "all" else _names(value),
+    ),
+    "world_sizes": ("a positive number or a list of them", _counts),
+    "precisions": ("a name or a list of names", _names),
+    "global_batch_sizes": ("a positive number or a list of them", _counts),
+    "compile": ("true, false or a list of both", lambda value: _some(value, lambda x: isinstance(x, bool))),
+    "options": ("a mapping", lambda value: value if isinstance(value, dict) else None),
+    "per_model": ("a mapping", lambda value: value if isinstance(value, dict) else None),
+    "timeout_per_cell_s": ("a positive number of seconds", seconds),
+    "skip_impossible": ("true or false", lambda value: value if isinstance(value, bool) else None),
+    "launch": ("torchrun or fork", lambda value: value if value in ("torchrun", "fork") else None),
+}
+
+
+def _value(key: str, value: Any, where: str) -> Any:
+    kind, read = KINDS[key]
+    found = read(value)
+    if found is None:
+        raise ConfigError(f"{value!r} is not {kind}", where=where)
+    if isinstance(found, dict):
+        for flags in found.values() if key == "per_model" else [found]:
+            _check_flags(flags, where)
+    return found
+
+
+def _check_flags(flags: Any, where: str) -> None:
+    if not isinstance(flags, dict):
+        raise ConfigError(f"{flags!r} is not a mapping of flags to values", where=where)
+    known = [option.name for option in fields(Options) if option.name not in AXES]
+    check_keys(flags, known, where, what="option")
+    for flag, value in flags.items():
+        if not isinstance(value, str | int | float | bool):
+            raise ConfigError(
+                f"{flag} is {value!r}, not one value",
+                where=where,
+                fix="the axes of a sweep are its top-level lists",
+            )
+
+
+@dataclass(frozen=True)
+class Expansion:
+    """The cases of a sweep, and the impossible combinations by name, each with the reason."""
+
+    cases: list[Case]
+    impossible: dict[str, str]
+
+
+def expand(sweep: CaseSweep, *, nodes: int = 1, nproc_per_node: int | None = None) -> Expansion:
+    """Every combination as a case, checked as ``podtune.benchmark`` would check it. Starts nothing.
+
+    Args:
+        nodes, nproc_per_node: the job that the cases run in; on one machine any world size is one node.
+
+    Raises:
+        UserError: an unknown model or strategy, a wrong option; or an impossible combination, unless the
+        sweep skips those.
+    """
+    _check_names(sweep)
+    cases: list[Case] = []
+    impossible: dict[str, str] = {}
+    axes: dict[str, tuple[Any, ...]] = {
+        "model": sweep.models,
+        "world_size": sweep.world_sizes,
+        "strategy": sweep.strategies,
+        "precision": sweep.precisions,
+        "batch": sweep.global_batch_sizes,
+        "compiled": sweep.compile or (None,),
+    }
+    for model, world_size, strategy, precision, batch, compiled in map(dict.values, combinations(axes)):
+        flags = {**sweep.options, **sweep.per_model.get(model, {}), "precision": precision}
+        if batch:
+            flags["global_batch_size"] = batch
+        if compiled is not None:
+            flags["compile"] = compiled
+        name = (
+            f"{model.replace('/', '_').replace(':', '_')}.{strategy}.w{world_size}.{precision}"
+            + (f".b{batch}" if batch else "")
+            + (".compiled" if compiled else "")
+        )
+        try:
+            local = _local_ranks(world_size, nodes, nproc_per_node, on_cpu=bool(flags.get("cpu")))
+            world = World(world_size=world_size, local_world_size=local, nnodes=world_size // local)
+            cases.append(_case(name, model, strategy, world, flags))
+        except UserError as error:
+            if error.where in ("--model", "--data"):
+                raise  # wrong for every case
+            impossible[name] = f"{error.what}; {error.fix}"
+    if impossible and (not sweep.skip_impossible or not cases):
+        first = "\n  ".join(f"{name}: {why}" for name, why in impossible.items())
+        raise ConfigError(
+            f"{len(impossible)} of {len(impossible) + len(cases)} cells cannot be:\n  {first}",
+            where="sweep",
+            fix="change what is named, or set skip_impossible: true",
+        )
+    return Expansion(cases, impossible)
+
+
+def _check_names(sweep: CaseSweep) -> None:
+    for strategy in sweep.strategies:
+        if strategy not in STRATEGIES:
+            raise UsageError(
+                f"unknown strategy '{strategy}'{near(strategy, list(STRATEGIES))}",
+                where="strategies",
+                fix=f"one of {', '.join(STRATEGIES)}",
+            )
+    for model in sweep.per_model:
+        if model not in sweep.models:
+            raise ConfigError(
+                f"'{model}' is not among the models{near(model, sweep.models)}", where="per_model"
+            )
+
+
+def _local_ranks(world_size: int, nodes: int, nproc_per_node: int | None, *, on_cpu: bool) -> int:
+    """Processes on each machine.
+
+    Raises:
+        UserError: the job has not so many pods, or this machine not so many GPUs.
+    """
+    local = world_size if nproc_per_node is None else min(world_size, nproc_per_node)
+    if world_size % local or world_size // local > nodes:
+        raise ConfigError(
+            f"{world_size} processes do not fit {nodes} pods of {nproc_per_node}",
+            where="--nproc-per-node",
+            fix=f"at most {nodes * local}, a multiple of {local}",
+        )
+    gpus = visible_gpus()
+    if not on_cpu and 0 < gpus < local:
+        raise ConfigError(
+            f"{local} processes on this machine need {local} GPUs and it shows {gpus}",
+            where="--nproc-per-node",
+            fix=f"at most {gpus}, or cpu: true",
+        )
+    return local
+
+
+def _case(name: str, model: str, strategy: str, world: World, flags: Flags) -> Case:
+    arguments = ["--model", model, "--strategy", strategy, *_arguments(flags)]
+    try:
+        options, _, _ = read_options(arguments, world)
+    except SystemExit:  # argparse has printed what is wrong with a value
+        raise ConfigError(
+            f"podtune.benchmark refuses {' '.join(arguments)}", where="--model", fix="see the line above"
+        ) from None
+    return Case(name, model, strategy, world.world_size, world.nnodes, tuple(arguments), options)
+
+
+def _arguments(flags: Flags) -> list[str]:
+    words: list[str] = []
+    for flag, value in sorted(flags.items()):
+        name = flag_of(flag)
+        if isinstance(value, bool):
+            words.append(name if value else f"--no-{name.removeprefix('--')}")
+        else:
+            words += [name, str(value)]
+    return words
+
+
+@functools.cache
+def code_hash() -> str:
+    """A hash of the benchmark's own code: a case measured by other code is measured again."""
+    digest = hashlib.sha256()
+    files = [
+        ROOT / "benchmark.py",
+        *sorted((ROOT / "bench").rglob("*.py")),
+        *sorted((ROOT / "run").glob("*.py")),
+        *(ROOT / "plan" / name for name in ("models.py", "shapes.py")),
+        ROOT / "sweep" / "processes.py",
+    ]
+    for path in files:
+        digest.update(path.relative_to(ROOT).as_posix().encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:16]
