@@ -50,11 +50,7 @@ NAMES = {
     "_strip_protocol": ("fsspec.AbstractFileSystem", "sft/source/object_store.py"),
     "build_shm_op": ("deepspeed.comm.torch", "machine/building.py"),
     # aim; the ones of its objects are made with a run
-    "_cleanup": ("aim.ext.cleanup.AutoClean", "run/aim/tracking.py"),
-    "_add_value": ("aim.sdk.tracker.RunTracker", "run/aim/tracking.py"),
-    "_init_sequence_info": ("aim.sdk.tracker.RunTracker", "run/aim/tracking.py"),
-    "_update_context_data": ("aim.sdk.tracker.RunTracker", "run/aim/tracking.py"),
-    "_update_sequence_info": ("aim.sdk.tracker.RunTracker", "run/aim/tracking.py"),
+    "_track": ("aim.sdk.tracker.RunTracker", "run/aim/repository.py"),
 }
 #: made when their object is: the tests of what uses them hold these
 MADE = {"_metrics", "_resources", "_exit", "_c10d_functional", "_last_update_time"}

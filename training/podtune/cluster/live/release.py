@@ -1,6 +1,4 @@
-"""A run of a sweep as a job in the cluster: created if it is not there, watched, and copied to a folder as
-far as its log tells, so that it can be judged and compared like one of this machine.
-"""
+"""A trial of a sweep as a job in the cluster, its records copied from its log to a folder as they come."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ from typing import Any
 from podtune.cluster.live import submit
 from podtune.cluster.live.client import Cluster, Unreachable
 from podtune.cluster.live.job_log import JobWatch
-from podtune.run.errors import NO_INPUT, UserError
+from podtune.run.errors import NO_INPUT, OK, SOFTWARE, UserError
 from podtune.run.files import write_whole
 from podtune.run.record import METRICS_FILE, RUN_FILE, write_json
 
@@ -22,7 +20,7 @@ PROBLEMS_FILE = "log.txt"
 
 
 class Release:
-    """The job of ``documents`` (the last of them), which goes on if the sweep is ended.
+    """The job of ``documents`` (the last of them), created if it is not there.
 
     Args:
         say: takes what keeps its pods from running, each line once.
@@ -41,9 +39,10 @@ class Release:
             submit.create(cluster, documents)
         self._watch = JobWatch(cluster, self._name)
 
-    def ended(self, wait_s: float) -> bool | None:
-        """Whether the job has succeeded; deleted by somebody, it has not. An API server that is silent for a
-        while is asked again.
+    def poll(self, wait_s: float) -> int | None:
+        """0 for a job that has succeeded, 70 for one that failed or was deleted, None for one that goes on.
+
+        An API server that is silent for a while is asked again.
         """
         time.sleep(wait_s)  # the API is asked again; nothing here can be waited on
         try:
@@ -55,11 +54,13 @@ class Release:
             if error.code != NO_INPUT:
                 raise
             write_whole(self._folder / PROBLEMS_FILE, f"{error.what}\n")
-            return False
+            return SOFTWARE
         self._copy(story)
         if story["condition"] == "Failed":
             self._tell(f"podtune delete {self._name}, and the same sweep makes the job again")
-        return story["condition"] == "Succeeded" if story["ended"] else None
+        if not story["ended"]:
+            return None
+        return OK if story["condition"] == "Succeeded" else SOFTWARE
 
     def end(self) -> None:
         """Delete the job; its pods have their grace time to save. Its volumes stay."""
@@ -68,7 +69,7 @@ class Release:
         submit.delete(self._cluster, job, parts)
 
     def leave(self) -> None:
-        """It goes on, and the same sweep comes back to it."""
+        """Leave it running; the same sweep comes back to it."""
 
     def _copy(self, story: Json) -> None:
         entries = [entry for split in story["entries"].values() for entry in split]
@@ -91,6 +92,6 @@ class Release:
 
 
 def exists(cluster: Cluster, documents: list[Json]) -> bool:
-    """Whether the job of ``documents`` is there already."""
+    """True if the job of ``documents`` is there already."""
     job = documents[-1]
     return cluster.get(cluster.path(job, name=job["metadata"]["name"])) is not None
