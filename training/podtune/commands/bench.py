@@ -208,7 +208,7 @@ def report(
     """Tables, plots and sentences from the records below DIR: which strategy to use, why, and what cannot be
     compared.
 
-    Writes report.html (one page, no network needed), report.md with plots/*.png, and report.csv into DIR.
+    Writes report.html (one page, no network needed), report.md and report.csv into DIR.
     Records of different precision, batch, device or commit are never put into one comparison.
 
     \b
