@@ -68,7 +68,7 @@ def _asked(what: str) -> str:
 
 
 def look_at(data: str) -> str:
-    """What the rows are, in words; a local file is checked as training would check it.
+    """Describe the rows in words; a local file is checked as training would check it.
 
     Raises:
         UserError: the file is absent or holds no columns that can be trained.
@@ -84,7 +84,7 @@ def look_at(data: str) -> str:
 
 @dataclass(frozen=True)
 class Choice:
-    """How a model is trained on these GPUs. ``plan`` is None where its shape or the hardware is not known."""
+    """A way to train a model on these GPUs; ``plan`` is None where its shape or the hardware is unknown."""
 
     strategy: str
     lora: bool
