@@ -45,15 +45,12 @@ NAMES = {
     "_softmax_backward_data": ("torch.ops.aten", "sft/cpu/attention.py"),
     "_scaled_mm": ("torch", "bench/strategies/float8.py"),
     "_shared_state": ("accelerate.PartialState", "sft/train/trainer.py"),
+    "_schema": ("torch.ops.aten.mm.default", "bench/case/communication.py"),
     "_tokenize": ("trl.data_utils", "sft/data/encode.py"),
     "_strip_protocol": ("fsspec.AbstractFileSystem", "sft/source/object_store.py"),
     "build_shm_op": ("deepspeed.comm.torch", "machine/building.py"),
     # aim; the ones of its objects are made with a run
-    "_cleanup": ("aim.ext.cleanup.AutoClean", "run/aim/tracking.py"),
-    "_add_value": ("aim.sdk.tracker.RunTracker", "run/aim/tracking.py"),
-    "_init_sequence_info": ("aim.sdk.tracker.RunTracker", "run/aim/tracking.py"),
-    "_update_context_data": ("aim.sdk.tracker.RunTracker", "run/aim/tracking.py"),
-    "_update_sequence_info": ("aim.sdk.tracker.RunTracker", "run/aim/tracking.py"),
+    "_track": ("aim.sdk.tracker.RunTracker", "run/aim/repository.py"),
 }
 #: made when their object is: the tests of what uses them hold these
 MADE = {"_metrics", "_resources", "_exit", "_c10d_functional", "_last_update_time"}

@@ -21,8 +21,9 @@ from typing import Any
 import pytest
 
 from podtune.run.aim.follower import Follower
+from podtune.run.aim.repository import AimRun
 from podtune.run.aim.sync import sync
-from podtune.run.aim.tracking import AimRun, start_tracker
+from podtune.run.aim.tracking import start_tracker
 from podtune.run.errors import UserError
 from podtune.run.metrics_log import read_metrics
 from podtune.run.record import METRICS_FILE, RUN_FILE, Json, end_record, write_json
@@ -351,14 +352,17 @@ def test_a_run_locked_by_another_process_is_a_warning_and_is_completed_when_the_
     run_dir = make_run("locked", steps=5)
     record = json.loads((run_dir / RUN_FILE).read_text())
     holder = AimRun(repo, None, record)
-    write_json(run_dir / "aim.json", {"schema": "podtune.aim/1", "repos": {repo: {"hash": holder.hash}}})
+    write_json(
+        run_dir / "aim.json",
+        {"schema": "podtune.aim/1", "repos": {os.path.relpath(repo, run_dir): {"hash": holder.hash}}},
+    )
     tracker = start_tracker(run_dir, repo)
     child = tracker._child
     assert child
     tracker.finish()
     assert "podtune: warning: Aim: " in capfd.readouterr().err
     assert aim_state(run_dir, repo).get("closed") is None
-    holder.abandon()
+    holder.release()
     child.wait(timeout=90)  # it ends by itself, with or without a last success
     follower = Follower(run_dir, repo)
     follower.update()

@@ -20,7 +20,7 @@ import psutil
 import pytest
 from support.launch import free_port
 
-from podtune.run.aim.tracking import open_repo
+from podtune.run.aim.repository import open_repo
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Aim's own dependencies
 

@@ -13,8 +13,9 @@ from support.object_store import ObjectStore
 from podtune.pod import prepare
 from podtune.run.errors import CONFIG, NO_INPUT, NO_PERMISSION, UNAVAILABLE, UserError
 from podtune.sft.config import settings as config
-from podtune.sft.data.source import DataSource, Sources, load_split, local_path
-from podtune.sft.source import object_store
+from podtune.sft.data.load import load_split
+from podtune.sft.data.source import DataSource, Sources, local_path
+from podtune.sft.source import object_store as store
 from podtune.sft.source.model import locate_model
 
 ROWS = "".join(json.dumps({"prompt": f"What is {n}?", "completion": f" {n}."}) + "\n" for n in range(64))
@@ -25,7 +26,7 @@ def volume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty models volume; waits between attempts are short."""
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    monkeypatch.setattr(object_store, "PAUSES_S", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(store, "PAUSES_S", (0.0, 0.0, 0.0))
     return tmp_path
 
 
@@ -53,14 +54,14 @@ def test_a_file_is_fetched_once_and_again_when_it_has_changed(
 ) -> None:
     url = f"{bucket}/changing.jsonl"
     put(url, ROWS)
-    first = object_store.fetch(url)
+    first = store.fetch(url)
     assert first.read_text() == ROWS
     assert first.name == "changing.jsonl"
-    object_store.fetch(url)
+    store.fetch(url)
     assert capsys.readouterr().out.count("fetching") == 1
     put(url, ROWS.replace("What", "Who"))
-    assert object_store.local(url).read_text() == ROWS, "during a run it stays what it was"
-    assert object_store.fetch(url).read_text().startswith('{"prompt": "Who')
+    assert store.local(url).read_text() == ROWS, "during a run it stays what it was"
+    assert store.fetch(url).read_text().startswith('{"prompt": "Who')
 
 
 def test_rows_are_read_from_the_copy_under_their_own_name(bucket: str, volume: Path) -> None:
@@ -80,7 +81,7 @@ def test_a_network_that_breaks_in_mid_transfer_loses_nothing(
     bucket: str, volume: Path, object_store: ObjectStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
     object_store.cut("GET", "model.safetensors")
-    folder = object_store.fetch(f"{bucket}/models/m")
+    folder = store.fetch(f"{bucket}/models/m")
     assert any("model.safetensors" in path for path in object_store.broken)
     assert (folder / "model.safetensors").stat().st_size == 300_000
     assert not list(volume.rglob("*.part"))
@@ -90,65 +91,63 @@ def test_what_a_broken_off_fetch_left_is_invisible_and_gone_on_with(
     bucket: str, volume: Path, object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = f"{bucket}/models/m"
-    monkeypatch.setattr(object_store, "PARALLEL", 1)
+    monkeypatch.setattr(store, "PARALLEL", 1)
     object_store.cut("GET", "model.safetensors", times=100)
     with pytest.raises(UserError) as caught:
-        object_store.fetch(url)
+        store.fetch(url)
     object_store.mend()
     assert caught.value.code == UNAVAILABLE
-    assert not object_store.copy_of(url).exists()
+    assert not store.copy_of(url).exists()
     (kept,) = volume.rglob("config.json")
     before = kept.stat().st_mtime_ns
-    assert (object_store.fetch(url) / "config.json").stat().st_mtime_ns == before, "it was not fetched again"
+    assert (store.fetch(url) / "config.json").stat().st_mtime_ns == before, "it was not fetched again"
 
 
 def test_of_several_processes_one_fetches(bucket: str, volume: Path) -> None:
     reads: list[str] = []
-    original = object_store.Remote.download
+    original = store.Remote.download
 
-    def counted(remote: object_store.Remote, *more: object) -> None:
+    def counted(remote: store.Remote, *more: object) -> None:
         reads.append(remote.url)
         original(remote, *more)  # type: ignore[arg-type]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(object_store.Remote, "download", counted)
-        threads = [
-            threading.Thread(target=object_store.fetch, args=(f"{bucket}/models/m",)) for _ in range(3)
-        ]
+        patch.setattr(store.Remote, "download", counted)
+        threads = [threading.Thread(target=store.fetch, args=(f"{bucket}/models/m",)) for _ in range(3)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join(60)
     assert len(reads) == 1
-    assert object_store.copy_of(f"{bucket}/models/m").is_dir()
+    assert store.copy_of(f"{bucket}/models/m").is_dir()
 
 
 def test_without_the_store_a_copy_is_used_and_its_absence_is_said(
     bucket: str, volume: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     url = f"{bucket}/rows.jsonl"
-    object_store.fetch(url)
+    store.fetch(url)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     impatient = {"retries": {"max_attempts": 0}}
     unreachable = fsspec.get_filesystem_class("s3")(config_kwargs=impatient, skip_instance_cache=True)
     unreachable.retries = 1
-    monkeypatch.setattr(object_store, "file_system", lambda protocol: unreachable)
-    assert object_store.fetch(url).read_text() == ROWS
+    monkeypatch.setattr(store, "file_system", lambda protocol: unreachable)
+    assert store.fetch(url).read_text() == ROWS
     assert "the copy of" in capsys.readouterr().err
     with pytest.raises(UserError) as caught:
-        object_store.fetch(f"{bucket}/other.jsonl")
+        store.fetch(f"{bucket}/other.jsonl")
     assert caught.value.code == UNAVAILABLE
 
 
 def test_what_is_not_there_is_named(bucket: str, volume: Path) -> None:
     for url in (f"{bucket}/absent.jsonl", "s3://no-such-bucket-here/rows.jsonl"):
         with pytest.raises(UserError, match="no such object") as caught:
-            object_store.fetch(url)
+            store.fetch(url)
         assert (caught.value.where, caught.value.code) == (url, NO_INPUT)
     with pytest.raises(UserError, match="cannot be written") as caught:
-        object_store.check_writable("s3://no-such-bucket-here/runs")
-    object_store.check_writable(f"{bucket}/runs")
-    assert object_store.PROBE not in object_store.Remote(f"{bucket}/runs").listing()
+        store.check_writable("s3://no-such-bucket-here/runs")
+    store.check_writable(f"{bucket}/runs")
+    assert store.PROBE not in store.Remote(f"{bucket}/runs").listing()
 
 
 @pytest.mark.parametrize(
@@ -174,14 +173,14 @@ def test_a_missing_package_and_an_unknown_protocol_say_what_to_do(
     def missing(protocol: str) -> None:
         raise ImportError("Install s3fs to access S3", name="s3fs")
 
-    object_store.file_system.cache_clear()
+    store.file_system.cache_clear()
     with monkeypatch.context() as patch:
         patch.setattr(fsspec, "get_filesystem_class", missing)
         with pytest.raises(UserError) as caught:
             Sources.of({"dataset_name": "s3://bucket/x.jsonl"}).check()
     assert caught.value.fix == "pip install 'podtune[s3]'"
     with pytest.raises(UserError, match=r"did you mean 's3'|no kind of storage is called s4"):
-        object_store.fetch("s4://bucket/x.jsonl")
+        store.fetch("s4://bucket/x.jsonl")
 
 
 def test_prepare_fetches_model_and_data_and_sees_that_they_changed(
@@ -193,12 +192,12 @@ def test_prepare_fetches_model_and_data_and_sees_that_they_changed(
     values = {"model_name_or_path": f"{bucket}/models/m", "dataset_name": f"{bucket}/prepared.jsonl"}
     path.write_text(json.dumps({"output_dir": str(volume / "out"), **values}))
     prepare.prepare(path)
-    assert all(object_store.copy_of(url).exists() for url in values.values())
+    assert all(store.copy_of(url).exists() for url in values.values())
     prepare.prepare(path)
     assert "nothing to do" in capsys.readouterr().out
     put(f"{bucket}/prepared.jsonl", ROWS * 2)
     prepare.prepare(path)
-    assert object_store.copy_of(values["dataset_name"]).read_text() == ROWS * 2
+    assert store.copy_of(values["dataset_name"]).read_text() == ROWS * 2
 
 
 def test_a_web_address_in_memory_folders_and_local_urls_work_alike(
@@ -206,10 +205,10 @@ def test_a_web_address_in_memory_folders_and_local_urls_work_alike(
 ) -> None:
     web = f"{object_store.environment['AWS_ENDPOINT_URL']}/inputs/rows.jsonl"
     with pytest.raises(UserError, match="access is denied") as caught:
-        object_store.fetch(web)
+        store.fetch(web)
     assert caught.value.code == NO_PERMISSION
-    object_store.file_system("s3").chmod(f"{bucket}/rows.jsonl", "public-read")
-    assert object_store.fetch(web).read_text() == ROWS
+    store.file_system("s3").chmod(f"{bucket}/rows.jsonl", "public-read")
+    assert store.fetch(web).read_text() == ROWS
     put("memory://set/train.jsonl", ROWS)
     put("memory://set/test.jsonl", ROWS)
     sources = Sources.of({"dataset_name": "memory://set", "eval_strategy": "steps"})

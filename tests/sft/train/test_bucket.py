@@ -14,7 +14,7 @@ from support.object_store import ObjectStore
 from podtune.run import checkpoint
 from podtune.run.distributed import World
 from podtune.run.errors import UserError
-from podtune.sft.source import object_store
+from podtune.sft.source import object_store as store
 from podtune.sft.train.bucket import Bucket
 
 
@@ -26,7 +26,7 @@ def runs(object_store: ObjectStore) -> str:
 @pytest.fixture
 def bucket(runs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
     """A folder of a run and its empty copy."""
-    monkeypatch.setattr(object_store, "PAUSES_S", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(store, "PAUSES_S", (0.0, 0.0, 0.0))
     folder = Bucket(f"{runs}/{tmp_path.name}", tmp_path / "run", World(), limit=2)
     folder.output_dir.mkdir()
     yield folder
@@ -124,13 +124,13 @@ def test_a_checkpoint_on_its_way_is_kept_and_the_next_one_left_out(
     import threading
 
     go = threading.Event()
-    original = object_store.Remote.upload
+    original = store.Remote.upload
 
-    def slow(remote: object_store.Remote, files: dict[str, Path]) -> None:
+    def slow(remote: store.Remote, files: dict[str, Path]) -> None:
         assert go.wait(30)
         original(remote, files)
 
-    monkeypatch.setattr(object_store.Remote, "upload", slow)
+    monkeypatch.setattr(store.Remote, "upload", slow)
     bucket.saved(seal(bucket.output_dir, 1), Path(), last=False)
     bucket.saved(seal(bucket.output_dir, 2), Path(), last=False)
     assert "checkpoint-2 is not published" in capsys.readouterr().err
@@ -161,7 +161,7 @@ def test_a_finished_run_publishes_what_is_missing_there_and_says_what_it_cannot(
 @pytest.fixture(scope="module")
 def options(qa_data: Path, micro_model: Path, runs: str, object_store: ObjectStore) -> list[object]:
     """Eight short fp32 steps, saved at every fourth; model and rows come from the bucket too."""
-    remote = object_store.Remote(f"{runs}/inputs")
+    remote = store.Remote(f"{runs}/inputs")
     remote.upload({f"model/{path.name}": path for path in micro_model.iterdir()})
     remote.upload({"rows.parquet": qa_data / "train.parquet"})
     return [
@@ -178,7 +178,7 @@ def test_a_run_goes_on_from_the_bucket_with_equal_losses_when_its_volume_is_gone
     whole = ["--max_steps", 8, *options, "--publish", f"{runs}/e2e", "--output_dir"]
     launcher.run(*whole, tmp_path / "run", env=env)
     losses = metrics(tmp_path / "run")
-    remote = object_store.Remote(f"{runs}/e2e/r")
+    remote = store.Remote(f"{runs}/e2e/r")
     names = {name.partition("/")[0] for name in remote.listing()}
     assert names == {"checkpoint-4", "checkpoint-8", "final", "run.json", "metrics.jsonl"}
     record = json.loads(remote.read("run.json") or b"")
@@ -200,7 +200,7 @@ def test_two_pods_with_a_volume_each_go_on_from_the_bucket(
     whole = ["--max_steps", 8, *options, "--publish", f"{runs}/pods", "--strategy", "fsdp"]
     first = [tmp_path / "first" / name for name in "ab"]
     launcher.run(*whole, ranks=2, env=env, pods=first)
-    remote = object_store.Remote(f"{runs}/pods/r")
+    remote = store.Remote(f"{runs}/pods/r")
     names = set(remote.listing("checkpoint-4"))
     assert {f"checkpoint-4/rng_state_{rank}.pth" for rank in (0, 1)} <= names
     assert not (first[0] / "checkpoint-4" / "rng_state_1.pth").exists(), "each pod has its own part"

@@ -10,11 +10,10 @@ from typing import Any
 import yaml
 
 from podtune.cluster.lint import check
+from podtune.cluster.lint.diagnostic import Json
 from podtune.cluster.lint.rules import RULES, Rule
 from podtune.cluster.lint.targets import Target
 from podtune.run.errors import UserError, near
-
-Json = dict[str, Any]
 
 YAML_RULE = (
     *("PT001", "error", "not-yaml"),

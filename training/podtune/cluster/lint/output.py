@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from typing import Any
 
-from podtune.cluster.lint.check import SCHEMA, Finding, Verdict
-from podtune.cluster.lint.rules import RULES, SEVERITIES
+from podtune.cluster.lint.check import Verdict
+from podtune.cluster.lint.diagnostic import SEVERITIES, Diagnostic
+from podtune.cluster.lint.rules import RULES
 
+SCHEMA = "podtune.lint/1"
+FIELDS = ("code", "severity", "source", "line", "job", "path", "message", "fix", "values", "by")
 STDIN = "-"
-PAGE = "docs/lint.md"
 
 
 def printable(text: str) -> str:
@@ -29,7 +30,7 @@ def as_text(verdict: Verdict, *, notes: bool = False) -> str:
     Notes of a job share one line unless ``notes``.
     """
     lines: list[str] = []
-    shared: dict[tuple[str, str], list[Finding]] = {}
+    shared: dict[tuple[str, str], list[Diagnostic]] = {}
     for finding in verdict.findings:
         if finding.severity == "note" and not notes:
             shared.setdefault((finding.source, finding.job), []).append(finding)
@@ -63,7 +64,8 @@ def as_json(verdict: Verdict) -> str:
     content: dict[str, Any] = {"schema": SCHEMA, "jobs": verdict.jobs, "runtimes": verdict.runtimes}
     content |= {f"{severity}s": verdict.count(severity) for severity in SEVERITIES}
     content |= {"ignored": verdict.ignored}
-    return json.dumps(content | {"findings": [asdict(finding) for finding in verdict.findings]}, indent=2)
+    content["findings"] = [{name: getattr(finding, name) for name in FIELDS} for finding in verdict.findings]
+    return json.dumps(content, indent=2)
 
 
 def as_github(verdict: Verdict) -> str:

@@ -1,28 +1,18 @@
-"""What ``podtune aim-sync`` does: find runs, keep a Follower for each, say what was written. Needs no
-torch.
-"""
+"""``podtune aim-sync``: find runs, keep a Follower for each, say what was written. Needs no torch."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import signal
 import threading
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from podtune.run.aim.follower import Busy, Follower, silent
 from podtune.run.aim.tracking import CLOSE_LIMIT_S
-from podtune.run.errors import (
-    CANNOT_CREATE,
-    OK,
-    UNAVAILABLE,
-    NotFound,
-    Unavailable,
-    UserError,
-    warn,
-)
+from podtune.run.errors import OK, CannotCreate, NotFound, Unavailable, UserError, warn
 from podtune.run.follow import find_runs, read_record, state
 from podtune.run.record import RUN_FILE
 
@@ -30,11 +20,14 @@ FOLLOW_POLL_S = 2.0
 
 
 def sync(root: Path, repo: str, *, follow: bool, forever: bool, rebuild: bool, as_json: bool) -> int:
-    """Write the runs at or below ``root`` to the Aim repo ``repo``; with ``follow`` go on. Returns the exit
-    code.
+    """Write the runs at or below ``root`` to the Aim repository ``repo``; return the exit code.
+
+    Args:
+        follow: continue until the run at ``root`` has ended, with runs below it until stopped.
+        forever: continue after that, too.
 
     Raises:
-        UserError: no such folder, no run in it, Aim is not installed, or the repo cannot be written.
+        UserError: no such folder, no run in it, Aim is not installed, or the repository cannot be written.
     """
     root, repo = Path(root), repo if "://" in repo else str(Path(repo).resolve())
     if not root.is_dir():
@@ -43,107 +36,77 @@ def sync(root: Path, repo: str, *, follow: bool, forever: bool, rebuild: bool, a
         )
     if importlib.util.find_spec("aim") is None:
         raise Unavailable("Aim is not installed", fix="pip install 'podtune[aim]'")
-    os.environ.setdefault("AIM_UI_TELEMETRY_ENABLED", "0")
     stop = threading.Event()
     if follow:
         for name in (signal.SIGTERM, signal.SIGINT):
             signal.signal(name, lambda *_: stop.set())
-    followers: dict[Path, Follower] = {}
-    while True:
-        run_dirs = find_runs(root)
-        if not run_dirs and not follow:
-            raise NotFound(
-                f"no run here: no {RUN_FILE} in it or below it",
-                where=str(root),
-                fix="give the --output_dir of a run",
-            )
-        ended = [
-            _update(run_dir, repo, followers, rebuild=rebuild, patient=follow, as_json=as_json)
-            for run_dir in run_dirs
-        ]
-        if not follow or stop.is_set() or (run_dirs == [root] and all(ended) and not forever):
-            break
-        stop.wait(FOLLOW_POLL_S)
-    for follower in followers.values():
-        follower.leave()
-    return OK
-
-
-def _update(
-    run_dir: Path, repo: str, followers: dict[Path, Follower], *, rebuild: bool, patient: bool, as_json: bool
-) -> bool:
-    """Bring one run up to date; True if it has ended. ``patient``: a failure is a warning and is tried
-    again.
-    """
+    syncer = _Syncer(repo, retry=follow, rebuild=rebuild, as_json=as_json)
     try:
-        if run_dir not in followers:
-            if read_record(run_dir) is None:
-                raise NotFound(
-                    "run.json cannot be read, or is of another schema", where=str(run_dir / RUN_FILE)
-                )
-            followers[run_dir] = _follower(run_dir, repo, rebuild=rebuild, patient=patient)
-        follower = followers[run_dir]
-        before = follower.lines
-        with silent():
-            status = follower.update()
-        if follower.lines > before or not patient:
-            _say(follower, status, as_json)
-        return status is not None
-    except Exception as error:
-        code = (
-            error.code
-            if isinstance(error, UserError)
-            else UNAVAILABLE
-            if isinstance(error, Busy)
-            else CANNOT_CREATE
-        )
-        what = (
-            error.what if isinstance(error, UserError) else f"{type(error).__name__}: {error}".splitlines()[0]
-        )
-        if not patient:
-            fix = (
-                "wait for it, or stop it"
-                if isinstance(error, Busy)
-                else "see that the repo can be written and has space; nothing of the run is lost"
-            )
-            raise UserError(what, where=f"{run_dir} -> {repo}", fix=fix, code=code) from error
-        warn(f"{run_dir}: {what}; trying again")
-        return False
+        while True:
+            run_dirs = find_runs(root)
+            if not run_dirs and not follow:
+                fix = "give the --output_dir of a run"
+                raise NotFound(f"no run here: no {RUN_FILE} in it or below it", where=str(root), fix=fix)
+            ended = [syncer.update(run_dir) for run_dir in run_dirs]
+            if not follow or stop.is_set() or (run_dirs == [root] and all(ended) and not forever):
+                return OK
+            stop.wait(FOLLOW_POLL_S)
+    finally:
+        for follower in syncer.followers.values():
+            follower.leave()
 
 
-def _follower(run_dir: Path, repo: str, *, rebuild: bool, patient: bool) -> Follower:
-    """The run's one writer. The tracker of a run that has ended is waited for: it is at most
-    ``CLOSE_LIMIT_S`` seconds from its own end. ``patient``: the caller comes again, so nothing is waited for.
+@dataclass
+class _Syncer:
+    """Followers of runs, made as they are found. ``retry``: a failure is a warning, and is tried again."""
 
-    Raises:
-        Busy: another process goes on writing this run.
-    """
-    deadline = time.monotonic() + CLOSE_LIMIT_S
-    while True:
+    repo: str
+    retry: bool
+    rebuild: bool
+    as_json: bool
+    followers: dict[Path, Follower] = field(default_factory=dict)
+
+    def update(self, run_dir: Path) -> bool:
+        """Bring one run up to date; True if it has ended."""
         try:
-            return Follower(run_dir, repo, rebuild=rebuild)
-        except Busy:
-            record = read_record(run_dir)
-            live = record is None or state(run_dir, record)[0] == "running"
-            if patient or live or time.monotonic() > deadline:
-                raise
-        time.sleep(0.2)
+            if run_dir not in self.followers:
+                self.followers[run_dir] = self._follower(run_dir)
+            follower = self.followers[run_dir]
+            before = follower.lines
+            with silent():
+                status = follower.update()
+        except Exception as error:  # whatever Aim or its disk raises
+            what = f"{type(error).__name__}: {error}".splitlines()[0]
+            fix = "see that the repo can be written and has space; nothing of the run is lost"
+            problem = error if isinstance(error, UserError) else CannotCreate(what, fix=fix)
+            if not self.retry:
+                problem.where = f"{run_dir} -> {self.repo}"
+                raise problem from error
+            warn(f"{run_dir}: {problem.what}; trying again")
+            return False
+        if follower.lines > before or not self.retry:
+            self._print(follower, status or "running")
+        return status is not None
 
+    def _follower(self, run_dir: Path) -> Follower:
+        """The run's one writer; waits for the tracker of a run that has ended, ``CLOSE_LIMIT_S`` at most."""
+        if read_record(run_dir) is None:
+            raise NotFound("run.json cannot be read, or is of another schema")
+        deadline = time.monotonic() + CLOSE_LIMIT_S
+        while True:
+            try:
+                return Follower(run_dir, self.repo, rebuild=self.rebuild)
+            except Busy:
+                record = read_record(run_dir)
+                live = record is None or state(run_dir, record)[0] == "running"
+                if self.retry or live or time.monotonic() > deadline:
+                    raise
+            time.sleep(0.2)
 
-def _say(follower: Follower, status: str | None, as_json: bool) -> None:
-    facts = {
-        "run": str(follower.run_dir),
-        "hash": follower.hash,
-        "lines": follower.lines,
-        "points": follower.points,
-        "status": status or "running",
-    }
-    if as_json:
-        print(json.dumps(facts), flush=True)
-    else:
-        print(
-            f"{facts['run']}: {facts['lines']} lines, {facts['points']} points -> Aim run "
-            f"{facts['hash']} "
-            f"({facts['status']})",
-            flush=True,
-        )
+    def _print(self, follower: Follower, status: str) -> None:
+        run, lines, points = follower.run_dir, follower.lines, follower.points
+        line = f"{run}: {lines} lines, {points} points -> Aim run {follower.hash} ({status})"
+        if self.as_json:
+            written = {"run": str(run), "hash": follower.hash, "lines": lines, "points": points}
+            line = json.dumps({**written, "status": status})
+        print(line, flush=True)
