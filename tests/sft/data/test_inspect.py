@@ -18,7 +18,8 @@ from typer.testing import CliRunner
 from podtune.commands.data import app
 from podtune.run.errors import UserError
 from podtune.sft.data import inspect
-from podtune.sft.data.source import DataSource, load_split
+from podtune.sft.data.load import load_split
+from podtune.sft.data.source import DataSource
 from podtune.sft.data.tokenise import Tokenised, tokenised
 from podtune.sft.data.tokenizer import TokenizeOptions, load_tokenizer
 from podtune.sft.source.model import locate_model

@@ -162,7 +162,7 @@ def prepare_rows(
     """
     from podtune.run.errors import warn
     from podtune.sft.data.source import Sources
-    from podtune.sft.data.tokenise import tokenised
+    from podtune.sft.data.tokenise import tokenised_source
     from podtune.sft.data.tokenizer import TokenizeOptions, load_tokenizer
     from podtune.sft.source.model import locate_model, vocabulary_size
 
@@ -193,8 +193,7 @@ def prepare_rows(
         dataset_text_field,
     )
     prepared = [
-        tokenised(
-            None,
+        tokenised_source(
             source,
             tokenizer,
             options,

@@ -16,7 +16,8 @@ import numpy as np
 
 from podtune.sft.data import files
 from podtune.sft.data.encode import IGNORED
-from podtune.sft.data.source import DataSource, load_split
+from podtune.sft.data.load import load_split
+from podtune.sft.data.source import DataSource
 from podtune.sft.data.tokenise import tokenised
 from podtune.sft.data.tokenizer import TokenizeOptions
 from podtune.sft.source.model import Origin
