@@ -75,10 +75,10 @@ def look_at(data: str) -> str:
     """
     if not Path(data).expanduser().exists():
         return f"rows of {data}, from the hub"
-    from podtune.sft.data.inspect import where_to_look
-    from podtune.sft.data.source import check_source
+    from podtune.sft.data.inspect import source_to_inspect
+    from podtune.sft.data.source import DataSource, check_source
 
-    check_source(where_to_look(data, None))
+    check_source(source_to_inspect(DataSource(data), None))
     return f"rows of {data}, with columns that can be trained"
 
 
