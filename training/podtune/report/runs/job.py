@@ -48,9 +48,7 @@ class JobRun(Run):
 
 
 def job_runs(story: Json) -> list[JobRun]:
-    """The runs of a job: one, or of a benchmark one for each record that it has printed, and itself while it
-    goes on.
-    """
+    """Runs of a job: one, or of a benchmark one for each record printed, and itself until it ends."""
     records = story["records"]
     if story["declared"].get("mode") == "benchmark":
         cells = [
@@ -66,7 +64,7 @@ def _run(story: Json, record: Json, name: str = "") -> JobRun:
 
 
 def _known(story: Json) -> Json:
-    """What is known of a run without its record: from the manifest, better from its first log line."""
+    """Describe a run without its record, from the manifest and its first log line."""
     head = {key: story["head"][key] for key in ("strategy", "world_size", "nnodes") if key in story["head"]}
     reason = "; ".join(story["problems"]) or story["message"] if story["condition"] == "Failed" else ""
     return {
@@ -102,7 +100,7 @@ class JobView(View):
 
     @property
     def over(self) -> bool:
-        """Whether the job has ended."""
+        """True once the job has ended."""
         return bool(self.story["ended"])
 
     def machines(self) -> list[tuple[str, Json]]:
