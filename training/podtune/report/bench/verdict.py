@@ -24,7 +24,9 @@ def advice(group: Group) -> list[str]:
 
 def _advice_at(world_size: int, cells: Sequence[MeasuredCell]) -> str:
     """Name the fastest strategy, or among those as fast within their spread the simplest."""
-    fastest = max(cells, key=lambda cell: cell.throughput or 0)
+    # one process has nothing to distribute: where a strategy beats single, that is the machine's noise
+    alone = next((cell for cell in cells if cell.strategy == "single" and world_size == 1), None)
+    fastest = alone or max(cells, key=lambda cell: cell.throughput or 0)
     equals = sorted(
         (cell for cell in cells if cell.as_fast_as(fastest)), key=lambda cell: simplicity(cell.strategy)
     )
@@ -48,7 +50,7 @@ def _scaling(group: Group) -> list[str]:
         return []
     best = max(scaled, key=lambda cell: cell.throughput or 0)
     assert best.efficiency is not None
-    # against the fastest of one process: where another strategy's beats single, that is the machine's noise
+    # against the fastest of one process: a single that was slower than another strategy was disturbed
     alone = max((cell.throughput or 0 for cell in group.measured if cell.world_size == 1), default=0)
     gain = (best.throughput or 0) / alone if alone else best.efficiency * best.world_size
     share = f"{best.strategy} keeps {best.efficiency:.0%} of the ideal against {best.efficiency_of}"
