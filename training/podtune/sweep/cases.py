@@ -102,8 +102,7 @@ def read_sweep(path: Path) -> CaseSweep:
     """Parse a sweep file.
 
     Raises:
-        UserError: unreadable, an unknown key (names the nearest), or a value of the wrong kind; with file and
-        key.
+        UserError: unreadable, an unknown key, or a value of the wrong kind; with file and key.
     """
     content = read_mapping(path, fix="give a sweep file, or --preset", usage="see podtune bench run --help")
     keys = {field.name: field for field in fields(CaseSweep)}
@@ -190,8 +189,7 @@ def expand(sweep: CaseSweep, *, nodes: int = 1, nproc_per_node: int | None = Non
         nodes, nproc_per_node: the job that the cases run in; on one machine any world size is one node.
 
     Raises:
-        UserError: an unknown model or strategy, a wrong option; or an impossible combination, unless the
-        sweep skips those.
+        UserError: an unknown name, a wrong option; an impossible combination, unless the sweep skips those.
     """
     _check_names(sweep)
     cases: list[Case] = []
@@ -249,11 +247,7 @@ def _check_names(sweep: CaseSweep) -> None:
 
 
 def _local_ranks(world_size: int, nodes: int, nproc_per_node: int | None, *, on_cpu: bool) -> int:
-    """Processes on each machine.
-
-    Raises:
-        UserError: the job has not so many pods, or this machine not so many GPUs.
-    """
+    """Processes on each machine; an error if the job has too few pods, or this machine too few GPUs."""
     local = world_size if nproc_per_node is None else min(world_size, nproc_per_node)
     if world_size % local or world_size // local > nodes:
         raise ConfigError(
