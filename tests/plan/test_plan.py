@@ -335,7 +335,7 @@ def test_the_command_gives_the_promised_json_and_needs_no_torch() -> None:
     assert found["total_gib"] - found["buffers_gib"] == pytest.approx(7.5e9 * 16 / 64 / 2**30)
     assert found["buffers_gib"] == pytest.approx(5e8 * 4 / 2**30, rel=0.01)
     code = (
-        "import sys, podtune.commands.bench, podtune.plan.predicted_vs_measured, podtune.bench.sweep.runner; "
+        "import sys, podtune.commands.bench, podtune.plan.predicted_vs_measured, podtune.sweep.case_runner; "
         "print('torch' in sys.modules)"
     )
     assert (

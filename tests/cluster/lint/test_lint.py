@@ -13,16 +13,18 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
+from support.lint_examples import example, merged
 
 from podtune.cluster.lint.check import lint
-from podtune.cluster.lint.explain import example, examples, explanation, merged, reference
+from podtune.cluster.lint.explain import examples, explanation
 from podtune.cluster.lint.output import as_github, as_json, as_text
 from podtune.cluster.lint.rules import RULES
-from podtune.cluster.lint.schema import check, schema
+from podtune.cluster.lint.schema import SchemaCheck, schema
 from podtune.run.errors import UserError
+from scripts.build_lint_docs import reference
 
 Json = dict[str, Any]
-CODES = ["PT001", *(rule.code for rule in RULES)]
+CODES = [rule.code for rule in RULES]
 ROOT = Path(__file__).parents[3]
 
 
@@ -243,16 +245,16 @@ def broken_jobs() -> list[Json]:
 
 @pytest.mark.parametrize("manifest", broken_jobs())
 def test_the_schema_check_agrees_with_the_jsonschema_library(manifest: Json) -> None:
-    problems: list[Any] = []
-    check(copy.deepcopy(manifest), schema("pytorchjob-1.9"), problems)
+    checked = SchemaCheck()
+    checked.cleaned(copy.deepcopy(manifest), schema("pytorchjob-1.9"))
     theirs = set()
     for error in jsonschema.Draft202012Validator(schema("pytorchjob-1.9")).iter_errors(manifest):
         theirs.add((tuple(error.absolute_path), error.validator))
-    kinds = {"unknown": "additionalProperties", "type": "type", "missing": "required", "pattern": "pattern"}
+    keywords = {"PT002": "additionalProperties", "PT003": "type", "PT004": "required", "PT005": "pattern"}
     ours = {
-        (one.path if one.kind in ("type", "pattern") else one.path[:-1], kinds[one.kind])
-        for one in problems
-        if one.kind in kinds
+        (one.place if one.code in ("PT003", "PT005") else one.place[:-1], keywords[one.code])
+        for one in checked.found
+        if one.code in keywords
     }
     assert ours == theirs
 
@@ -305,3 +307,40 @@ def test_lint_imports_nothing_heavy_not_even_typer_and_is_quick() -> None:
     started = time.process_time()
     lint([("job.yaml", examples()["base"])])
     assert time.process_time() - started < 0.05  # seconds of CPU; the start of python comes on top
+
+
+def test_a_kind_of_another_operator_s_group_is_not_judged_and_a_misspelt_group_is() -> None:
+    assert codes(with_change(apiVersion="training.kubedl.io/v1alpha1", spec={"nprocPerNode": 2})) == set()
+    assert "PT006" in codes(with_change(apiVersion="kubeflow.or/v1"))
+
+
+@pytest.mark.parametrize("flags", [["--node_rank=0"], ["--master_addr=x", "--node_rank=0"]])
+def test_torchrun_ignores_the_flags_of_a_static_rendezvous_in_an_elastic_job(flags: list[str]) -> None:
+    job = merged(
+        started_by(["torchrun", *flags, "train.py"]), {"spec": {"elasticPolicy": {"maxReplicas": 2}}}
+    )
+    assert "PT105" not in codes(yaml.safe_dump(job))
+    static = merged(
+        job, {"spec": container(command=["torchrun", "--rdzv-backend=static", *flags, "train.py"])}
+    )
+    assert "PT105" in codes(yaml.safe_dump(static))
+
+
+def test_a_variable_for_the_bounds_of_an_elastic_job_is_not_judged_by_them() -> None:
+    elastic = {"minReplicas": 2, "maxReplicas": "$NUM_NODES"}
+    found = codes(with_change(spec={"elasticPolicy": elastic, "pytorchReplicaSpecs": {"Master": None}}))
+    assert "PT008" in found
+    assert "PT110" not in found
+
+
+def test_an_argument_that_is_a_number_is_named_by_its_list() -> None:
+    (finding,) = lint(
+        [("j.yaml", yaml.safe_dump(started_by(["torchrun", "train.py", "--lr", 0.5])))]
+    ).findings  # type: ignore[list-item]
+    assert finding.message.startswith("command[3] is a number")
+    assert finding.fix == 'quote it: - "0.5"'
+
+
+def test_a_command_of_blanks_is_judged_without_a_traceback() -> None:
+    job = merged(base(), {"spec": container(command=None, args=["", " "])})
+    assert "PT115" in codes(yaml.safe_dump(job))

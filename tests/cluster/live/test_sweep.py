@@ -16,13 +16,14 @@ from support.cluster_jobs import HEAD, Api, podtune, printed, record_of, train
 
 from podtune.commands.sweep import job_name
 from podtune.run.log_lines import eval_line
-from podtune.sft import sweep
+from podtune.sweep import runner
+from podtune.sweep.trials import Trial
 
 
 def test_a_sweep_makes_its_jobs_in_the_cluster_and_judges_and_compares_what_their_logs_say(
     api: Api, serving: Serving, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sweep, "POLL_S", 0.02)
+    monkeypatch.setattr(runner, "POLL_S", 0.02)
     created: list[tuple[str, str]] = []
     deleted: list[str] = []
 
@@ -81,7 +82,7 @@ def test_a_sweep_makes_its_jobs_in_the_cluster_and_judges_and_compares_what_thei
         ("seed: [1]\nprocesses: 2\n", ["-f", "cpu-smoke"], "is said by the values"),
         ("seed: [1]\noptions: {dataset_name: d}\n", ["--at-once", "2"], "for a sweep in a cluster"),
         ("learning_rat: [1]\n", ["-f", "cpu-smoke"], "did you mean 'learning_rate'"),
-        ("seed: [1]\n", ["-f", "cpu-smoke", "--set", "config=[1]"], "is no training YAML"),
+        ("seed: [1]\n", ["-f", "cpu-smoke", "--set", "config=[1]"], "is not a training YAML"),
     ],
 )
 def test_what_is_wrong_with_a_sweep_is_said_before_the_cluster_is_asked(
@@ -96,7 +97,7 @@ def test_what_is_wrong_with_a_sweep_is_said_before_the_cluster_is_asked(
 
 def test_every_run_has_a_name_that_kubernetes_takes() -> None:
     varied: list[dict[str, Any]] = [{}, {"learning_rate": 1e-4}, {"model_name_or_path": "Org/Model" * 9}]
-    runs = [sweep.FineTuneOf(varies, {"seed": seed}, "1") for varies in varied for seed in range(30)]
+    runs = [Trial(varies, {"seed": seed}, "1") for varies in varied for seed in range(30)]
     names = [job_name(run) for run in runs]
     assert len(set(names)) == len(runs)
     assert all(re.fullmatch(r"[a-z]([-a-z0-9]{0,42}[a-z0-9])?", name) for name in names), names

@@ -94,7 +94,7 @@ def folder_of(tmp_path: Path, *records: dict[str, Any]) -> Path:
     return tmp_path
 
 
-def report_on(folder: Path, *, pictures: bool = False) -> dict[str, Any]:
+def report_on(folder: Path) -> dict[str, Any]:
     def planner(records: Any) -> list[Any]:
         return [plan and plan.as_json() for plan in plans(records)]
 
@@ -102,7 +102,7 @@ def report_on(folder: Path, *, pictures: bool = False) -> dict[str, Any]:
         found = collect(lines)
         return found.records, [str(one) for one in found.damaged]
 
-    return report(folder, planner, collector, pictures=pictures)
+    return report(folder, planner, collector)
 
 
 def test_it_advises_the_fastest_and_says_why_the_others_are_slower(tmp_path: Path) -> None:
@@ -250,7 +250,7 @@ def test_an_empty_folder_says_what_to_run(tmp_path: Path) -> None:
     assert "podtune bench run" in result.stderr
 
 
-def test_every_cell_of_the_page_and_every_bar_leads_to_its_record(tmp_path: Path) -> None:
+def test_every_cell_of_the_page_leads_to_its_record(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, record(), record("ddp", 2, 0.11), record("pipeline-gpipe", 2, 0.13))
     report_on(folder)
     page = (folder / "report.html").read_text()
@@ -258,30 +258,27 @@ def test_every_cell_of_the_page_and_every_bar_leads_to_its_record(tmp_path: Path
     assert len(targets) == 3
     for target in targets:
         assert page.count(f'<a href="#{target}">') == 2  # of both tables
-        assert f"&quot;href&quot;:&quot;#{target}&quot;" in page
         assert page.count(f'id="{target}"') == 1
-    assert "http://" not in re.sub(r"<pre.*?</pre>", "", page, flags=re.S).replace("http://www.w3.org", "")
     links = re.findall(r"\]\((\./cells/[^)]+)\)", (folder / "report.md").read_text())
     assert {"./cells/0/run.json", "./cells/1/run.json", "./cells/2/run.json"} <= set(links)
     assert all((folder / link).is_file() for link in links)
 
 
-def test_markdown_csv_and_page_show_the_same_figures_and_all_pictures_exist(tmp_path: Path) -> None:
+def test_markdown_csv_and_page_show_the_same_metrics(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, record(), record("ddp", 2, 0.11), record("pipeline-gpipe", 2, 0.13))
-    said = report_on(folder, pictures=True)
+    said = report_on(folder)
     markdown, page = (folder / "report.md").read_text(), (folder / "report.html").read_text()
     assert "9,309" in markdown  # 1024 tokens in 0.11 s
     assert "9,309" in page
     assert "9309.09" in (folder / "report.csv").read_text()
-    pictures = re.findall(r"!\[[^]]*\]\(([^)]+)\)", markdown)
-    assert {path.rsplit("-", 1)[1] for path in pictures} >= {
-        "throughput.png",
-        "memory.png",
-        "communication.png",
-        "efficiency.png",
-        "bubble.png",
-    }
-    assert all((folder / path).read_bytes().startswith(b"\x89PNG") for path in pictures)
+    for title in (
+        "Throughput",
+        "Peak memory a process",
+        "Sent in a step",
+        "Scaling efficiency",
+        "Pipelines: ",
+    ):
+        assert f"<figcaption>{title}" in page
     ddp = next(cell for cell in said["comparisons"][0]["cells"] if cell["strategy"] == "ddp")
     assert ddp["bytes_per_step"] / ddp["bytes_per_step_formula"] == pytest.approx(1, abs=0.01)
     assert ddp["efficiency"] == pytest.approx(0.2 / (2 * 0.11))
@@ -298,9 +295,8 @@ def test_names_from_a_record_cannot_break_the_page(tmp_path: Path) -> None:
     evil = copy.deepcopy(record())
     evil["model"] = "../<script>alert(1)</script>"
     folder = folder_of(tmp_path, evil)
-    report_on(folder, pictures=True)
+    report_on(folder)
     assert "<script>alert(1)" not in (folder / "report.html").read_text()
-    assert all(path.parent == folder / "plots" for path in (folder / "plots").rglob("*.png"))
 
 
 def test_a_folder_called_like_a_script_is_a_folder_in_every_link(tmp_path: Path) -> None:

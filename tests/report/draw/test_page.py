@@ -18,7 +18,7 @@ from typer.testing import CliRunner, Result
 
 from podtune.cli import app
 from podtune.report.draw.page import Section, folded, page, paragraph
-from podtune.report.draw.plots import Bar, Bars, Lines, Series, loss_curve_png, running_mean
+from podtune.report.draw.plots import Bar, Bars, Lines, Series, legend, loss_curve_png, running_mean
 from podtune.report.draw.tables import Column, Table, shown
 
 RunMaker = Callable[..., Path]
@@ -29,36 +29,25 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 PROBE = """
 <script>
 const seen = { errors: window.podtuneErrors, wide: document.documentElement.scrollWidth > window.innerWidth };
-const charts = [...document.querySelectorAll(".chart")];
-const all = (selector) => [...document.querySelectorAll(selector)];
-const lines = () => all("svg.plot").filter((plot) => plot.querySelector("polyline"));
-const drawn = (plot) => [...plot.querySelectorAll(".series")].filter((series) => {
-  const box = series.getBoundingClientRect();
-  return box.width > 20 && getComputedStyle(series.querySelector("polyline")).stroke !== "none";
-}).length;
-seen.charts = charts.length;
+const all = (selector, root = document) => [...root.querySelectorAll(selector)];
+const lines = () => all(".plot").filter((plot) => plot.data[0].type === "scatter");
+const wide = (path) => path.getBoundingClientRect().width > 20;
+const drawn = (plot) => all(".scatterlayer .js-line", plot).filter(wide).length;
+seen.charts = all(".chart").length;
 seen.drawn = lines().map(drawn).join(" ");
-seen.bars = document.querySelectorAll(".series rect").length;
+seen.bars = all(".barlayer .point").length;
 const press = (button) => { button.click(); return button.getAttribute("aria-pressed"); };
-const runs = document.querySelectorAll(".all-runs [data-run]");
-seen.off = [press(runs[0]), lines().map(drawn).join(" ")];
-seen.on = [press(runs[0]), drawn(lines()[0])];
-seen.failed = lines()[1].querySelector(".cross title").textContent;
-const place = lines()[1].getBoundingClientRect();
-const at = { clientX: place.left + place.width / 2, clientY: place.top + 50, bubbles: true };
-lines()[1].dispatchEvent(new PointerEvent("pointermove", at));
-seen.readout = document.querySelector(".readout:not([hidden])").innerText.split("\\n").length;
-seen.crosshairs = [...document.querySelectorAll(".crosshair line")].length;
+const run = document.querySelector(".legend [data-run]");
+seen.off = [press(run), lines().map(drawn).join(" ")];
+seen.on = [press(run), drawn(lines()[0])];
+seen.failed = lines()[1].data.at(-1).name;
 const controls = document.querySelector(".controls");
-const axis = () => lines()[1].querySelector(".axis").textContent;
-controls.axis.value = "tokens"; controls.log.checked = true; controls.smooth.value = "10";
+const axis = () => [document.querySelectorAll(".xtitle")[1].textContent, lines()[1].layout.yaxis.type];
+seen.axes = [axis()];
+controls.axis.value = "tokens"; controls.log.checked = true;
 controls.dispatchEvent(new Event("input", { bubbles: true }));
-seen.axis = axis();
-const names = () => all(".runs tbody th").map((cell) => cell.innerText.trim().split(" ").pop());
-const heads = document.querySelectorAll(".runs thead th");
-heads[2].click(); seen.sorted = names();
-heads[2].click(); seen.reversed = names();
-press(document.querySelector('.runs [data-run="1"] [data-pin]')); seen.pinned = names()[0];
+seen.axes.push(axis());
+seen.inside = all(".plot").every((plot) => plot.querySelector("svg").clientWidth <= plot.clientWidth + 1);
 seen.data = JSON.parse(document.getElementById("podtune-data").textContent).schema;
 document.body.setAttribute("data-seen", JSON.stringify(seen));
 </script>
@@ -113,47 +102,46 @@ def test_in_a_browser_the_page_draws_its_curves_and_does_what_a_reader_asks_of_i
         "errors": [],
         "wide": False,
         "charts": 9,
-        "drawn": " ".join(["3"] * 8),
+        "drawn": "3 6 3 6 6 6 6 6",  # the raw ones of 40 points and more are faint behind
         "bars": 3,
-        "off": ["false", " ".join(["2"] * 8)],
+        "off": ["false", "2 4 2 4 4 4 4 4"],
         "on": ["true", 3],
         "failed": "nan: failed at 45: the loss is NaN",
-        "readout": 4,
-        "crosshairs": 8,
-        "axis": "tokens (real, all ranks)",
-        "sorted": ["lr-1e-3", "lr-3e-4", "nan"],
-        "reversed": ["nan", "lr-3e-4", "lr-1e-3"],
-        "pinned": "lr-3e-4",
+        "axes": [["step", "linear"], ["tokens (real, all ranks)", "log"]],
+        "inside": True,
         "data": "podtune.compare/1",
     }
 
 
-def test_the_page_needs_no_network(compared: Path) -> None:
+def test_the_page_needs_no_network_and_may_not_use_it(compared: Path) -> None:
+    from plotly.offline import get_plotlyjs
+
     text = compared.read_text()
-    markup = re.sub(r"<script>.*?</script>", "", text, flags=re.DOTALL)
-    assert not re.findall(r'(?:src|href)="(?!#|data:)[^"]*"', markup)
-    assert not re.search(r"fetch\(|XMLHttpRequest|import\(|WebSocket|EventSource|sendBeacon", text)
-    assert "@import" not in text
-    assert "url(" not in text
-    assert "http" not in text.replace("http-equiv", "")
+    assert text.count(get_plotlyjs()) == 1
+    own = text.replace(get_plotlyjs(), "")
+    assert "default-src 'none'; script-src 'unsafe-inline'" in own
+    assert not re.findall(r'(?:src|href)="(?!#|data:)[^"]*"', own)
+    assert not re.search(r"fetch\(|XMLHttpRequest|import\(|WebSocket|EventSource|sendBeacon", own)
+    assert "@import" not in own
+    assert "url(" not in own
+    assert "http" not in own.replace("http-equiv", "")
 
 
-def test_every_chart_has_a_title_a_unit_and_its_figures_in_a_table(compared: Path) -> None:
+def test_every_chart_has_a_title_a_unit_and_its_values_in_a_table(compared: Path) -> None:
     charts = re.findall(r'<figure class="chart".*?</figure>', compared.read_text(), re.DOTALL)
     assert len(charts) == 9
     for chart in charts:
-        data = json.loads(html.unescape(re.search(r'data-chart="([^"]*)"', chart)[1]))  # type: ignore[index]
-        assert data["title"] in chart
-        assert data.get("y") or data["unit"]
-        assert "<details><summary>Figures</summary>" in chart
+        assert re.search(r'<figcaption>[^<]+ <span class="unit">[^<]+</span>', chart)
+        assert json.loads(re.search(r'<script type="application/json">(.*?)</script>', chart)[1])["data"]  # type: ignore[index]
+        assert "<details><summary>Values</summary>" in chart
     assert sum("nats per token</span>" in chart for chart in charts) == 2
 
 
 def test_text_of_a_run_cannot_break_out_of_the_page() -> None:
     evil = "</script><script>alert(1)</script>\"'<b>&"
     curve = Series(evil, {"step": [1, 2]}, [1, 2], end=evil)
-    chart = Lines(evil, evil, evil, {"step": evil}, [curve], note=evil).html()
-    chart += Bars(evil, evil, evil, [evil], [Bar(evil, [1.0], href=evil)]).html()
+    chart = Lines(evil, evil, {"step": evil}, [curve], note=evil).html()
+    chart += Bars(evil, evil, [evil], [Bar(evil, [1.0])]).html() + legend([evil])
     table = Table([Column(evil)], [[evil]], caption=evil, notes=[evil]).html()
     text = page(
         evil,
@@ -163,7 +151,7 @@ def test_text_of_a_run_cannot_break_out_of_the_page() -> None:
         footer=evil,
     )
     assert "<script>alert" not in text
-    assert text.count("</script>") == 2  # the data's and the page's own
+    assert text.count("</script>") == 5  # of two charts, of the data, Plotly's and the page's own
 
 
 @pytest.mark.browser
@@ -179,34 +167,34 @@ def test_what_the_script_draws_of_a_runs_text_is_text(make_run: RunMaker, tmp_pa
 
 
 def test_a_chart_of_nothing_says_so() -> None:
-    assert "No run recorded this." in Lines("n", "t", "y", {"step": "x"}, [Series("a", {}, [])]).html()
-    assert "No run recorded this." in Bars("n", "t", "y", ["s"], [Bar("a", [None])]).html()
+    assert "No run recorded this." in Lines("t", "y", {"step": "x"}, [Series("a", {}, [])]).html()
+    assert "No run recorded this." in Bars("t", "y", ["s"], [Bar("a", [None])]).html()
 
 
 def test_a_long_curve_is_drawn_by_the_means_of_its_stretches_with_their_extremes() -> None:
     values = [float(index % 7) for index in range(10_000)]
     values[5000] = 99.0
-    drawn = Series("a", {"step": list(range(10_000))}, values).drawn()
-    assert len(drawn["y"]) == len(drawn["x"]["step"]) == 400
-    assert (max(drawn["high"]), drawn["x"]["step"][-1]) == (99.0, 9999)
-    assert all(
-        low <= mean <= high for low, mean, high in zip(drawn["low"], drawn["y"], drawn["high"], strict=True)
-    )
-    assert Series("a", {"step": [1, 2]}, [0.123456789, 2.0]).drawn()["y"] == [0.123457, 2]
+    faint, drawn = Series("a", {"step": list(range(10_000))}, values).traces(smooth=False)
+    assert len(drawn.y) == len(drawn.meta["step"]) == 295
+    assert drawn.meta["step"][-1] == 9999
+    assert (min(faint.y), max(faint.y), len(faint.y)) == (0, 99, 590)
+    (short,) = Series("a", {"step": [1, 2]}, [0.123456789, 2.0]).traces(smooth=True)
+    assert short.y == (0.123457, 2)
 
 
 def test_curves_that_hide_each_other_are_named() -> None:
     curves = [Series(name, {"step": [1]}, [value]) for name, value in (("a", 1.0), ("b", 2.0), ("c", 1.0))]
-    assert "Equal, one upon the other: a, c." in Lines("n", "t", "y", {"step": "x"}, curves).html()
+    assert "Equal, one upon the other: a, c." in Lines("t", "y", {"step": "x"}, curves).html()
 
 
-def test_reports_load_neither_torch_nor_aim_nor_matplotlib() -> None:
+def test_reports_load_neither_torch_nor_aim_nor_what_draws() -> None:
     modules = (
         "podtune.cli, podtune.report.compare.page, podtune.report.compare.comparison, "
         "podtune.report.runs.listing, podtune.report.runs.watch"
     )
     code = (
-        f"import sys, {modules}; sys.exit(' '.join({{'torch', 'aim', 'matplotlib', 'rich', 'jinja2'}} & "
+        f"import sys, {modules}; "
+        "sys.exit(' '.join({'torch', 'aim', 'matplotlib', 'plotly', 'rich', 'jinja2'} & "
         "set(sys.modules)) or None)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

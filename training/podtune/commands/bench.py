@@ -128,7 +128,7 @@ def plan(
 
 @app.command("run")
 def run(
-    output: Annotated[Path, typer.Option(help="Folder for the records; an earlier one is gone on with.")],
+    output: Annotated[Path, typer.Option(help="Folder for the records; a sweep there is resumed.")],
     preset: Annotated[str, typer.Option(help="smoke, single-gpu, node, multi-node.")] = "",
     sweep: Annotated[Path | None, typer.Option(help="A sweep of your own, in YAML.", metavar="FILE")] = None,
     resume: Annotated[
@@ -148,9 +148,9 @@ def run(
     """Measure a sweep: models x strategies x world sizes x precisions, one record a cell.
 
     Everything is checked before any process is started. A cell that runs out of memory, hangs or fails has a
-    record too. In a pod records are printed between markers as well. Ctrl-C keeps
-    what is done; the same command goes on. Exit code 0: every cell measured or out of memory; 70: a cell
-    failed (inside a job always 0).
+    record too. In a pod records are printed between markers as well. Ctrl-C keeps what is done; the same
+    command resumes. Exit code 0: every cell measured or out of memory; 70: a cell failed (inside a job
+    always 0).
 
     \b
     Examples:
@@ -160,45 +160,40 @@ def run(
     """
     import sys
 
-    from podtune.bench.sweep import runner
-    from podtune.bench.sweep import sweep as sweeps
     from podtune.commands.preflight import step_zero
     from podtune.run.distributed import in_pod, read_pod
-    from podtune.run.sweeps import SweepStopped
+    from podtune.sweep import cases
+    from podtune.sweep.case_runner import CaseRunner
+    from podtune.sweep.runner import SweepStopped
 
     if bool(preset) == bool(sweep):
-        fix = f"--preset {' or '.join(sweeps.preset_names())}, or --sweep FILE"
+        fix = f"--preset {' or '.join(cases.preset_names())}, or --sweep FILE"
         raise UsageError("give --preset or --sweep, one of them", where="podtune bench run", fix=fix)
-    asked = sweeps.read_sweep(sweep or sweeps.preset(preset))
+    requested = cases.read_sweep(sweep or cases.preset(preset))
     if timeout_per_cell is not None:
         if timeout_per_cell <= 0:
             raise UsageError(f"{timeout_per_cell:g} is not a positive number", where="--timeout-per-cell")
-        asked = dataclasses.replace(asked, timeout_per_cell_s=timeout_per_cell)
+        requested = dataclasses.replace(requested, timeout_per_cell_s=timeout_per_cell)
     pod = read_pod() if in_job else None
     if preflight and pod and (code := step_zero(sweep, wait_s=wait)):
         # final: only training has something to resume
         raise typer.Exit(UNAVAILABLE if code == PEER_LOST else code)
-    expansion = sweeps.expand(
-        asked, nodes=pod.nnodes if pod else 1, nproc_per_node=pod.nproc_per_node if pod else None
-    )
-    emit = sys.stdout if not as_json and in_pod() and (pod is None or pod.node_rank == 0) else None
-    job = runner.Runner(asked, expansion, output, resume=resume, pod=pod, emit=emit)
+    nodes, nproc_per_node = (pod.nnodes, pod.nproc_per_node) if pod else (1, None)
+    expansion = cases.expand(requested, nodes=nodes, nproc_per_node=nproc_per_node)
+    first = pod is None or pod.node_rank == 0
+    emit = sys.stdout if not as_json and in_pod() and first else None
     try:
-        progress = job.run()
+        states = CaseRunner(requested, expansion, output, resume, pod, emit=emit).run()
     except SweepStopped as stopped:
-        typer.echo(f"stopped; what is done is in {output}, and the same command goes on from there", err=True)
+        typer.echo(f"stopped; finished cells are in {output}, and the same command resumes", err=True)
         raise typer.Exit(stopped.code) from None
-    failed = [name for name, state in progress.states.items() if state == "error"]
+    failed = list(states.values()).count("error")
     if as_json:
+        found = {"cells": states, "impossible": expansion.impossible, "output": str(output)}
+        typer.echo(json.dumps(found, indent=2))
+    if first:
         typer.echo(
-            json.dumps(
-                {"cells": progress.states, "impossible": expansion.impossible, "output": str(output)},
-                indent=2,
-            )
-        )
-    if pod is None or pod.node_rank == 0:
-        typer.echo(
-            f"{len(progress.states)} cells, {len(failed)} failed; next: podtune bench report {output}",
+            f"{len(states)} cells, {failed} failed; next: podtune bench report {output}",
             err=True,
         )
     if failed and pod is None:  # in a job a failed cell is a result; an exit code would only restart the pod
@@ -215,7 +210,7 @@ def report(
     """Tables, plots and sentences from the records below DIR: which strategy to use, why, and what cannot be
     compared.
 
-    Writes report.html (one page, no network needed), report.md with plots/*.png, and report.csv into DIR.
+    Writes report.html (one page, no network needed), report.md and report.csv into DIR.
     Records of different precision, batch, device or commit are never put into one comparison.
 
     \b

@@ -68,23 +68,23 @@ def _asked(what: str) -> str:
 
 
 def look_at(data: str) -> str:
-    """What the rows are, in words; a local file is checked as training would check it.
+    """Describe the rows in words; a local file is checked as training would check it.
 
     Raises:
         UserError: the file is absent or holds no columns that can be trained.
     """
     if not Path(data).expanduser().exists():
         return f"rows of {data}, from the hub"
-    from podtune.sft.data.inspect import where_to_look
-    from podtune.sft.data.source import check_source
+    from podtune.sft.data.inspect import source_to_inspect
+    from podtune.sft.data.source import DataSource, check_source
 
-    check_source(where_to_look(data, None))
+    check_source(source_to_inspect(DataSource(data), None))
     return f"rows of {data}, with columns that can be trained"
 
 
 @dataclass(frozen=True)
 class Choice:
-    """How a model is trained on these GPUs. ``plan`` is None where its shape or the hardware is not known."""
+    """A way to train a model on these GPUs; ``plan`` is None where its shape or the hardware is unknown."""
 
     strategy: str
     lora: bool

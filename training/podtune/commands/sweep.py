@@ -10,27 +10,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from podtune.commands.options import Context, Namespace
-from podtune.run.errors import ConfigError, UsageError
+from podtune.commands.options import Context, Namespace, Sets, Values
+from podtune.run.errors import SOFTWARE, ConfigError, UsageError, printable
 
 if TYPE_CHECKING:
-    from podtune.sft.sweep import Begin, FineTuneOf, SweepFile
+    from podtune.sweep.trials import Begin, Trial, TrialSweep
 
 NAME_LENGTH = 40  # of a job: its pods' names are longer, and end at 63
 
 
 def sweep(
     file: Annotated[Path, typer.Argument(help="The sweep, in YAML.", metavar="SWEEP.yaml")],
-    output: Annotated[
-        Path, typer.Option(help="Folder for the runs; an earlier sweep there is gone on with.")
-    ],
-    values: Annotated[
-        list[Path] | None,
-        typer.Option("-f", "--values", help="In the cluster, as jobs of the chart with these values."),
-    ] = None,
-    sets: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="As helm's --set, with --values.")
-    ] = None,
+    output: Annotated[Path, typer.Option(help="Folder for the runs; a sweep there is resumed.")],
+    values: Values = None,
+    sets: Sets = None,
     at_once: Annotated[
         int, typer.Option(min=1, help="So many jobs at a time, with --values; a queue may hold them back.")
     ] = 1,
@@ -38,13 +31,13 @@ def sweep(
     context: Context = "",
     as_json: Annotated[bool, typer.Option("--json", help="How each run ended, for scripts.")] = False,
 ) -> None:
-    """Fine-tune over a grid or a list, one run after another here, each as podtune train would; with
-    --values as jobs in the cluster, some at once, each as podtune submit would.
+    """Fine-tune over a grid or a list, here or with --values in the cluster, and compare the runs.
 
-    Every configuration is checked before the first run starts. Finished runs are kept; one that was broken
-    off goes on from its checkpoint. With `stop: median` a run ends early that is worse than half of those
-    before it at the same step. The comparison of all is OUTPUT/compare.html. Exit code 0: every run finished
-    or was stopped by the rule; 70: one failed.
+    Here one run after another, each as podtune train would; with --values as jobs of the chart, some at
+    once, each as podtune submit would. Every configuration is checked before the first run starts. Finished
+    runs are kept; an interrupted one resumes from its checkpoint. With `stop: median` a run ends early that
+    is worse than half of those before it at the same step. The comparison of all is OUTPUT/compare.html. Exit
+    code 0: every run finished or was stopped by the rule; 70: one failed.
 
     In a cluster the config of the values is what all runs have in common, and the sweep's keys overrule it.
     Name claims that exist (persistence.*.existingClaim), so that model and data are prepared once. Ctrl-C
@@ -67,14 +60,13 @@ def sweep(
       processes: 1                           # of each run on this machine, or gpu
       stop: median
     """
-    from podtune.run.errors import SOFTWARE
     from podtune.run.record import RUN_FILE
-    from podtune.run.sweeps import SweepStopped
-    from podtune.sft.sweep import Sweeper, read
+    from podtune.sweep.runner import SweepStopped
+    from podtune.sweep.trials import TrialRunner, read_sweep
 
     if values:
-        found, begin = _in_the_cluster(file, values, sets or [], namespace, context)
-        sweeper = Sweeper(found, output, begin, at_once, _say)
+        trials, begin = _in_the_cluster(file, values, sets or [], namespace, context)
+        runner = TrialRunner(trials, output, begin, at_once, _say)
     elif sets or namespace or context or at_once > 1:
         raise UsageError(
             "--set, --at-once, --namespace and --context are for a sweep in a cluster",
@@ -82,14 +74,12 @@ def sweep(
             fix="add -f VALUES, or leave them out",
         )
     else:
-        sweeper = Sweeper(read(file), output, say=_say)
+        runner = TrialRunner(read_sweep(file), output, say=_say)
     try:
-        states = sweeper.run()
+        states = runner.run()
     except SweepStopped as stopped:
-        left = "; jobs in the cluster go on, `podtune delete NAME` ends one" if values else ""
-        typer.echo(
-            f"stopped; what is done is in {output}, and the same command goes on from there{left}", err=True
-        )
+        left = "; jobs in the cluster continue, `podtune delete NAME` ends one" if values else ""
+        typer.echo(f"stopped; finished runs are in {output}, and the same command resumes{left}", err=True)
         raise typer.Exit(stopped.code) from None
     if as_json:
         typer.echo(json.dumps({"runs": states, "output": str(output)}, indent=2))
@@ -102,8 +92,8 @@ def sweep(
 
 def _in_the_cluster(
     file: Path, values: list[Path], sets: list[str], namespace: str, context: str
-) -> tuple[SweepFile, Begin]:
-    """The sweep on top of the values' config, and what starts a run of it.
+) -> tuple[TrialSweep, Begin]:
+    """The sweep on top of the values' config, and the starter of its trials.
 
     Raises:
         UserError: the chart, lint or the cluster would refuse one of the runs; nothing is created then.
@@ -114,7 +104,7 @@ def _in_the_cluster(
     from podtune.cluster.live import release, submit
     from podtune.cluster.live.client import connect
     from podtune.commands.manifests import linted
-    from podtune.sft.sweep import read
+    from podtune.sweep.trials import read_sweep
 
     own = merged_values(values, sets)
     try:
@@ -123,18 +113,18 @@ def _in_the_cluster(
             raise yaml.YAMLError("no mapping of keys to values")
     except yaml.YAMLError as error:
         raise ConfigError(
-            f"is no training YAML: {' '.join(str(error).split())}", where="config of the values"
+            f"is not a training YAML: {' '.join(str(error).split())}", where="config of the values"
         ) from None
     own.pop("config", None)
-    sweep_file = read(file, place=json.dumps(own, sort_keys=True, default=str), below=below)
+    trials = read_sweep(file, place=json.dumps(own, sort_keys=True, default=str), below=below)
     cluster = connect(namespace, context)
 
-    def documents(run: FineTuneOf, *, tell: bool) -> list[dict[str, Any]]:
-        config = yaml.safe_dump(run.content, sort_keys=False)
-        text = rendered({**own, "config": config}, job_name(run), cluster.namespace)
+    def documents(trial: Trial, *, tell: bool) -> list[dict[str, Any]]:
+        config = yaml.safe_dump(trial.content, sort_keys=False)
+        text = rendered({**own, "config": config}, job_name(trial), cluster.namespace)
         return submit.installable(linted(text, tell=tell))
 
-    jobs = {run.name: documents(run, tell=run is sweep_file.runs[0]) for run in sweep_file.runs}
+    jobs = {trial.name: documents(trial, tell=index == 0) for index, trial in enumerate(trials.trials)}
     notes: dict[str, None] = {}
     for each in jobs.values():
         if not release.exists(cluster, each):
@@ -142,31 +132,28 @@ def _in_the_cluster(
     for note in notes:
         print(f"podtune: note: {note}", file=sys.stderr)
 
-    def begin(run: FineTuneOf, folder: Path) -> release.Release:
-        return release.Release(cluster, jobs[run.name], folder, _say)
+    def begin(trial: Trial, folder: Path) -> release.Release:
+        return release.Release(cluster, jobs[trial.name], folder, _say)
 
-    return sweep_file, begin
+    return trials, begin
 
 
 def _say(line: str) -> None:
-    """Progress, in which others' words stand: reasons of records, messages of pods."""
-    from podtune.run.errors import printable
-
+    """Print progress, which quotes records and messages of pods."""
     typer.echo(printable(line), err=True)
 
 
-def job_name(run: FineTuneOf) -> str:
-    """The run's name as Kubernetes allows it, without its beginning if it is long: its end is a hash."""
-    name = re.sub(r"[^a-z0-9]+", "-", run.name.lower())[-NAME_LENGTH:].lstrip("-")
+def job_name(trial: Trial) -> str:
+    """The trial's name as Kubernetes allows it, without its beginning if it is long: its end is a hash."""
+    name = re.sub(r"[^a-z0-9]+", "-", trial.name.lower())[-NAME_LENGTH:].lstrip("-")
     return name if name[0].isalpha() else f"run-{name}"
 
 
 def _compare(folders: list[Path], output: Path, *, quiet: bool) -> None:
-    """The verdict on the screen, and the page."""
+    """Print the verdict, and write the page."""
     from podtune.report.compare import page, view
     from podtune.report.compare.comparison import compare
     from podtune.report.runs.runs import load_run
-    from podtune.run.errors import printable
 
     if len(folders) < 2:
         return

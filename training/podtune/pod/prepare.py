@@ -263,7 +263,7 @@ def _tokenise(values: dict[str, Any]) -> None:
     )
     for warning in rows.warnings:
         warn(warning)
-    counted = "streamed rows" if rows.count is None else f"{rows.count} rows, {rows.facts['tokens']} tokens"
+    counted = "streamed rows" if rows.count is None else f"{rows.count} rows, {rows.info.tokens} tokens"
     print(f"podtune prepare: {counted}", flush=True)
 
 

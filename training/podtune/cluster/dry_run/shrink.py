@@ -6,7 +6,7 @@ from typing import Any
 
 from podtune.cluster.dry_run.dry_run import Adaptation
 from podtune.cluster.job.pytorchjob import Pod
-from podtune.cluster.lint.job import count_gpus
+from podtune.cluster.lint.templates import count_gpus
 from podtune.machine.facts import gpus, usable_cpus
 
 Json = dict[str, Any]

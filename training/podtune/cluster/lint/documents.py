@@ -13,10 +13,8 @@ from typing import Any
 
 import yaml
 
+from podtune.cluster.lint.diagnostic import Diagnostic, Json, Place
 from podtune.run.errors import DataError
-
-Json = dict[str, Any]
-Place = tuple[str | int, ...]
 
 MAX_DEPTH = 200
 # How many times as large as it is a document may be with its aliases written out, beyond 100,000 values.
@@ -24,13 +22,14 @@ MAX_GROWTH = 10
 JOBS = ("PyTorchJob", "TrainJob")
 RUNTIMES = ("TrainingRuntime", "ClusterTrainingRuntime")
 KINDS = (*JOBS, *RUNTIMES)
+GROUPS = ("kubeflow.org", "trainer.kubeflow.org")
 
 # The C parser where PyYAML was built with it: twenty times as fast.
 _Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class _Loader(_Base):  # type: ignore[misc]
-    """Without dates, which Kubernetes has none of."""
+    """A loader without dates, which Kubernetes has none of."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -57,8 +56,7 @@ _BOOLEAN = {"true": True, "yes": True, "on": True, "false": False, "no": False, 
 
 @dataclass
 class Document:
-    """One YAML document, or an object inside one (an item of a List, a job in an AppWrapper), and where its
-    values stand."""
+    """One YAML document, or an object inside one: an item of a List, a job in an AppWrapper."""
 
     content: Json
     source: str
@@ -82,8 +80,14 @@ class Document:
     def namespace(self) -> str:
         return str(self.metadata.get("namespace") or "")
 
+    @property
+    def group(self) -> str:
+        """The group of apiVersion, "" for core/v1."""
+        version = self.content.get("apiVersion")
+        return version.rpartition("/")[0] if isinstance(version, str) else ""
+
     def line(self, path: Place) -> int:
-        """The line, from 1, of the value at ``path``, or of the nearest thing around it that exists."""
+        """The line, from 1, of the value at ``path``, or of what is around it where that is absent."""
         node, mark = self.node, self.node.start_mark
         for key in path:
             child = _child(node, key)
@@ -103,20 +107,20 @@ class Document:
         return str(node.value) if isinstance(node, yaml.ScalarNode) else None
 
 
-@dataclass(frozen=True)
-class YamlError:
-    """A document that cannot be read."""
+def is_foreign(document: Document) -> bool:
+    """True for a kind of another operator's group, as KubeDL has a PyTorchJob too; not for a misspelt one."""
+    group = document.group
+    if not group or "kubeflow" in group:
+        return False
+    import difflib
 
-    source: str
-    line: int
-    message: str
-    fix: str
+    return not difflib.get_close_matches(group, GROUPS, n=1, cutoff=0.8)
 
 
-def read(text: str, source: str) -> tuple[list[Document], list[YamlError]]:
+def read(text: str, source: str) -> tuple[list[Document], list[Diagnostic]]:
     """The documents of ``text`` up to the first that is not YAML, and the errors in it."""
     documents: list[Document] = []
-    errors: list[YamlError] = []
+    errors: list[Diagnostic] = []
     loader = None
     try:
         loader = _Loader(text)
@@ -129,7 +133,7 @@ def read(text: str, source: str) -> tuple[list[Document], list[YamlError]]:
                 documents += _objects(content, node, source)
             elif content is not None:
                 message, fix = "this document is not a mapping", "start it with apiVersion and kind"
-                errors.append(YamlError(source, node.start_mark.line + 1, message, fix))
+                errors.append(_error(source, node.start_mark.line + 1, message, fix))
     except (yaml.YAMLError, RecursionError, ValueError, OverflowError) as error:
         errors.append(_explained(error, text, source))
     finally:
@@ -151,7 +155,7 @@ def refuse_bombs(text: str, source: str) -> None:
 
 
 class _Builder:
-    """Turns one document's nodes into values.
+    """A builder of one document's values from its nodes.
 
     An alias gives the same object again, so that it costs nothing; how large the document would be with all
     of them written out is counted.
@@ -159,7 +163,7 @@ class _Builder:
 
     def __init__(self, source: str) -> None:
         self.source = source
-        self.errors: list[YamlError] = []
+        self.errors: list[Diagnostic] = []
         self.built: dict[int, tuple[Any, int]] = {}  # id of a node -> its value, and the values in it
         self.open: set[int] = set()
         self.written = 0  # values that stand in the text
@@ -203,9 +207,8 @@ class _Builder:
             key = _key(name)
             if key in content:
                 message = f"{key!r} is given twice; the last one wins"
-                self.errors.append(
-                    YamlError(self.source, name.start_mark.line + 1, message, "remove one of them")
-                )
+                line = name.start_mark.line + 1
+                self.errors.append(_error(self.source, line, message, "remove one of them"))
             content[key] = value
         for merge in merges:
             if not isinstance(merge, dict):
@@ -257,7 +260,7 @@ def _whole(text: str) -> int:
 
 
 def _objects(content: Json, node: Any, source: str) -> Iterator[Document]:
-    """The document itself, or the objects inside it where it is a list of them or wraps a job."""
+    """The document itself, or the objects in a list of them or in what wraps a job."""
     if content.get("kind") in KINDS:
         yield Document(content, source, node)
         return
@@ -310,7 +313,7 @@ def _child(node: Any, key: str | int) -> tuple[Any, Any] | None:
     return None
 
 
-def _explained(error: Exception, text: str, source: str) -> YamlError:
+def _explained(error: Exception, text: str, source: str) -> Diagnostic:
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
     line = mark.line + 1 if mark else 1 + text.count("\n", 0, getattr(error, "position", 0))
     problem = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error)
@@ -324,4 +327,8 @@ def _explained(error: Exception, text: str, source: str) -> YamlError:
         fix = "indent with spaces, not tabs"
     else:
         fix = "correct the YAML at this line; the indentation above it counts, too"
-    return YamlError(source, line, f"not YAML: {context + ', ' if context else ''}{problem}{place}", fix)
+    return _error(source, line, f"not YAML: {context + ', ' if context else ''}{problem}{place}", fix)
+
+
+def _error(source: str, line: int, message: str, fix: str) -> Diagnostic:
+    return Diagnostic((), message, "error", fix, "api", "PT001", source=source, line=line)

@@ -6,8 +6,10 @@ from collections.abc import Iterator
 
 from podtune.cluster.job.pytorchjob import QUEUE
 from podtune.cluster.lint.command import NEVER_ENDS
+from podtune.cluster.lint.diagnostic import Diagnostic, dig
+from podtune.cluster.lint.documents import JOBS
 from podtune.cluster.lint.job import Job
-from podtune.cluster.lint.rules import BOTH, WITH_PODS, Hit, Severity, rule
+from podtune.cluster.lint.rules import WITH_PODS, rule
 
 # between SIGTERM and SIGKILL for its children, unless --shutdown-timeout says otherwise
 TORCHRUN_SHUTDOWN_S = 30
@@ -15,38 +17,38 @@ RUN_POLICY = ("spec", "runPolicy")
 
 
 @rule("PT201", "note", fix="cleanPodPolicy: Running", values="runPolicy.cleanPodPolicy")
-def pods_stay_after_the_end(job: Job) -> Iterator[Hit]:
-    """With cleanPodPolicy None (the default) pods that hang when the job has ended keep their GPUs; Running
-    frees them and keeps finished pods' logs."""
-    policy = (job.spec.get("runPolicy") or {}).get("cleanPodPolicy")
+def pods_stay_after_the_end(job: Job) -> Iterator[Diagnostic]:
+    """Pods that hang when the job has ended keep their GPUs with cleanPodPolicy None (the default).
+
+    Running frees them and keeps finished pods' logs.
+    """
+    policy = dig(job.spec, "runPolicy").get("cleanPodPolicy")
     if policy in (None, "None"):
         says = "is absent, which means None" if policy is None else "is None"
-        yield Hit((*RUN_POLICY, "cleanPodPolicy"), f"cleanPodPolicy {says}")
+        yield Diagnostic((*RUN_POLICY, "cleanPodPolicy"), f"cleanPodPolicy {says}")
 
 
 @rule(
     "PT202", "note", fix="backoffLimit: 3, or what a day of retries is worth", values="runPolicy.backoffLimit"
 )
-def retries_without_limit(job: Job) -> Iterator[Hit]:
-    """Without backoffLimit a job that cannot work restarts for ever and holds its GPUs meanwhile.
+def retries_without_limit(job: Job) -> Iterator[Diagnostic]:
+    """A job that cannot work restarts for ever without backoffLimit, and holds its GPUs meanwhile.
 
-    A negative one is none (a warning).
+    A negative limit is none (a warning).
     """
+    policy = dig(job.spec, "runPolicy")
     restarting = [
-        template
-        for template in job.templates
-        if template.restart_policy in ("OnFailure", "Always", "ExitCode")
+        each for each in job.templates if each.restart_policy in ("OnFailure", "Always", "ExitCode")
     ]
-    policy = job.spec.get("runPolicy") or {}
     if restarting and policy.get("backoffLimit") is None:
         message = f"restartPolicy {restarting[0].restart_policy} and no backoffLimit"
-        yield Hit((*RUN_POLICY, "backoffLimit"), message)
+        yield Diagnostic((*RUN_POLICY, "backoffLimit"), message)
     for field in ("backoffLimit", "ttlSecondsAfterFinished", "activeDeadlineSeconds"):
         value = policy.get(field)
         least = 1 if field == "activeDeadlineSeconds" else 0
         if isinstance(value, int) and value < least:
             message = f"{field} is {value}, below {least}"
-            yield Hit((*RUN_POLICY, field), message, "warning", f"give it {least} or more")
+            yield Diagnostic((*RUN_POLICY, field), message, "warning", f"give it {least} or more")
 
 
 @rule(
@@ -55,44 +57,49 @@ def retries_without_limit(job: Job) -> Iterator[Hit]:
     fix="restartPolicy: OnFailure, or an entry point that maps exit codes (podtune launch)",
     values="restartPolicy",
 )
-def exit_code_under_torchrun(job: Job) -> Iterator[Hit]:
-    """RestartPolicy ExitCode retries codes of 128 and above, but torchrun turns every failure into 1: such a
-    job never retries."""
+def exit_code_under_torchrun(job: Job) -> Iterator[Diagnostic]:
+    """RestartPolicy ExitCode never retries under torchrun.
+
+    It retries codes of 128 and above, and torchrun turns every failure into 1.
+    """
     for template, container in job.mains():
         if template.restart_policy == "ExitCode" and container.launch.kind == "torchrun":
-            message = "restartPolicy ExitCode of {role} with bare torchrun"
-            yield Hit((*template.path, "restartPolicy"), message, role=template.role)
+            place = (*template.path, "restartPolicy")
+            yield Diagnostic(place, "restartPolicy ExitCode of {role} with bare torchrun")
 
 
 @rule(
     "PT204", "note", fix="more than 30 s plus the time of a save: 120", values="terminationGracePeriodSeconds"
 )
-def grace_shorter_than_a_save(job: Job) -> Iterator[Hit]:
-    """The kubelet kills a pod terminationGracePeriodSeconds (30 if unset) after SIGTERM; torchrun alone may
-    use 30 s, so a checkpoint cannot be saved."""
+def grace_shorter_than_a_save(job: Job) -> Iterator[Diagnostic]:
+    """A checkpoint cannot be saved within terminationGracePeriodSeconds.
+
+    The kubelet kills a pod that long (30 s if unset) after SIGTERM, and torchrun alone may use 30 s.
+    """
     for template in job.templates:
         grace = template.pod.get("terminationGracePeriodSeconds")
         if grace is None or grace <= TORCHRUN_SHUTDOWN_S:
             says = "is absent, which means 30" if grace is None else f"is {grace}"
-            path = (*template.pod_path, "terminationGracePeriodSeconds")
-            message = f"terminationGracePeriodSeconds of {{role}} {says}"
-            yield Hit(path, message, role=template.role)
+            place = (*template.pod_path, "terminationGracePeriodSeconds")
+            yield Diagnostic(place, f"terminationGracePeriodSeconds of {{role}} {says}")
 
 
 @rule("PT205", "warning", fix="remove it; the operator watches the process")
-def readiness_probe_on_master(job: Job) -> Iterator[Hit]:
-    """Workers wait for the master's DNS name, which appears when it is ready: a readinessProbe that needs the
-    training to run deadlocks."""
+def readiness_probe_on_master(job: Job) -> Iterator[Diagnostic]:
+    """A readinessProbe of the master that needs the training to run deadlocks.
+
+    Workers wait for the master's DNS name, which appears when it is ready.
+    """
     master = job.template("Master")
     if master is None or job.template("Worker") is None:
         return
     for container in master.containers:
         if container.spec.get("readinessProbe") is not None:
-            yield Hit((*container.path, "readinessProbe"), "the Master has a readinessProbe")
+            yield Diagnostic((*container.path, "readinessProbe"), "the Master has a readinessProbe")
 
 
 @rule("PT206", "error", by="hang", fix="restartPolicy: OnFailure", values="restartPolicy")
-def restart_always(job: Job) -> Iterator[Hit]:
+def restart_always(job: Job) -> Iterator[Diagnostic]:
     """RestartPolicy Always restarts a container that has finished, too, so the job never ends.
 
     On a Worker beside a Master only its pods stay (a warning).
@@ -100,9 +107,8 @@ def restart_always(job: Job) -> Iterator[Hit]:
     for template in job.templates:
         if template.restart_policy == "Always":
             beside = template.role != "Master" and job.template("Master") is not None
-            message = "restartPolicy of {role} is Always"
-            severity: Severity | None = "warning" if beside else None
-            yield Hit((*template.path, "restartPolicy"), message, severity, role=template.role)
+            place = (*template.path, "restartPolicy")
+            yield Diagnostic(place, "restartPolicy of {role} is Always", "warning" if beside else "")
 
 
 @rule(
@@ -111,13 +117,13 @@ def restart_always(job: Job) -> Iterator[Hit]:
     fix="set it beside replicas; the operator overwrites the template's",
     values="restartPolicy",
 )
-def restart_policy_in_template(job: Job) -> Iterator[Hit]:
+def restart_policy_in_template(job: Job) -> Iterator[Diagnostic]:
     """A restartPolicy inside the pod template is overwritten by the replica's (OnFailure if unset)."""
     for template in job.templates:
         policy = template.pod.get("restartPolicy")
         if policy is not None and policy != template.restart_policy:
             message = f"the template says {policy}, {{role}}'s restartPolicy is {template.restart_policy}"
-            yield Hit((*template.pod_path, "restartPolicy"), message, role=template.role)
+            yield Diagnostic((*template.pod_path, "restartPolicy"), message)
 
 
 @rule(
@@ -126,13 +132,12 @@ def restart_policy_in_template(job: Job) -> Iterator[Hit]:
     fix="ttlSecondsAfterFinished: a day or more, or leave it out",
     values="runPolicy.ttlSecondsAfterFinished",
 )
-def gone_before_read(job: Job) -> Iterator[Hit]:
-    """A ttlSecondsAfterFinished of minutes deletes the job, its pods and their logs before anybody has read
-    them."""
-    ttl = (job.spec.get("runPolicy") or {}).get("ttlSecondsAfterFinished")
+def gone_before_read(job: Job) -> Iterator[Diagnostic]:
+    """A ttlSecondsAfterFinished of minutes deletes the job and its logs before anybody has read them."""
+    ttl = dig(job.spec, "runPolicy").get("ttlSecondsAfterFinished")
     if ttl is not None and 0 <= ttl < 600:
         message = f"the job and its logs are deleted {ttl} s after its end"
-        yield Hit((*RUN_POLICY, "ttlSecondsAfterFinished"), message)
+        yield Diagnostic((*RUN_POLICY, "ttlSecondsAfterFinished"), message)
 
 
 @rule(
@@ -141,60 +146,51 @@ def gone_before_read(job: Job) -> Iterator[Hit]:
     fix="an init container with restartPolicy: Always ends with the others",
     kinds=WITH_PODS,
 )
-def container_beside_the_trainer(job: Job) -> Iterator[Hit]:
-    """A pod has succeeded when all its containers have: one beside the trainer that never ends keeps the job
-    from ending."""
-    for template in job.templates:
-        if template.main is None or len(template.containers) < 2:
-            continue
+def container_beside_the_trainer(job: Job) -> Iterator[Diagnostic]:
+    """A container beside the trainer that never ends keeps the job from ending.
+
+    A pod has succeeded when all its containers have.
+    """
+    for template, main in job.mains():
         for container in template.containers:
-            if container.name != template.main_name:
-                text = " ".join(container.words)
-                never = (
-                    " never ends, and so neither does the job"
-                    if NEVER_ENDS.search(text)
-                    else (" has to end by itself, or the job never does")
-                )
-                yield Hit(
-                    container.path,
-                    f"{container.name!r} beside the trainer of {{role}}{never}",
-                    role=template.role,
-                )
+            if container.name == main.name:
+                continue
+            never = "has to end by itself, or the job never does"
+            if NEVER_ENDS.search(" ".join(container.words)):
+                never = "never ends, and so neither does the job"
+            message = f"{container.name!r} beside the trainer of {{role}} {never}"
+            yield Diagnostic(container.path, message)
 
 
 @rule("PT210", "warning", fix="remove it; the operator watches the process", kinds=WITH_PODS)
-def probe_on_the_trainer(job: Job) -> Iterator[Hit]:
-    """A livenessProbe or startupProbe kills a training that is busy compiling, loading or saving, or that
-    serves nothing at all."""
-    for template, container in job.mains():
+def probe_on_the_trainer(job: Job) -> Iterator[Diagnostic]:
+    """A livenessProbe or startupProbe kills a training that is busy compiling, loading or saving."""
+    for _, container in job.mains():
         for probe in ("livenessProbe", "startupProbe"):
             if container.spec.get(probe) is not None:
-                message = f"the trainer of {{role}} has a {probe}"
-                yield Hit((*container.path, probe), message, role=template.role)
+                yield Diagnostic((*container.path, probe), f"the trainer of {{role}} has a {probe}")
 
 
 @rule("PT211", "warning", fix="leave it out: the default is all pods", values="runPolicy.schedulingPolicy")
-def gang_above_the_pods(job: Job) -> Iterator[Hit]:
-    """With gang scheduling a minAvailable above the job's pods waits for pods that do not exist; without, it
-    does nothing."""
-    policy = (job.spec.get("runPolicy") or {}).get("schedulingPolicy") or {}
-    least = policy.get("minAvailable")
+def gang_above_the_pods(job: Job) -> Iterator[Diagnostic]:
+    """A minAvailable above the job's pods waits for pods that do not exist, under gang scheduling."""
+    least = dig(job.spec, "runPolicy", "schedulingPolicy").get("minAvailable")
     if isinstance(least, int) and job.pods and (least > job.pods or least < 0):
-        path = (*RUN_POLICY, "schedulingPolicy", "minAvailable")
-        yield Hit(path, f"minAvailable is {least} and the job has {job.pods} pods")
+        place = (*RUN_POLICY, "schedulingPolicy", "minAvailable")
+        yield Diagnostic(place, f"minAvailable is {least} and the job has {job.pods} pods")
 
 
-@rule("PT212", "warning", fix=f"add the label {QUEUE}, or drop it", values="kueue.queueName", kinds=BOTH)
-def suspended_without_queue(job: Job) -> Iterator[Hit]:
+@rule("PT212", "warning", fix=f"add the label {QUEUE}, or drop it", values="kueue.queueName", kinds=JOBS)
+def suspended_without_queue(job: Job) -> Iterator[Diagnostic]:
     """A suspended job starts when somebody resumes it: Kueue does, for jobs that name a queue.
 
     So is MultiKueue the manager of such jobs only.
     """
-    if QUEUE in (job.metadata.get("labels") or {}):
+    if QUEUE in dig(job.metadata, "labels"):
         return
-    holder = job.spec if job.kind == "TrainJob" else job.spec.get("runPolicy") or {}
-    path = ("spec",) if job.kind == "TrainJob" else RUN_POLICY
+    trainjob = job.kind == "TrainJob"
+    holder, place = (job.spec, ("spec",)) if trainjob else (dig(job.spec, "runPolicy"), RUN_POLICY)
     if holder.get("suspend") is True:
-        yield Hit((*path, "suspend"), "suspend is true and no queue is named")
+        yield Diagnostic((*place, "suspend"), "suspend is true and no queue is named")
     if "multikueue" in str(holder.get("managedBy") or ""):
-        yield Hit((*path, "managedBy"), "MultiKueue is the manager and no queue is named")
+        yield Diagnostic((*place, "managedBy"), "MultiKueue is the manager and no queue is named")

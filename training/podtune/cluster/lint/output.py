@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from collections.abc import Callable
 from typing import Any
 
-from podtune.cluster.lint.check import SCHEMA, Finding, Verdict
-from podtune.cluster.lint.rules import RULES, SEVERITIES
+from podtune.cluster.lint.check import Verdict
+from podtune.cluster.lint.diagnostic import SEVERITIES, Diagnostic
+from podtune.cluster.lint.rules import RULES
 
+SCHEMA = "podtune.lint/1"
+FIELDS = ("code", "severity", "source", "line", "job", "path", "message", "fix", "values", "by")
 STDIN = "-"
-PAGE = "docs/lint.md"
 
 
 def printable(text: str) -> str:
@@ -29,7 +31,7 @@ def as_text(verdict: Verdict, *, notes: bool = False) -> str:
     Notes of a job share one line unless ``notes``.
     """
     lines: list[str] = []
-    shared: dict[tuple[str, str], list[Finding]] = {}
+    shared: dict[tuple[str, str], list[Diagnostic]] = {}
     for finding in verdict.findings:
         if finding.severity == "note" and not notes:
             shared.setdefault((finding.source, finding.job), []).append(finding)
@@ -63,17 +65,22 @@ def as_json(verdict: Verdict) -> str:
     content: dict[str, Any] = {"schema": SCHEMA, "jobs": verdict.jobs, "runtimes": verdict.runtimes}
     content |= {f"{severity}s": verdict.count(severity) for severity in SEVERITIES}
     content |= {"ignored": verdict.ignored}
-    return json.dumps(content | {"findings": [asdict(finding) for finding in verdict.findings]}, indent=2)
+    content["findings"] = [{name: getattr(finding, name) for name in FIELDS} for finding in verdict.findings]
+    return json.dumps(content, indent=2)
 
 
-def as_github(verdict: Verdict) -> str:
-    """Workflow commands: GitHub shows them at the line of the pull request."""
+def as_github(verdict: Verdict, *, notes: bool = False) -> str:
+    """Workflow commands: GitHub shows them at the line of the pull request, ten of a step.
+
+    Notes are left out unless ``notes``.
+    """
     level = {"error": "error", "warning": "warning", "note": "notice"}
     lines = []
     for finding in verdict.findings:
         place = f"file={_property(finding.source)},line={finding.line}," if finding.source != STDIN else ""
         data = f"{finding.message}. Fix: {finding.fix}"
-        lines.append(f"::{level[finding.severity]} {place}title={finding.code}::{_data(data)}")
+        if notes or finding.severity != "note":
+            lines.append(f"::{level[finding.severity]} {place}title={finding.code}::{_data(data)}")
     return "\n".join(lines)
 
 
@@ -115,9 +122,6 @@ def as_sarif(verdict: Verdict) -> str:
         }
         for rule in sorted(RULES, key=lambda rule: rule.code)
     ]
-    rules.insert(
-        0, {"id": "PT001", "name": "not-yaml", "shortDescription": {"text": "The file is not YAML."}}
-    )
     driver = {"name": "podtune lint", "rules": rules}
     content = {
         "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
@@ -127,4 +131,10 @@ def as_sarif(verdict: Verdict) -> str:
     return json.dumps(content, indent=2)
 
 
-FORMATS = {"text": as_text, "json": as_json, "github": as_github, "sarif": as_sarif}
+FORMATS: dict[str, Callable[..., str]] = {
+    "text": as_text,
+    "json": as_json,
+    "github": as_github,
+    "sarif": as_sarif,
+}
+TAKE_NOTES = ("text", "github")

@@ -1,4 +1,4 @@
-"""PT3 and PT4: what a pod asks of the cluster, and what it gives away."""
+"""PT3: what a pod asks of the cluster."""
 
 from __future__ import annotations
 
@@ -6,28 +6,17 @@ import re
 from collections.abc import Iterator
 from decimal import Decimal
 
-from podtune.cluster.job.pytorchjob import CONTAINER, LABEL, PORT, PORT_NAME
-from podtune.cluster.lint.job import DEVICE, Job, JobContainer, PodTemplate
+from podtune.cluster.lint.diagnostic import Diagnostic, Json, Place, dig
+from podtune.cluster.lint.documents import JOBS
+from podtune.cluster.lint.job import Job
 from podtune.cluster.lint.quantity import quantity
-from podtune.cluster.lint.rules import ALL, BOTH, WITH_PODS, Hit, rule
+from podtune.cluster.lint.rules import ALL, WITH_PODS, rule
 from podtune.cluster.lint.schema import VARIABLE
+from podtune.cluster.lint.templates import JobContainer, PodTemplate
 
-SECRET_NAME = re.compile(
-    r"(^|_)(TOKEN|PASSWORD|PASSWD|SECRET|API_?KEY|ACCESS_KEY|PRIVATE_KEY|CREDENTIALS|PAT|NOTIFY_?URL)$",
-    re.IGNORECASE,
-)
-NOT_SECRET = re.compile(
-    r"^(EOS|BOS|PAD|UNK|SEP|CLS|MASK|STOP|IMAGE|NUM|MAX|MIN|IGNORE|USE|START|END)_?.*TOKEN$", re.IGNORECASE
-)
-SECRET_VALUE = re.compile(
-    r"\b(hf_[A-Za-z0-9]{16,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|AKIA[0-9A-Z]{16}|sk-[A-Za-z0-9_-]{20,}"
-    r"|xox[abp]-[A-Za-z0-9-]{10,}|glpat-[\w-]{20,}|AIza[\w-]{35})"
-    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----|\w+://[^/\s:@$]+:[^/\s:@$]+@"
-)
-ISTIO = "sidecar.istio.io/inject"
-OLD_LABELS = ("pytorch-job-name", "pytorch-replica-type", "pytorch-replica-index", "group-name")
 MIB, PIB = Decimal(1024**2), Decimal(1024**5)
 MOST_CORES = 4096
+SHM = "/dev/shm"
 #: names that people write for nvidia.com/gpu, and that no device plugin offers
 NOT_A_GPU = re.compile(r"(nvidia|amd)\.com/(gpus|GPUs?|Gpus?|gpu-count|vgpus|gpu_count)")
 
@@ -37,34 +26,34 @@ NOT_A_GPU = re.compile(r"(nvidia|amd)\.com/(gpus|GPUs?|Gpus?|gpu-count|vgpus|gpu
     "warning",
     fix="mount an emptyDir with medium: Memory at /dev/shm",
     values="shm.sizeLimit",
-    kinds=BOTH,
+    kinds=JOBS,
 )
-def no_shared_memory(job: Job) -> Iterator[Hit]:
-    """/dev/shm is 64 MiB unless a memory volume is mounted there: NCCL between the GPUs of a pod, and
-    DataLoader workers, die with a bus error."""
+def no_shared_memory(job: Job) -> Iterator[Diagnostic]:
+    """NCCL between the GPUs of a pod, and DataLoader workers, die with a bus error in 64 MiB of /dev/shm.
+
+    It is no larger unless a memory volume is mounted there.
+    """
     for template, container in job.mains():
-        if job.kind == "TrainJob" and not container.spec.get("volumeMounts"):
+        mounts, place = container.spec.get("volumeMounts") or [], (*container.path, "volumeMounts")
+        if job.kind == "TrainJob" and not mounts:
             continue  # the runtime or an override may mount it
-        mounts = container.spec.get("volumeMounts") or []
-        mount = next((each for each in mounts if str(each.get("mountPath")).rstrip("/") == "/dev/shm"), None)
-        volumes = {volume.get("name"): volume for volume in template.pod.get("volumes") or []}
+        mount = next((each for each in mounts if str(each.get("mountPath")).rstrip("/") == SHM), None)
         if mount is None:
             if container.gpus > 1 and not template.pod.get("hostIPC"):
-                message = f"nothing is mounted at /dev/shm of {{role}}, which has {container.gpus} GPUs"
-                yield Hit((*container.path, "volumeMounts"), message, role=template.role)
+                message = f"nothing is mounted at {SHM} of {{role}}, which has {container.gpus} GPUs"
+                yield Diagnostic(place, message)
             continue
-        volume = volumes.get(mount.get("name")) or {}
-        empty = volume.get("emptyDir")
+        volumes = {volume.get("name"): volume for _, volume in template.volumes}
+        empty = (volumes.get(mount.get("name")) or {}).get("emptyDir")
         if empty is not None and empty.get("medium") in (None, ""):
-            message = "/dev/shm of {role} is on disk: its emptyDir lacks medium: Memory"
-            yield Hit((*container.path, "volumeMounts"), message, role=template.role)
-        size = quantity((empty or {}).get("sizeLimit"))
-        memory = quantity(((container.spec.get("resources") or {}).get("limits") or {}).get("memory"))
+            yield Diagnostic(place, f"{SHM} of {{role}} is on disk: its emptyDir lacks medium: Memory")
+        size, memory = (
+            quantity(dig(empty).get("sizeLimit")),
+            quantity(container.amounts("limits").get("memory")),
+        )
         if size is not None and memory is not None and size > memory >= MIB:
-            message = "sizeLimit of /dev/shm of {role} is above the memory limit that it counts into"
-            yield Hit(
-                (*container.path, "volumeMounts"), message, fix="a smaller sizeLimit", role=template.role
-            )
+            message = f"sizeLimit of {SHM} of {{role}} is above the memory limit that it counts into"
+            yield Diagnostic(place, message, fix="a smaller sizeLimit")
 
 
 @rule(
@@ -73,35 +62,33 @@ def no_shared_memory(job: Job) -> Iterator[Hit]:
     by="hang",
     fix="accessModes: [ReadWriteMany], of a storage class that can",
     values="persistence.*.accessModes",
-    kinds=BOTH,
+    kinds=JOBS,
 )
-def volume_for_one_node(job: Job) -> Iterator[Hit]:
-    """A ReadWriteOncePod claim is for one pod, so the others of the job never start and it hangs; a
-    ReadWriteOnce claim is attached to one node, and pods that land on another stay in ContainerCreating (a
-    warning)."""
+def volume_for_one_node(job: Job) -> Iterator[Diagnostic]:
+    """A job of several pods hangs on a ReadWriteOncePod claim, which is for one of them.
+
+    A ReadWriteOnce claim is attached to one node, and pods that land on another stay in ContainerCreating (a
+    warning).
+    """
+    own = str(job.metadata.get("namespace") or "")
     for claim, uses in _claims(job).items():
         pods = sum(template.replicas for template, _ in uses)
-        own = str(job.metadata.get("namespace") or "")
-        for namespace, modes in job.around.claims.get(claim, []):
-            if pods < 2 or (own and namespace and own != namespace):
+        for namespace, modes in job.context.claims.get(claim, []):
+            elsewhere = own and namespace and own != namespace
+            if pods < 2 or elsewhere or {"ReadWriteMany", "ReadOnlyMany"} & set(modes):
                 continue
-            if {"ReadWriteMany", "ReadOnlyMany"} & set(modes):
-                continue
-            single = modes == ["ReadWriteOncePod"]
-            message = (
-                f"the claim {claim!r} is {', '.join(modes) or 'without accessModes'} and {pods} pods mount it"
-            )
-            yield Hit(uses[0][1], message, None if single else "warning")
+            is_a = ", ".join(modes) or "without accessModes"
+            message = f"the claim {claim!r} is {is_a} and {pods} pods mount it"
+            yield Diagnostic(uses[0][1], message, "error" if modes == ["ReadWriteOncePod"] else "warning")
 
 
-def _claims(job: Job) -> dict[str, list[tuple[PodTemplate, tuple[str | int, ...]]]]:
-    """The claims that pods of the job share, with the templates that mount them and where."""
-    uses: dict[str, list[tuple[PodTemplate, tuple[str | int, ...]]]] = {}
+def _claims(job: Job) -> dict[str, list[tuple[PodTemplate, Place]]]:
+    """The claims of the job's pods, with the templates that mount each and where."""
+    uses: dict[str, list[tuple[PodTemplate, Place]]] = {}
     for template in job.templates:
-        for index, volume in enumerate(template.pod.get("volumes") or []):
-            claim = (volume.get("persistentVolumeClaim") or {}).get("claimName")
-            if claim:
-                uses.setdefault(claim, []).append((template, (*template.pod_path, "volumes", index)))
+        for place, volume in template.volumes:
+            if claim := dig(volume, "persistentVolumeClaim").get("claimName"):
+                uses.setdefault(claim, []).append((template, place))
     return uses
 
 
@@ -113,114 +100,90 @@ def _claims(job: Job) -> dict[str, list[tuple[PodTemplate, tuple[str | int, ...]
     values="resources",
     kinds=ALL,
 )
-def gpu_request_differs_from_limit(job: Job) -> Iterator[Hit]:
-    """The API server refuses a pod that requests a device without the same limit, as devices cannot be
-    overcommitted; limits alone are enough."""
-    for template, container in job.all_containers:
-        requests, limits = _amounts(container, "requests"), _amounts(container, "limits")
-        for name, wanted in requests.items():
-            if "/" not in name or "kubernetes.io/" in name:
-                continue
+def gpu_request_differs_from_limit(job: Job) -> Iterator[Diagnostic]:
+    """The API server refuses a pod that requests a device without the same limit.
+
+    Devices cannot be overcommitted; limits alone are enough.
+    """
+    for container in job.containers:
+        limits = _amounts(container, "limits")
+        for name, wanted in _amounts(container, "requests").items():
             limit = limits.get(name)
-            if limit is None or limit != wanted:
+            if "/" in name and "kubernetes.io/" not in name and limit != wanted:
                 says = f"limited to {limit}" if limit is not None else "has no limit"
                 message = f"{container.name} of {{role}} requests {wanted} {name} and {says}"
-                yield Hit(container.resources_path, message, role=template.role)
+                yield Diagnostic(container.resources_path, message)
 
 
 def _amounts(container: JobContainer, key: str) -> dict[str, Decimal]:
-    amounts = (container.spec.get("resources") or {}).get(key) or {}
-    numbers = {name: quantity(value) for name, value in amounts.items()}
+    numbers = {name: quantity(value) for name, value in container.amounts(key).items()}
     return {name: number for name, number in numbers.items() if number is not None}
 
 
-@rule("PT304", "warning", fix="ask for the same GPUs on Master and Worker", values="resources")
-def gpus_differ_between_replicas(job: Job) -> Iterator[Hit]:
-    """NprocPerNode is one number for all pods, so a replica with fewer GPUs (or another kind) fails or
-    idles."""
-    asked = {template.role: _devices(container) for template, container in job.mains()}
-    if len({tuple(sorted(value.items())) for value in asked.values()}) > 1:
-        _, container = list(job.mains())[-1]
-        sides = ", ".join(
-            f"{role}: {' '.join(f'{n} {kind}' for kind, n in value.items()) or 'none'}"
-            for role, value in asked.items()
-        )
-        yield Hit(container.resources_path, f"GPUs differ between replicas ({sides})")
-
-
-def _devices(container: JobContainer) -> dict[str, str]:
-    resources = container.spec.get("resources") or {}
-    return {
-        name: str(value)
-        for key in ("requests", "limits")
-        for name, value in (resources.get(key) or {}).items()
-        if DEVICE.fullmatch(name)
-    }
-
-
 @rule("PT305", "error", by="operator", fix="declare the volume, or correct the name", kinds=WITH_PODS)
-def mount_without_volume(job: Job) -> Iterator[Hit]:
-    """A volumeMount of a volume that the pod does not have: the webhook takes it, and then the API server
-    refuses every pod that the operator tries to create."""
+def mount_without_volume(job: Job) -> Iterator[Diagnostic]:
+    """The API server refuses every pod with a volumeMount of a volume that the pod does not have.
+
+    The webhook takes the job.
+    """
+    if dig(job.spec, "template", "spec").get("volumeClaimPolicies"):
+        return  # JobSet makes volumes of a runtime's
     for template in job.templates:
-        volumes = {volume.get("name") for volume in template.pod.get("volumes") or []}
-        if job.kind != "PyTorchJob":
-            claims = (job.spec.get("template") or {}).get("spec") or {}
-            if claims.get("volumeClaimPolicies"):
-                continue  # JobSet makes volumes of these
+        volumes = {volume.get("name") for _, volume in template.volumes}
         for container in (*template.init_containers, *template.containers):
             for index, mount in enumerate(container.spec.get("volumeMounts") or []):
                 name = mount.get("name")
                 if name not in volumes and not VARIABLE.search(str(name)):
                     message = f"{container.name} of {{role}} mounts {name!r}, which is not among its volumes"
-                    yield Hit((*container.path, "volumeMounts", index), message, role=template.role)
+                    yield Diagnostic((*container.path, "volumeMounts", index), message)
 
 
 @rule(
     "PT306", "error", by="operator", fix="make the limit at least the request", values="resources", kinds=ALL
 )
-def request_above_limit(job: Job) -> Iterator[Hit]:
+def request_above_limit(job: Job) -> Iterator[Diagnostic]:
     """The API server refuses a pod that requests more cpu, memory or storage than its limit."""
-    for template, container in job.all_containers:
+    for container in job.containers:
         limits = _amounts(container, "limits")
         for name, wanted in _amounts(container, "requests").items():
-            limit = limits.get(name)
-            if limit is not None and wanted > limit and ("/" not in name):
+            if "/" not in name and wanted > limits.get(name, wanted):
                 message = f"{container.name} of {{role}} requests more {name} than its limit"
-                yield Hit((*container.resources_path, "requests", name), message, role=template.role)
+                yield Diagnostic((*container.resources_path, "requests", name), message)
 
 
 @rule("PT307", "error", by="hang", fix="memory: 16Gi, cpu: 8 or 500m", values="resources", kinds=ALL)
-def amount_of_another_unit(job: Job) -> Iterator[Hit]:
-    """Memory without a unit is bytes, with an m thousandths of them: the kubelet cannot start a container in
-    less than a MiB.
+def amount_of_another_unit(job: Job) -> Iterator[Diagnostic]:
+    """The kubelet cannot start a container in less than a MiB, and no node has thousands of cores.
 
-    Cores with a unit are thousands of them, which no node has, so the pod stays Pending.
+    Memory without a unit is bytes, with an m thousandths of them. Cores with a unit are thousands of them,
+    so the pod stays Pending.
     """
-    for template, container in job.all_containers:
+    for container in job.containers:
         for key in ("limits", "requests"):
             for name, number in _amounts(container, key).items():
-                text = ((container.spec.get("resources") or {}).get(key) or {}).get(name)
-                path, message = (*container.resources_path, key, name), ""
-                small = number > 0 and number < MIB
-                if name == "memory" and small and (key == "limits" or number < 4096):
-                    message = f"memory is {text}, which is {_bytes(number)}"
-                elif name == "memory" and number > PIB:
-                    message = f"memory is {text}, which no node has"
-                elif name == "cpu" and number > MOST_CORES:
-                    message = f"cpu is {text}, which is {int(number)} cores"
-                elif name == "ephemeral-storage" and small and key == "limits":
-                    message = f"ephemeral-storage is {text}, which is {_bytes(number)}"
-                if message:
+                if means := _meaning(name, number, limit=key == "limits"):
+                    message = f"{name} is {container.amounts(key)[name]}, which {means}"
                     sure = key == "limits" or number > MOST_CORES
-                    yield Hit(path, message, None if sure else "warning", role=template.role)
-    for template in job.templates if job.kind != "TrainJob" else ():
-        for index, volume in enumerate(template.pod.get("volumes") or []):
-            size = quantity((volume.get("emptyDir") or {}).get("sizeLimit"))
+                    place = (*container.resources_path, key, name)
+                    yield Diagnostic(place, message, "error" if sure else "warning")
+    for template in job.own_templates:
+        for place, volume in template.volumes:
+            size = quantity(dig(volume, "emptyDir").get("sizeLimit"))
             if size is not None and 0 < size < MIB:
-                path = (*template.pod_path, "volumes", index, "emptyDir", "sizeLimit")
                 message = f"sizeLimit of {volume.get('name')} is {_bytes(size)}"
-                yield Hit(path, message, "warning", "sizeLimit: 8Gi", role=template.role)
+                yield Diagnostic((*place, "emptyDir", "sizeLimit"), message, "warning", "sizeLimit: 8Gi")
+
+
+def _meaning(name: str, number: Decimal, *, limit: bool) -> str:
+    """The sentence's end for an amount that nobody means, or ""."""
+    small = 0 < number < MIB
+    if name == "memory" and small and (limit or number < 4096):
+        return f"is {_bytes(number)}"
+    if name == "ephemeral-storage" and small and limit:
+        return f"is {_bytes(number)}"
+    if name == "memory" and number > PIB:
+        return "no node has"
+    return f"is {int(number)} cores" if name == "cpu" and number > MOST_CORES else ""
 
 
 def _bytes(number: Decimal) -> str:
@@ -230,204 +193,30 @@ def _bytes(number: Decimal) -> str:
 @rule(
     "PT308", "error", by="hang", fix="nvidia.com/gpu, or the name under which the nodes offer it", kinds=ALL
 )
-def no_such_device(job: Job) -> Iterator[Hit]:
-    """No device plugin offers nvidia.com/gpus or the like: the pod waits for such a node and stays Pending
-    for ever.
+def no_such_device(job: Job) -> Iterator[Diagnostic]:
+    """A pod that asks for nvidia.com/gpus or the like stays Pending for ever: no device plugin offers it.
 
     A GPU whose number is empty is none at all (a warning).
     """
-    for template, container in job.all_containers:
+    for container in job.containers:
+        written = _as_written(job.document.content, container.resources_path)
         for key in ("limits", "requests"):
-            for name in (container.spec.get("resources") or {}).get(key) or {}:
+            place = (*container.resources_path, key)
+            for name in container.amounts(key):
                 if NOT_A_GPU.fullmatch(name):
-                    path = (*container.resources_path, key, name)
-                    yield Hit(path, f"no node offers {name}", role=template.role)
-    for template, container, key, name in _empty_devices(job):
-        path = (*container.resources_path, key, name)
-        yield Hit(path, f"{name} has no number", "warning", "write how many", role=template.role)
-
-
-def _empty_devices(job: Job) -> Iterator[tuple[PodTemplate, JobContainer, str, str]]:
-    """Devices without an amount; the cleaned content has no empty values, so these are in the document
-    only."""
-    for template, container in job.all_containers:
-        raw: object = job.document.content
-        for step in container.resources_path:
-            if isinstance(raw, dict):
-                raw = raw.get(step)
-            elif isinstance(raw, list) and isinstance(step, int) and step < len(raw):
-                raw = raw[step]
-            else:
-                raw = None
-        if not isinstance(raw, dict):
-            continue
-        for key in ("limits", "requests"):
-            amounts = raw.get(key)
+                    yield Diagnostic((*place, name), f"no node offers {name}")
+            amounts = written.get(key)
             for name, value in amounts.items() if isinstance(amounts, dict) else ():
-                if value is None and isinstance(name, str) and "/" in name:
-                    yield template, container, key, name
+                if value is None and "/" in name:
+                    yield Diagnostic((*place, name), f"{name} has no number", "warning", "write how many")
 
 
-@rule("PT401", "error", by="hang", fix="give each job a port of its own", values="port, hostNetwork")
-def host_network_port(job: Job) -> Iterator[Hit]:
-    """With hostNetwork and without dnsPolicy ClusterFirstWithHostNet the master's name does not resolve, and
-    the workers hang waiting for it.
-
-    On the default port 23456 two jobs on one node clash (a warning).
-    """
-    for template in job.templates:
-        if not template.pod.get("hostNetwork"):
-            continue
-        path = (*template.pod_path, "hostNetwork")
-        if template.pod.get("dnsPolicy") not in ("ClusterFirstWithHostNet", "None") and job.pods > 1:
-            message = (
-                "hostNetwork of {role} without dnsPolicy: ClusterFirstWithHostNet: Services do not resolve"
-            )
-            sure = template.role == "Worker" and job.template("Master") is not None
-            severity = None if sure else "warning"
-            yield Hit(path, message, severity, "dnsPolicy: ClusterFirstWithHostNet", template.role)  # type: ignore[arg-type]
-        if _port(template) == PORT and job.pods > 1:
-            message = f"hostNetwork of {{role}} with the default port {PORT}"
-            yield Hit(path, message, "warning", role=template.role)
-
-
-def _port(template: PodTemplate) -> int:
-    ports = next(
-        (
-            container.spec.get("ports") or []
-            for container in template.containers
-            if container.name == CONTAINER
-        ),
-        [],
-    )
-    number = next((port.get("containerPort") for port in ports if port.get("name") == PORT_NAME), PORT)
-    return int(number or PORT)
-
-
-@rule("PT402", "warning", fix="name a version or a digest", values="image.tag, image.digest", kinds=ALL)
-def image_not_pinned(job: Job) -> Iterator[Hit]:
-    """An image without a tag, or of the tag latest, is another one at each restart, and pods of one job may
-    differ.
-    """
-    loose: dict[str, tuple[str | int, ...]] = {}
-    for _, container in job.all_containers:
-        image = str(container.spec.get("image") or "")
-        fixed = "@" in image or "$" in image or "{" in image
-        if image and not fixed and (":" not in image.rsplit("/", 1)[-1] or image.endswith(":latest")):
-            loose.setdefault(image, (*container.path, "image"))
-    if loose:
-        names = (
-            f"the image {next(iter(loose))} is" if len(loose) == 1 else f"the images {', '.join(loose)} are"
-        )
-        yield Hit(next(iter(loose.values())), f"{names} not pinned")
-
-
-@rule(
-    "PT403",
-    "warning",
-    fix="put it into a Secret and refer to it: valueFrom.secretKeyRef",
-    values="envFrom",
-    kinds=ALL,
-)
-def secret_in_plain_text(job: Job) -> Iterator[Hit]:
-    """A token or password as a literal is readable by everybody who may read the job, its pods, or the
-    repository."""
-    for template, container in job.all_containers:
-        for index, entry in container.env:
-            name, value = str(entry["name"]), str(entry.get("value") or "")
-            if secret(name, value):
-                path = (*container.path, "env", index)
-                yield Hit(path, f"{name} holds a secret in plain text", role=template.role)
-        for key in ("command", "args"):
-            for index, word in enumerate(container.spec.get(key) or []):
-                if SECRET_VALUE.search(str(word)):
-                    path = (*container.path, key, index)
-                    yield Hit(path, f"{key} holds a secret in plain text", role=template.role)
-    templates = [] if job.kind == "TrainJob" else job.templates
-    places = [(("metadata",), job.metadata), *((each.metadata_path, each.metadata) for each in templates)]
-    for path, metadata in places:
-        for name, value in (metadata.get("annotations") or {}).items():
-            if SECRET_VALUE.search(str(value)):
-                yield Hit((*path, "annotations", name), f"the annotation {name} holds a secret in plain text")
-
-
-def secret(name: str, value: str) -> bool:
-    """Whether a variable of this name and value is a secret written down."""
-    if SECRET_VALUE.search(value):
-        return True
-    named = SECRET_NAME.search(name) and not NOT_SECRET.match(name)
-    if not named or len(value) < 6 or VARIABLE.search(value) or value.startswith(("/", "$", "<")):
-        return False
-    if re.fullmatch(r"[\d.]+|true|false|none|null|changeme", value, re.IGNORECASE):
-        return False
-    # a name of an object, as in HF_SECRET: my-secret-name, rather than what is in it
-    return not (
-        re.fullmatch(r"[a-z]+([-.][a-z0-9]+)+", value) and name.upper().endswith(("SECRET", "CREDENTIALS"))
-    )
-
-
-@rule(
-    "PT404",
-    "note",
-    fix=f'{ISTIO}: "false" as a label or annotation of the template',
-    values="podLabels, podAnnotations",
-)
-def istio_sidecar(job: Job) -> Iterator[Hit]:
-    """Where Istio injects its proxy, that may never end, so neither does the job; and it cuts the collectives
-    off.
-
-    Harmless without Istio.
-    """
-    for template in job.templates:
-        values = {
-            str((template.metadata.get(key) or {}).get(ISTIO, "")).lower()
-            for key in ("labels", "annotations")
-        }
-        path = (*template.path, "template", "metadata")
-        if "true" in values:
-            yield Hit(path, "{role} asks for Istio's sidecar", "warning", role=template.role)
-        elif "false" not in values:
-            yield Hit(path, "{role} does not turn Istio's sidecar off", role=template.role)
-
-
-@rule("PT405", "warning", fix=f"select by {LABEL}job-name, replica-type and replica-index", kinds=BOTH)
-def old_labels(job: Job) -> Iterator[Hit]:
-    """The labels pytorch-job-name and the like are gone since operator 1.5: a selector with them finds no
-    pod."""
-    for template in job.templates:
-        own = template.metadata.get("labels") or {}
-        text = str({key: template.pod.get(key) for key in ("affinity", "topologySpreadConstraints")})
-        for label in OLD_LABELS:
-            if f"'{label}'" in text and label not in own:
-                path = (*template.pod_path, "affinity")
-                yield Hit(path, f"{{role}} selects pods by {label}", role=template.role)
-    labels = [template.metadata.get("labels") or {} for template in job.templates]
-    if job.around.selectors and not any("pytorch-job-name" in keys for keys in labels):
-        for other in job.around.selectors:
-            if f"'{job.name}'" in str(other.content):
-                yield Hit((), f"{other.kind} {other.name} selects pods by pytorch-job-name")
-
-
-@rule(
-    "PT406",
-    "warning",
-    fix="drop it; training needs none of this",
-    values="securityContext, podSecurityContext",
-    kinds=ALL,
-)
-def privileged(job: Job) -> Iterator[Hit]:
-    """A privileged container, or one that shares the host's processes or its root folder, is root on the
-    node."""
-    for template in job.templates if job.kind != "TrainJob" else ():
-        if template.pod.get("hostPID"):
-            yield Hit((*template.pod_path, "hostPID"), "{role} sets hostPID", role=template.role)
-        if template.pod.get("hostIPC"):
-            yield Hit((*template.pod_path, "hostIPC"), "{role} sets hostIPC", "note", role=template.role)
-        for index, volume in enumerate(template.pod.get("volumes") or []):
-            if str((volume.get("hostPath") or {}).get("path")) == "/":
-                path = (*template.pod_path, "volumes", index)
-                yield Hit(path, "{role} mounts the node's root folder", role=template.role)
-    for template, container in job.all_containers:
-        if (container.spec.get("securityContext") or {}).get("privileged"):
-            path = (*container.path, "securityContext")
-            yield Hit(path, f"{container.name} is privileged", role=template.role)
+def _as_written(content: Json, place: Place) -> Json:
+    """The mapping at ``place``, with the empty values that the cleaned content has no more."""
+    raw: object = content
+    for step in place:
+        if isinstance(raw, list) and isinstance(step, int):
+            raw = raw[step] if step < len(raw) else None
+        else:
+            raw = raw.get(step) if isinstance(raw, dict) else None
+    return raw if isinstance(raw, dict) else {}

@@ -1,48 +1,26 @@
-"""What a rule is, what it finds, and the list of all rules."""
+"""The list of all rules, and how a check becomes one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal
 
+from podtune.cluster.lint.diagnostic import By, Diagnostic, Severity
 from podtune.cluster.lint.documents import JOBS, RUNTIMES
-from podtune.cluster.lint.job import Job, Place
+from podtune.cluster.lint.job import Job
 
-Severity = Literal["error", "warning", "note"]
-SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
-#: who makes an error one: API server, webhook and operator refuse; a "hang" cannot start or never ends
-By = Literal["api", "webhook", "operator", "hang", ""]
-REFUSING: tuple[By, ...] = ("api", "webhook", "operator")
-
-
-@dataclass(frozen=True)
-class Hit:
-    """What a rule yields: a place in the job's document and one sentence; severity, fix and who refuses only
-    where they differ from the rule's.
-
-    ``{role}`` in the sentence becomes the replica types that it holds for.
-    """
-
-    path: Place
-    message: str
-    severity: Severity | None = None
-    fix: str = ""
-    role: str = ""
-    by: By | None = None
-
-
-Check = Callable[[Job], Iterator[Hit]]
+Check = Callable[[Job], Iterator[Diagnostic]]
+ALL = (*JOBS, *RUNTIMES)
+WITH_PODS = ("PyTorchJob", *RUNTIMES)
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A named check.
+    """A named check; its documentation is the function's docstring, its examples are in examples.yaml.
 
-    Its documentation is the function's docstring; examples are in examples.yaml.     ``severity`` is the
-    highest that it gives: an error is refused by somebody, or certainly hangs or never ends     whatever the
-    script does, and the docstring says which; a warning is likely to hurt; a note is a matter of     taste or
-    of the cluster.
+    ``severity`` is the highest that it gives. An error is refused by somebody (``by``), or certainly hangs or
+    never ends whatever the script does, and the docstring says which; a warning is likely to hurt; a note is
+    a matter of taste or of the cluster.
     """
 
     code: str
@@ -55,12 +33,12 @@ class Rule:
 
     @property
     def name(self) -> str:
-        """The rule in words, from the function's name."""
+        """The function's name with dashes."""
         return self.check.__name__.replace("_", "-")
 
     @property
     def summary(self) -> str:
-        """One line of documentation."""
+        """The function's docstring as one line."""
         return " ".join((self.check.__doc__ or "").split())
 
 
@@ -83,8 +61,3 @@ def rule(
         return check
 
     return declare
-
-
-BOTH = JOBS
-ALL = (*JOBS, *RUNTIMES)
-WITH_PODS = ("PyTorchJob", *RUNTIMES)

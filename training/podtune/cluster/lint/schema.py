@@ -1,37 +1,40 @@
-"""The strict check of a document against its CRD's schema (*.schema.json, made by
-scripts/build_crd_schema.py).
+"""The strict check of a document against its CRD's schema.
 
-A walker of the few keywords that a CRD uses, instead of the jsonschema library, whose import alone takes as
-long as all of ``podtune lint`` may; a test holds it equal to the library.
+The schemas (*.schema.json) are made by scripts/build_crd_schema.py. A walker of the few keywords that a CRD
+uses, instead of the jsonschema library, whose import alone takes as long as all of ``podtune lint`` may; a
+test holds it equal to the library.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-Json = dict[str, Any]
-Place = tuple[str | int, ...]
+from podtune.cluster.lint.diagnostic import Diagnostic, Json, Place
+from podtune.run.errors import near
 
 #: what envsubst, Katib or a template engine fills in before the API server sees it
 VARIABLE = re.compile(r"\$\{[^}]*\}|^\$[A-Za-z_]\w*$|\{\{.*\}\}")
-
-
-@dataclass(frozen=True)
-class Violation:
-    """One violation.
-
-    ``kind`` is "unknown", "type", "missing", "pattern", "bound" or "duplicate"; ``expected`` depends on it.
-    """
-
-    kind: str
-    path: Place
-    value: Any
-    expected: Any
+TYPE_NAMES: dict[type, str] = {
+    int: "a number",
+    float: "a number",
+    bool: "a boolean",
+    str: "a string",
+    list: "a list",
+    dict: "a mapping",
+    type(None): "empty",
+}
+#: fields that people put into spec.trainer
+OF_THE_POD = ("volumeMounts", "volumes", "nodeSelector", "tolerations")
+#: the keywords for the smallest and the largest of a type, and the unit
+BOUNDS: dict[type, tuple[str, str, str]] = {
+    str: ("minLength", "maxLength", " characters"),
+    list: ("minItems", "maxItems", " items"),
+}
 
 
 @cache
@@ -52,92 +55,144 @@ def schema(name: str) -> Json:
     return _roots("pytorchjob" if name.startswith("pytorchjob") else "trainer")[name]
 
 
-def check(value: Any, schema: Json, violations: list[Violation], path: Place = ()) -> Any:
-    """Append what is wrong with ``value`` to ``violations``; return it without the parts that are of a wrong
-    type or null.
+class SchemaCheck:
+    """A check of one document; ``found`` has what it violates, under the codes PT002 to PT008.
 
-    Like the API server, it reads null as absent. What comes back is safe for the rules to walk. Where a
-    number is wanted and a variable of a template stands, that is a violation of the kind "variable", and 1
-    comes back.
+    Args:
+        text_at: the scalar at a place as it is written, for the fix.
     """
-    kinds = schema.get("type")
-    if kinds is not None and not _is(value, kinds):
-        if isinstance(value, str) and VARIABLE.search(value):
-            violations.append(Violation("variable", path, value, kinds))
-            return 1 if kinds in ("integer", "number") else None
-        violations.append(Violation("type", path, value, kinds))
-        return None
-    if isinstance(value, dict):
-        return _check_object(value, schema, violations, path)
-    if isinstance(value, list):
-        _check_bounds(value, schema, violations, path)
-        if "items" not in schema:
-            return value
-        if "x-kubernetes-list-map-keys" in schema:
-            _check_keys(value, schema["x-kubernetes-list-map-keys"], violations, path)
-        items = [check(item, schema["items"], violations, (*path, index)) for index, item in enumerate(value)]
-        return [item for item in items if item is not None]
-    if len(schema) > 1:
-        _check_bounds(value, schema, violations, path)
-    return value
 
+    def __init__(self, text_at: Callable[[Place], str | None] = lambda place: None) -> None:
+        self.text_at = text_at
+        self.found: list[Diagnostic] = []
 
-def _check_object(value: Json, schema: Json, violations: list[Violation], path: Place) -> Json:
-    properties, others = schema.get("properties", {}), schema.get("additionalProperties", True)
-    required = schema.get("required", ())
-    kept: Json = {}
-    for key, item in value.items():
-        if item is None and key not in required:
-            continue
-        if key in properties or isinstance(others, dict):
-            part = properties.get(key, others)
-            checked = check(item, part, violations, (*path, key)) if item is not None else None
-            if checked is not None:
-                kept[key] = checked
-        elif others is False:
-            violations.append(Violation("unknown", (*path, key), item, properties))
+    def cleaned(self, value: Any, schema: Json, path: Place = ()) -> Any:
+        """``value`` without the parts that are of a wrong type or null, safe for the rules to walk.
+
+        Like the API server, it reads null as absent. A variable of a template where a number is wanted
+        becomes 1.
+        """
+        kinds = schema.get("type")
+        if kinds is not None and not _is(value, kinds):
+            if isinstance(value, str) and VARIABLE.search(value):
+                self._add("PT008", path, f"{_last(path)} is the variable {value}")
+                return 1 if kinds in ("integer", "number") else None
+            self._wrong_type(value, kinds, path)
+            return None
+        if isinstance(value, dict):
+            return self._object(value, schema, path)
+        if isinstance(value, list):
+            self._bounds(value, schema, path)
+            if "items" not in schema:
+                return value
+            if "x-kubernetes-list-map-keys" in schema:
+                self._unique(value, schema["x-kubernetes-list-map-keys"], path)
+            items = [self.cleaned(item, schema["items"], (*path, index)) for index, item in enumerate(value)]
+            return [item for item in items if item is not None]
+        if len(schema) > 1:
+            self._bounds(value, schema, path)
+        return value
+
+    def _add(self, code: str, path: Place, message: str, fix: str = "") -> None:
+        self.found.append(Diagnostic(path, message, fix=fix, code=code))
+
+    def _object(self, value: Json, schema: Json, path: Place) -> Json:
+        properties, others = schema.get("properties", {}), schema.get("additionalProperties", True)
+        required = schema.get("required", ())
+        kept: Json = {}
+        for key, item in value.items():
+            if item is None and key not in required:
+                continue
+            if key in properties or isinstance(others, dict):
+                part = properties.get(key, others)
+                checked = self.cleaned(item, part, (*path, key)) if item is not None else None
+                if checked is not None:
+                    kept[key] = checked
+            elif others is False:
+                message = f"{key!r} is not a field here{near(key, properties)}"
+                self._add("PT002", (*path, key), message, _where_it_belongs(key, path))
+            else:
+                kept[key] = item
+        for key in required:
+            if value.get(key) is None:
+                self._add("PT004", (*path, key), f"{key!r} is required here")
+        return kept
+
+    def _bounds(self, value: Any, schema: Json, path: Place) -> None:
+        pattern = schema.get("pattern")
+        text = isinstance(value, str) and not VARIABLE.search(value)
+        if pattern and text and not _pattern(pattern).search(value):
+            self._not_the_pattern(value, pattern, path)
+        low, high, unit = BOUNDS.get(type(value), ("minimum", "maximum", ""))
+        size = len(value) if unit else value
+        wanted = ""
+        if low in schema and size < schema[low]:
+            wanted = f"at least {schema[low]}{unit}"
+        elif high in schema and size > schema[high]:
+            wanted = f"at most {schema[high]}{unit}"
+        elif "enum" in schema and value not in schema["enum"]:
+            wanted = "one of " + ", ".join(map(str, schema["enum"]))
+        if wanted:
+            self._add("PT005", path, f"{_last(path)} has to be {wanted}", "correct it")
+
+    def _not_the_pattern(self, value: str, pattern: str, path: Place) -> None:
+        if "numkMGTPE" in pattern:
+            fix = "write it as Kubernetes does: 2, 500m, 16Gi"
+            self._add("PT005", path, f"{value!r} is not a quantity", fix)
         else:
-            kept[key] = item
-    for key in required:
-        if value.get(key) is None:
-            violations.append(Violation("missing", (*path, key), None, key))
-    return kept
+            self._add("PT005", path, f"{value!r} does not fit {pattern}", "correct it")
+
+    def _unique(self, items: list[Any], keys: list[str], path: Place) -> None:
+        """Refuse a second item of one key in a list that Kubernetes keeps as a map: env by name."""
+        seen: set[tuple[str, ...]] = set()
+        for index, item in enumerate(items):
+            if not isinstance(item, dict):
+                continue
+            identity = tuple(repr(item.get(key)) for key in keys)
+            if identity in seen and any(item.get(key) is not None for key in keys):
+                message = f"{_last(path)} has {keys[0]} {item.get(keys[0])!r} twice"
+                self._add("PT007", (*path, index), message)
+            seen.add(identity)
+
+    def _wrong_type(self, value: Any, kinds: str | list[str], path: Place) -> None:
+        words = " or ".join(kinds) if isinstance(kinds, list) else kinds
+        last = _last(path)
+        name = f"{path[-2]}[{last}]" if isinstance(last, int) else last or "the document"
+        is_a = TYPE_NAMES.get(type(value), type(value).__name__)
+        message = f"{name} is {is_a}, the schema wants {words}"
+        self._add("PT003", path, message, self._correction(value, words, path))
+
+    def _correction(self, value: Any, wanted: str, path: Place) -> str:
+        text, name = self.text_at(path), _last(path)
+        before = f"{name}:" if isinstance(name, str) else "-"
+        if text is None:
+            return "write it as a list: [...]" if isinstance(value, str) and wanted == "array" else ""
+        if wanted == "integer or string" and isinstance(value, float) and "/" in str(name):
+            return "a whole number; shares of a GPU are MIG slices or time slicing"
+        if "string" in wanted and isinstance(value, int | float | bool):
+            return f'quote it: {before} "{text}"'
+        if wanted == "integer" and re.fullmatch(r"\d+", text):
+            return f"without quotes: {before} {text}"
+        if wanted == "boolean" and text.lower() in ("true", "false"):
+            return f"without quotes: {before} {text.lower()}"
+        return "write it as a list: [...]" if wanted == "array" else ""
 
 
-def _check_bounds(value: Any, schema: Json, violations: list[Violation], path: Place) -> None:
-    text = isinstance(value, str)
-    pattern = schema.get("pattern") if text else None
-    if pattern and not _pattern(pattern).search(value) and not VARIABLE.search(value):
-        violations.append(Violation("pattern", path, value, pattern))
-    size = len(value) if isinstance(value, str | list) else value
-    low = schema.get("minLength" if text else "minItems" if isinstance(value, list) else "minimum")
-    high = schema.get("maxLength" if text else "maxItems" if isinstance(value, list) else "maximum")
-    unit = " characters" if text else " items" if isinstance(value, list) else ""
-    if low is not None and size < low:
-        violations.append(Violation("bound", path, value, f"at least {low}{unit}"))
-    if high is not None and size > high:
-        violations.append(Violation("bound", path, value, f"at most {high}{unit}"))
-    if "enum" in schema and value not in schema["enum"]:
-        wanted = ", ".join(str(value) for value in schema["enum"])
-        violations.append(Violation("bound", path, value, f"one of {wanted}"))
+def _last(path: Place) -> str | int:
+    return path[-1] if path else ""
+
+
+def _where_it_belongs(field: str, path: Place) -> str:
+    if path == ("spec", "trainer") and field in OF_THE_POD:
+        return (
+            "a TrainJob sets it in podTemplateOverrides (Trainer 2.1), runtimePatches (2.2), or the runtime"
+        )
+    return ""
 
 
 @cache
 def _pattern(text: str) -> re.Pattern[str]:
     return re.compile(text.removesuffix("$") + r"\Z" if text.endswith("$") else text)
-
-
-def _check_keys(items: list[Any], keys: list[str], violations: list[Violation], path: Place) -> None:
-    """Lists that Kubernetes keeps as maps refuse two items with the same key: containers and env by name,
-    mounts by path."""
-    seen: set[tuple[str, ...]] = set()
-    for index, item in enumerate(items):
-        if not isinstance(item, dict):
-            continue
-        identity = tuple(repr(item.get(key)) for key in keys)
-        if identity in seen and any(item.get(key) is not None for key in keys):
-            violations.append(Violation("duplicate", (*path, index), item, keys[0]))
-        seen.add(identity)
 
 
 def _is(value: Any, kinds: str | list[str]) -> bool:
@@ -154,17 +209,3 @@ def _is(value: Any, kinds: str | list[str]) -> bool:
     if kinds == "integer":
         return isinstance(value, int) or (isinstance(value, float) and value.is_integer())
     return kinds == "number" and isinstance(value, int | float)
-
-
-def type_name(value: Any) -> str:
-    """How people call the YAML type of ``value``."""
-    names = {
-        bool: "a boolean",
-        int: "a number",
-        float: "a number",
-        str: "a string",
-        list: "a list",
-        dict: "a mapping",
-        type(None): "empty",
-    }
-    return names.get(type(value), type(value).__name__)

@@ -1,35 +1,39 @@
-"""PT5: TrainJobs and their runtimes: Trainer's webhooks, what JobSet refuses later, and where the job would
-wait for ever."""
+"""PT5: TrainJobs and their runtimes: Trainer's webhooks, and what JobSet refuses later."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any
 
-from podtune.cluster.job.trainjob import MAX_NAME, TORCH_DISTRIBUTED
+from podtune.cluster.job.trainjob import MAX_NAME, NODE, TORCH_DISTRIBUTED
+from podtune.cluster.lint.diagnostic import Diagnostic, Json, Place, dig
 from podtune.cluster.lint.documents import RUNTIMES
-from podtune.cluster.lint.job import GPU_BY_TRAINER, NODE, Job, ancestor, replicated_jobs
-from podtune.cluster.lint.rules import Hit, Severity, rule
+from podtune.cluster.lint.job import Job
+from podtune.cluster.lint.rules import rule
 from podtune.cluster.lint.targets import TRAINERS
+from podtune.cluster.lint.templates import ancestor, replicated_jobs
 
 ONLY = ("TrainJob",)
 GROUP = "trainer.kubeflow.org"
 MANAGERS = (f"{GROUP}/trainjob-controller", "kueue.x-k8s.io/multikueue")
+TRAINER: Place = ("spec", "trainer")
+RUNTIME: Place = ("spec", "runtimeRef")
 STEPS = {
     "trainer": NODE,
     "model-initializer": "model-initializer",
     "dataset-initializer": "dataset-initializer",
 }
+#: the policies of a runtime, of which it has one
+POLICIES = ("torch", "mpi", "jax", "flux", "xgboost")
+GPU_BY_TRAINER = re.compile("gpu", re.IGNORECASE)  # how Trainer itself tells a GPU
 JOBSET_SUFFIX = len("-0-") + len("-xxxxx")  # of a pod: NAME-STEP-0-INDEX-xxxxx
 
 
 @rule("PT501", "warning", fix="add spec.trainer, with numNodes and numProcPerNode", kinds=ONLY)
-def no_trainer(job: Job) -> Iterator[Hit]:
-    """Without spec.trainer no PET_* reaches the pods, so torchrun starts a job of its own in each of several
-    nodes."""
+def no_trainer(job: Job) -> Iterator[Diagnostic]:
+    """Without spec.trainer no PET_* reaches the pods, so torchrun starts a job of its own in each node."""
     if job.spec.get("trainer") is None and job.by_torch and job.pods > 1:
-        yield Hit(("spec",), f"the TrainJob has no spec.trainer, and its runtime {job.pods} nodes")
+        yield Diagnostic(("spec",), f"the TrainJob has no spec.trainer, and its runtime {job.pods} nodes")
 
 
 @rule(
@@ -40,21 +44,23 @@ def no_trainer(job: Job) -> Iterator[Hit]:
     values="distributed.nprocPerNode",
     kinds=ONLY,
 )
-def trainer_processes(job: Job) -> Iterator[Hit]:
-    """The webhook of Trainer 2.0 and 2.1 takes a number or auto, cpu, gpu for numProcPerNode, and refuses any
-    other text, a number in quotes too; later the API server takes numbers only."""
-    trainer = job.spec.get("trainer") or {}
-    value = trainer.get("numProcPerNode")
-    path = ("spec", "trainer", "numProcPerNode")
+def trainer_processes(job: Job) -> Iterator[Diagnostic]:
+    """The webhook takes a number or auto, cpu, gpu for numProcPerNode, and refuses any other text.
+
+    A number in quotes too. So does Trainer 2.0 and 2.1; later the API server takes numbers only.
+    """
+    trainer = dig(job.spec, "trainer")
+    value, nodes = trainer.get("numProcPerNode"), trainer.get("numNodes")
+    place = (*TRAINER, "numProcPerNode")
     if isinstance(value, str) and value not in ("auto", "cpu", "gpu") and job.by_torch is not False:
-        yield Hit(path, f"numProcPerNode is {value!r}")
+        yield Diagnostic(place, f"numProcPerNode is {value!r}")
     elif isinstance(value, int) and value < 1:
-        yield Hit(path, f"numProcPerNode is {value}, below 1", by="hang")
-    nodes = trainer.get("numNodes")
+        yield Diagnostic(place, f"numProcPerNode is {value}, below 1", by="hang")
     if isinstance(nodes, int) and nodes < 1:
         message, fix = f"numNodes is {nodes}: no pod trains", "numNodes: 1 or more"
-        severity: Severity | None = "warning" if nodes == 0 else None
-        yield Hit(("spec", "trainer", "numNodes"), message, severity, fix, by="operator")
+        yield Diagnostic(
+            (*TRAINER, "numNodes"), message, "warning" if nodes == 0 else "error", fix, "operator"
+        )
 
 
 @rule(
@@ -65,16 +71,18 @@ def trainer_processes(job: Job) -> Iterator[Hit]:
     values="fullnameOverride (or the release name)",
     kinds=ONLY,
 )
-def trainjob_name_too_long(job: Job) -> Iterator[Hit]:
-    """JobSet refuses names of which a pod's would pass 63 characters (48 with the step node) after Trainer's
-    webhook took them: the TrainJob waits for ever without a status.
+def trainjob_name_too_long(job: Job) -> Iterator[Diagnostic]:
+    """JobSet refuses names of which a pod's would pass 63 characters (48 with the step node).
+
+    Trainer's webhook takes them: the TrainJob waits for ever without a status.
     """
     steps = [str(step.get("name") or "") for step in replicated_jobs(job.runtime or TORCH_DISTRIBUTED)]
     longest = max(steps, key=len, default=NODE)
     index = len(str(max(0, job.pods - 1))) if longest == NODE else 1
     most = min(MAX_NAME, 63 - 1 - len(longest) - JOBSET_SUFFIX - index)
     if most < len(job.name) <= 63:
-        yield Hit(("metadata", "name"), f"the name has {len(job.name)} of at most {most} characters")
+        message = f"the name has {len(job.name)} of at most {most} characters"
+        yield Diagnostic(("metadata", "name"), message)
 
 
 @rule(
@@ -83,35 +91,36 @@ def trainjob_name_too_long(job: Job) -> Iterator[Hit]:
     fix="install the runtime first, or as a pre-install hook, or refer to an installed one",
     kinds=ONLY,
 )
-def runtime_beside_trainjob(job: Job) -> Iterator[Hit]:
-    """A TrainingRuntime in the same chart is created after the TrainJob (Helm goes by kind's name), whose
-    webhook then refuses it."""
+def runtime_beside_trainjob(job: Job) -> Iterator[Diagnostic]:
+    """The webhook refuses a TrainJob whose TrainingRuntime comes with the same chart.
+
+    Helm goes by kind's name, so the runtime is created after it.
+    """
     runtime = job.runtime
     if runtime is None or runtime.get("kind") != "TrainingRuntime":
         return
-    metadata = runtime.get("metadata") or {}
-    by_helm = (metadata.get("labels") or {}).get("app.kubernetes.io/managed-by") == "Helm"
-    if by_helm and not (metadata.get("annotations") or {}).get("helm.sh/hook"):
-        message = f"the TrainingRuntime {metadata.get('name')} comes with the chart of its TrainJob"
-        yield Hit(("spec", "runtimeRef"), message)
+    metadata = dig(runtime, "metadata")
+    by_helm = dig(metadata, "labels").get("app.kubernetes.io/managed-by") == "Helm"
+    if by_helm and not dig(metadata, "annotations").get("helm.sh/hook"):
+        yield Diagnostic(
+            RUNTIME, f"the TrainingRuntime {metadata.get('name')} comes with the chart of its TrainJob"
+        )
 
 
 @rule("PT505", "warning", fix="write the same GPUs under requests and limits", values="resources", kinds=ONLY)
-def gpu_limit_without_request(job: Job) -> Iterator[Hit]:
-    """With numProcPerNode auto, Trainer 2.0 counts GPUs in requests only: limits alone start one process a
-    pod.
+def gpu_limit_without_request(job: Job) -> Iterator[Diagnostic]:
+    """Trainer 2.0 counts GPUs in requests only with numProcPerNode auto: limits alone start one process.
 
     Later versions read limits, too (a note where none is named).
     """
-    trainer = job.spec.get("trainer") or {}
-    resources = trainer.get("resourcesPerNode") or {}
-    gpus = next((template.main.gpus for template in job.templates if template.main), 0)
+    trainer = dig(job.spec, "trainer")
+    gpus = next((container.gpus for _, container in job.mains()), 0)
     if str(trainer.get("numProcPerNode") or "auto") != "auto" or gpus < 2 or job.target.trainer > "2.0":
         return
-    if not any(GPU_BY_TRAINER.search(name) for name in resources.get("requests") or {}):
-        sure = job.target.trainer == "2.0" or job.trainer == "2.0" or trainer.get("numProcPerNode") == "auto"
+    if not any(GPU_BY_TRAINER.search(name) for name in dig(trainer, "resourcesPerNode", "requests")):
+        sure = "2.0" in (job.target.trainer, job.trainer) or trainer.get("numProcPerNode") == "auto"
         message = f"{gpus} GPUs are in limits only, where Trainer 2.0 does not see them"
-        yield Hit(("spec", "trainer", "resourcesPerNode"), message, None if sure else "note")
+        yield Diagnostic((*TRAINER, "resourcesPerNode"), message, "warning" if sure else "note")
 
 
 @rule(
@@ -121,31 +130,30 @@ def gpu_limit_without_request(job: Job) -> Iterator[Hit]:
     values="restartPolicy",
     kinds=ONLY,
 )
-def trainjob_logs_lost(job: Job) -> Iterator[Hit]:
-    """Unless the template's restartPolicy is Never, a failed job's pods are deleted with their logs."""
+def trainjob_logs_lost(job: Job) -> Iterator[Diagnostic]:
+    """A failed job's pods are deleted with their logs unless the template's restartPolicy is Never."""
     runtime = job.runtime
     if runtime is not None and runtime.get("kind") == "TrainingRuntime":
         for template in job.templates:
             if template.restart_policy != "Never":
-                message = f"the runtime's restartPolicy is {template.restart_policy}"
-                yield Hit(("spec", "runtimeRef"), message)
+                yield Diagnostic(RUNTIME, f"the runtime's restartPolicy is {template.restart_policy}")
 
 
 @rule("PT507", "error", by="webhook", fix="TrainingRuntime or ClusterTrainingRuntime", kinds=ONLY)
-def unknown_runtime_kind(job: Job) -> Iterator[Hit]:
-    """The webhook refuses a runtimeRef of another kind or group, and the API server a managedBy other than
-    Trainer's own or MultiKueue's."""
-    reference = job.spec.get("runtimeRef") or {}
-    kind, group = reference.get("kind"), reference.get("apiGroup")
+def unknown_runtime_kind(job: Job) -> Iterator[Diagnostic]:
+    """The webhook refuses a runtimeRef of another kind or group.
+
+    The API server refuses a managedBy other than Trainer's own or MultiKueue's.
+    """
+    reference = dig(job.spec, "runtimeRef")
+    kind, group, manager = reference.get("kind"), reference.get("apiGroup"), job.spec.get("managedBy")
     if kind not in (None, *RUNTIMES):
-        yield Hit(("spec", "runtimeRef", "kind"), f"{kind!r} is not a kind of runtime")
+        yield Diagnostic((*RUNTIME, "kind"), f"{kind!r} is not a kind of runtime")
     if group not in (None, GROUP):
-        message = f"{group!r} has no runtimes"
-        yield Hit(("spec", "runtimeRef", "apiGroup"), message, fix=f"apiGroup: {GROUP}")
-    manager = job.spec.get("managedBy")
+        yield Diagnostic((*RUNTIME, "apiGroup"), f"{group!r} has no runtimes", fix=f"apiGroup: {GROUP}")
     if manager not in (None, *MANAGERS):
-        message = f"{manager!r} is not a controller that is allowed here"
-        yield Hit(("spec", "managedBy"), message, fix=f"remove it, or use {' or '.join(MANAGERS)}", by="api")
+        message, fix = f"{manager!r} is not a controller that is allowed here", " or ".join(MANAGERS)
+        yield Diagnostic(("spec", "managedBy"), message, fix=f"remove it, or use {fix}", by="api")
 
 
 @rule(
@@ -155,123 +163,122 @@ def unknown_runtime_kind(job: Job) -> Iterator[Hit]:
     f" its container {NODE}",
     kinds=(*ONLY, *RUNTIMES),
 )
-def trainer_is_ignored(job: Job) -> Iterator[Hit]:
-    """spec.trainer goes to the container node of the replicated job with the label of the step trainer: where
-    the runtime has none, image, command and numNodes are dropped without a word."""
+def trainer_is_ignored(job: Job) -> Iterator[Diagnostic]:
+    """Image, command and numNodes of spec.trainer are dropped where the runtime has no step trainer.
+
+    spec.trainer goes to the container node of the replicated job with that label.
+    """
     runtime = job.runtime if job.kind == "TrainJob" else job.content
     if runtime is None or (job.kind == "TrainJob" and job.spec.get("trainer") is None):
         return
-    place = ("spec", "runtimeRef") if job.kind == "TrainJob" else ("spec", "template")
     steps = [step for step in replicated_jobs(runtime) if ancestor(step) == "trainer"]
-    name = (runtime.get("metadata") or {}).get("name")
+    name = dig(runtime, "metadata").get("name")
     if not steps:
-        message = f"no replicated job of the runtime {name} has the label of the step trainer"
-        yield Hit(place, message)
+        place = RUNTIME if job.kind == "TrainJob" else ("spec", "template")
+        yield Diagnostic(place, f"no replicated job of the runtime {name} has the label of the step trainer")
     elif job.kind == "TrainJob" and not any(NODE in _container_names(step) for step in steps):
-        yield Hit(("spec", "runtimeRef"), f"the step trainer of the runtime {name} has no container {NODE}")
+        yield Diagnostic(RUNTIME, f"the step trainer of the runtime {name} has no container {NODE}")
 
 
-def _container_names(replicated: dict[str, Any]) -> set[str]:
-    template = ((replicated.get("template") or {}).get("spec") or {}).get("template") or {}
-    pod = template.get("spec") or {}
-    return {
-        str(container.get("name"))
-        for key in ("containers", "initContainers")
-        for container in pod.get(key) or []
-    }
+def _pod_of(replicated: Json) -> Json:
+    return dig(replicated, "template", "spec", "template", "spec")
+
+
+def _container_names(replicated: Json) -> set[str]:
+    pod = _pod_of(replicated)
+    return {str(each.get("name")) for key in ("containers", "initContainers") for each in pod.get(key) or []}
 
 
 @rule("PT509", "error", by="webhook", fix="name a job and a container of the runtime", kinds=ONLY)
-def override_without_target(job: Job) -> Iterator[Hit]:
-    """The webhook refuses overrides and patches of a job or container that the runtime does not have, an
-    initializer without its step, and variables of the container node outside spec.trainer.env."""
+def override_without_target(job: Job) -> Iterator[Diagnostic]:
+    """The webhook refuses overrides and patches of a job or container that the runtime does not have.
+
+    An initializer without its step, too, and variables of the container node outside spec.trainer.env.
+    """
     runtime = job.runtime
     if runtime is None:
         return
     names = {str(step.get("name")): _container_names(step) for step in replicated_jobs(runtime)}
     for step in ("dataset", "model"):
-        if (job.spec.get("initializer") or {}).get(step) is not None:
-            wanted = f"{step}-initializer"
-            if wanted not in names.get(wanted, set()):
-                message = f"the runtime has no step {wanted}, and spec.initializer.{step} is given"
-                yield Hit(("spec", "initializer", step), message, fix="a runtime with this step")
+        wanted = f"{step}-initializer"
+        if dig(job.spec, "initializer").get(step) is not None and wanted not in names.get(wanted, set()):
+            message = f"the runtime has no step {wanted}, and spec.initializer.{step} is given"
+            yield Diagnostic(("spec", "initializer", step), message, fix="a runtime with this step")
     for path, target, pod in _overrides(job.spec):
         if target not in names:
-            yield Hit(path, f"the runtime has no replicated job {target!r}")
+            yield Diagnostic(path, f"the runtime has no replicated job {target!r}")
             continue
         for key in ("containers", "initContainers"):
             for index, container in enumerate(pod.get(key) or []):
-                name = container.get("name")
+                name, place = container.get("name"), (*path, key, index)
                 if name not in names[target]:
-                    yield Hit((*path, key, index), f"the replicated job {target!r} has no container {name!r}")
+                    yield Diagnostic(place, f"the replicated job {target!r} has no container {name!r}")
                 elif container.get("env") and name in STEPS.values():
-                    message = f"variables of {name} are given in an override"
                     fix = "spec.trainer.env, or spec.initializer.*.env"
-                    yield Hit((*path, key, index), message, fix=fix)
+                    yield Diagnostic(place, f"variables of {name} are given in an override", fix=fix)
 
 
-def _overrides(spec: dict[str, Any]) -> Iterator[tuple[tuple[str | int, ...], str, dict[str, Any]]]:
-    """(place, replicated job, part of a pod spec) of podSpecOverrides, podTemplateOverrides,
-    runtimePatches."""
+def _overrides(spec: Json) -> Iterator[tuple[Place, str, Json]]:
+    """Place, replicated job and part of a pod spec of each override and patch."""
     for field in ("podSpecOverrides", "podTemplateOverrides"):
         for index, override in enumerate(spec.get(field) or []):
-            pod = override if field == "podSpecOverrides" else override.get("spec") or {}
+            pod = override if field == "podSpecOverrides" else dig(override, "spec")
             for target in override.get("targetJobs") or []:
                 yield ("spec", field, index), str(target.get("name")), pod
     for index, patch in enumerate(spec.get("runtimePatches") or []):
-        for replicated in replicated_jobs({"spec": patch.get("trainingRuntimeSpec") or {}}):
-            template = ((replicated.get("template") or {}).get("spec") or {}).get("template") or {}
-            yield ("spec", "runtimePatches", index), str(replicated.get("name")), template.get("spec") or {}
+        for replicated in replicated_jobs({"spec": dig(patch, "trainingRuntimeSpec")}):
+            yield ("spec", "runtimePatches", index), str(replicated.get("name")), _pod_of(replicated)
 
 
 @rule("PT510", "error", by="webhook", fix="replicas: 1, and the container of the step", kinds=RUNTIMES)
-def runtime_steps(job: Job) -> Iterator[Hit]:
-    """The webhook refuses a runtime whose trainer or initializer has replicas other than 1, and from Trainer
-    2.1 on one whose step lacks its container (node, model-initializer, dataset-initializer)."""
-    policies = [name for name in ("torch", "mpi", "jax", "flux", "xgboost") if _ml_policy(job).get(name)]
+def runtime_steps(job: Job) -> Iterator[Diagnostic]:
+    """The webhook refuses a runtime whose trainer or initializer has replicas other than 1.
+
+    From Trainer 2.1 on, one whose step lacks its container too (node, model-initializer,
+    dataset-initializer). The API server refuses two policies, and JobSet a dependence on no earlier job.
+    """
+    policies = [name for name in POLICIES if dig(job.spec, "mlPolicy").get(name) is not None]
     if len(policies) > 1:
         message = f"mlPolicy has {' and '.join(policies)}, it takes one"
-        yield Hit(("spec", "mlPolicy"), message, fix="keep one", by="api")
+        yield Diagnostic(("spec", "mlPolicy"), message, fix="keep one", by="api")
     names: list[str] = []
     for index, replicated in enumerate(replicated_jobs(job.content)):
+        place: Place = ("spec", "template", "spec", "replicatedJobs", index)
         for number, other in enumerate(replicated.get("dependsOn") or []):
             if other.get("name") not in names:
-                at = ("spec", "template", "spec", "replicatedJobs", index, "dependsOn", number)
                 message = f"dependsOn {other.get('name')!r}, which is no replicated job above"
-                yield Hit(at, message, fix="name a job that stands before it", by="operator")
+                fix = "name a job that stands before it"
+                yield Diagnostic((*place, "dependsOn", number), message, fix=fix, by="operator")
         names.append(str(replicated.get("name")))
-        step, path = ancestor(replicated), ("spec", "template", "spec", "replicatedJobs", index)
+        step = ancestor(replicated)
         if step not in STEPS:
             continue
         if replicated.get("replicas", 1) != 1:
-            yield Hit(
-                (*path, "replicas"), f"replicas of the step {step} is {replicated['replicas']}, it must be 1"
-            )
+            message = f"replicas of the step {step} is {replicated['replicas']}, it must be 1"
+            yield Diagnostic((*place, "replicas"), message)
         if STEPS[step] not in _container_names(replicated):
             message = f"the step {step} has no container {STEPS[step]!r}"
-            yield Hit(path, message, "warning" if job.target.trainer == "2.0" else None)
-
-
-def _ml_policy(job: Job) -> dict[str, Any]:
-    """The sources of the policy that the document gives, an empty one too."""
-    policy = (job.content.get("spec") or {}).get("mlPolicy") or {}
-    return {name: value is not None for name, value in policy.items()}
+            yield Diagnostic(place, message, "warning" if job.target.trainer == "2.0" else "error")
 
 
 @rule("PT511", "error", by="operator", fix="restartPolicy: OnFailure or Never", kinds=RUNTIMES)
-def runtime_restart_policy(job: Job) -> Iterator[Hit]:
-    """A Job takes the restartPolicy OnFailure or Never only: the API server refuses the Jobs that JobSet
-    makes of a runtime with another."""
+def runtime_restart_policy(job: Job) -> Iterator[Diagnostic]:
+    """The API server refuses the Jobs that JobSet makes of a runtime with another restartPolicy.
+
+    A Job takes OnFailure or Never only.
+    """
     for template in job.templates:
         policy = template.pod.get("restartPolicy")
         if policy is not None and policy not in ("OnFailure", "Never"):
-            yield Hit((*template.pod_path, "restartPolicy"), f"restartPolicy is {policy}")
+            yield Diagnostic((*template.pod_path, "restartPolicy"), f"restartPolicy is {policy}")
 
 
 @rule("PT512", "warning", fix="call torchrun bare: Trainer sets PET_*", kinds=ONLY)
-def variables_of_the_operator(job: Job) -> Iterator[Hit]:
-    """Trainer sets none of RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT: a command that passes them on gets
-    the empty text, or the name itself."""
+def variables_of_the_operator(job: Job) -> Iterator[Diagnostic]:
+    """Trainer sets none of RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
+
+    A command that passes them on gets the empty text, or the name itself.
+    """
     if job.torch_environment is None:
         return
     for _, container in job.mains():
@@ -279,14 +286,17 @@ def variables_of_the_operator(job: Job) -> Iterator[Hit]:
             continue  # PT105 and PT112
         own = {entry["name"] for _, entry in container.env}
         for name in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK"):
-            if name not in own and re.search(rf"\$\(({name})\)", " ".join(container.words)):
-                yield Hit(container.command_path, f"the command uses $({name}), which Trainer does not set")
+            if name not in own and f"$({name})" in " ".join(container.words):
+                message = f"the command uses $({name}), which Trainer does not set"
+                yield Diagnostic(container.command_path, message)
 
 
 @rule("PT513", "note", fix="say which Trainer you have: --target trainer=2.1", kinds=(*ONLY, *RUNTIMES))
-def of_an_older_trainer(job: Job) -> Iterator[Hit]:
-    """Fields of a TrainJob come and go between the versions of Trainer: podSpecOverrides is of 2.0,
-    podTemplateOverrides of 2.1, runtimePatches of 2.2 and later, and auto for numProcPerNode ends with
-    2.1."""
+def of_an_older_trainer(job: Job) -> Iterator[Diagnostic]:
+    """Fields of a TrainJob come and go between the versions of Trainer.
+
+    podSpecOverrides is of 2.0, podTemplateOverrides of 2.1, runtimePatches of 2.2 and later, and auto for
+    numProcPerNode ends with 2.1.
+    """
     if not job.target.trainer and job.trainer != TRAINERS[-1] and not job.violations:
-        yield Hit(("spec",), f"it fits Trainer up to {job.trainer}; later ones refuse it")
+        yield Diagnostic(("spec",), f"it fits Trainer up to {job.trainer}; later ones refuse it")

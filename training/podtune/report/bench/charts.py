@@ -1,4 +1,4 @@
-"""The benchmark's charts, as data for the page and for PNGs. No torch."""
+"""The benchmark's charts. No torch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def charts(group: Group) -> list[Chart]:
 
 
 def _bar(cell: MeasuredCell, values: Sequence[float | None], errors: Sequence[float | None] = ()) -> Bar:
-    return Bar(cell.label, values, errors, href=f"#record-{cell.key}")
+    return Bar(cell.label, values, errors)
 
 
 def _throughput(cells: Sequence[MeasuredCell]) -> Bars:
@@ -35,7 +35,7 @@ def _throughput(cells: Sequence[MeasuredCell]) -> Bars:
         step = cell.step_time
         error = (cell.throughput or 0) * step.std / step.mean if step and step.std else None
         bars.append(_bar(cell, [cell.throughput], [error]))
-    return Bars("throughput", "Throughput", unit, ["measured"], bars, note=WHISKERS)
+    return Bars("Throughput", unit, ["measured"], bars, note=WHISKERS)
 
 
 WHISKERS = "Whiskers: one standard deviation of single steps."
@@ -55,7 +55,7 @@ def _step_time(cells: Sequence[MeasuredCell]) -> Bars:
         for cell in cells
         if (step := cell.step_time)
     ]
-    return Bars("step-time", "Step time", "ms", ["measured", "plan"], bars, note=WHISKERS)
+    return Bars("Step time", "ms", ["measured", "plan"], bars, note=WHISKERS)
 
 
 def _memory(cells: Sequence[MeasuredCell], *, with_plan: bool) -> Bars:
@@ -64,10 +64,10 @@ def _memory(cells: Sequence[MeasuredCell], *, with_plan: bool) -> Bars:
     note = f"Measured: {', '.join(kinds)}, of the fullest process." if kinds else ""
     if not with_plan:
         bars = [_bar(cell, [cell.memory_gib]) for cell in cells]
-        return Bars("memory", "Peak memory a process", "GiB", ["measured"], bars, note=note)
+        return Bars("Peak memory a process", "GiB", ["measured"], bars, note=note)
     bars = [_bar(cell, [cell.memory_gib, cell.planned("total_gib")]) for cell in cells]
     note += " Plan: weights, gradients, optimizer, activations."
-    return Bars("memory", "Peak memory a process", "GiB", ["measured", "plan"], bars, note=note)
+    return Bars("Peak memory a process", "GiB", ["measured", "plan"], bars, note=note)
 
 
 def _communication(cells: Sequence[MeasuredCell]) -> Bars:
@@ -77,7 +77,7 @@ def _communication(cells: Sequence[MeasuredCell]) -> Bars:
         megabytes = [None if count is None else count / 1e6 for count in (sent, formula)]
         bars.append(_bar(cell, megabytes))
     note = "Of the process that sends most; a ring all-reduce of S bytes over N sends 2 (N-1)/N S."
-    return Bars("communication", "Sent in a step", "MB", ["counted", "formula"], bars, note=note)
+    return Bars("Sent in a step", "MB", ["counted", "formula"], bars, note=note)
 
 
 EFFICIENCY = (
@@ -95,7 +95,7 @@ def _efficiency(group: Group) -> list[Chart]:
     if len(sizes) == 1:
         ordered = sorted(scaled, key=lambda cell: -(cell.efficiency or 0))
         bars = [_bar(cell, [100 * (cell.efficiency or 0)]) for cell in ordered]
-        return [Bars("efficiency", "Scaling efficiency", "%", ["measured"], bars, EFFICIENCY)]
+        return [Bars("Scaling efficiency", "%", ["measured"], bars, EFFICIENCY)]
     series = []
     for colour, strategy in enumerate(dict.fromkeys(cell.strategy for cell in scaled)):
         points = [(cell.world_size, cell.efficiency or 0.0) for cell in scaled if cell.strategy == strategy]
@@ -105,7 +105,7 @@ def _efficiency(group: Group) -> list[Chart]:
         series.append(Series(strategy, {"processes": x}, y, colour))
     ideal = Series("ideal", {"processes": [1, *sizes]}, [1.0] * (1 + len(sizes)), colour=7)
     axes = {"processes": "processes"}
-    return [Lines("efficiency", "Scaling efficiency", "efficiency", axes, [*series, ideal], EFFICIENCY)]
+    return [Lines("Scaling efficiency", "efficiency", axes, [*series, ideal], EFFICIENCY)]
 
 
 def _bubble(group: Group) -> Bars:
@@ -118,7 +118,7 @@ def _bubble(group: Group) -> Bars:
         if cell.world_size > 1 and formula and cell.efficiency is not None:
             bars.append(_bar(cell, [100 * max(0.0, 1 - cell.efficiency), 100 * formula]))
     note = "Lost: 1 - efficiency. Formula: (P-1)/(M+P-1); naive model parallelism is M = 1."
-    return Bars("bubble", "Pipelines: share of the step lost", "%", ["measured", "formula"], bars, note=note)
+    return Bars("Pipelines: share of the step lost", "%", ["measured", "formula"], bars, note=note)
 
 
 def breakdown(cell: MeasuredCell, group: Group) -> tuple[float, float, float] | None:
@@ -148,7 +148,6 @@ def _breakdown(group: Group) -> Bars:
         "communication and overhead."
     )
     return Bars(
-        "breakdown",
         "Where a step's time goes",
         "ms",
         ["compute", "waiting", "communication and overhead"],

@@ -1,4 +1,4 @@
-"""The benchmark's report: CSV, Markdown with PNG plots, and one self-contained HTML page. No torch."""
+"""The benchmark's report: CSV, Markdown, and one self-contained HTML page with charts. No torch."""
 
 from __future__ import annotations
 
@@ -19,18 +19,17 @@ from podtune.report.draw.tables import Column, Table, Value
 from podtune.run.errors import CannotCreate
 from podtune.run.record import Json, finite
 
-PAGE, MARKDOWN, CSV, PLOTS = "report.html", "report.md", "report.csv", "plots"
+PAGE, MARKDOWN, CSV = "report.html", "report.md", "report.csv"
 Planner = Callable[[Iterable[Json]], Sequence[Json | None]]
 _LINK = re.compile("\ue000([^\ue001]*)\ue001([^\ue002]*)\ue002")  # characters without a meaning of their own
 
 
-def report(folder: Path, planner: Planner, collect: Collect, *, pictures: bool = True) -> Json:
+def report(folder: Path, planner: Planner, collect: Collect) -> Json:
     """Read the records below ``folder``, write the report into it, and return what it says.
 
     Args:
         planner: gives a plan for each record (the formulas live with the benchmark).
         collect: gives the records in the lines of a log, and what is damaged there.
-        pictures: draw the Markdown's PNG plots, which takes seconds; the page's charts need none.
 
     Raises:
         UserError: nothing to report on, or the folder cannot be written.
@@ -38,9 +37,8 @@ def report(folder: Path, planner: Planner, collect: Collect, *, pictures: bool =
     records = read_folder(folder, collect)
     groups = grouped(records.sources, planner([source.record for source in records.sources]))
     try:
-        drawn = [_pictures(folder, number, group) if pictures else [] for number, group in enumerate(groups)]
         (folder / CSV).write_text(_csv(groups), encoding="utf-8")
-        (folder / MARKDOWN).write_text(_markdown(records, groups, drawn), encoding="utf-8")
+        (folder / MARKDOWN).write_text(_markdown(records, groups), encoding="utf-8")
         (folder / PAGE).write_text(_page(folder, records, groups), encoding="utf-8")
     except OSError as error:
         raise CannotCreate(
@@ -179,18 +177,6 @@ def _times(value: float | None, factor: float) -> float | None:
     return None if value is None else value * factor
 
 
-def _pictures(folder: Path, number: int, group: Group) -> list[tuple[str, str]]:
-    """Draw the group's plots; (title, path relative to the report)."""
-    (folder / PLOTS).mkdir(exist_ok=True)
-    drawn = []
-    model = re.sub(r"[^A-Za-z0-9.-]+", "-", str(group.identity["model"]))
-    for chart in charts(group):
-        path = f"{PLOTS}/{number + 1}-{model}-{chart.name}.png"
-        chart.png(folder / path, group.title)
-        drawn.append((chart.title, path))
-    return drawn
-
-
 def _summary(records: FolderRecords, groups: Sequence[Group]) -> str:
     cells = [cell for group in groups for cell in group.cells]
     measured = sum(cell.throughput is not None for cell in cells)
@@ -206,20 +192,17 @@ def _summary(records: FolderRecords, groups: Sequence[Group]) -> str:
     )
 
 
-def _markdown(
-    records: FolderRecords, groups: Sequence[Group], pictures: Sequence[Sequence[tuple[str, str]]]
-) -> str:
+def _markdown(records: FolderRecords, groups: Sequence[Group]) -> str:
     def name(cell: MeasuredCell) -> str:
         return f"[{cell.label}]({_href(cell.path)})"
 
     lines = ["# Benchmark report", "", f"{_summary(records, groups)}. Each cell links to its record.", ""]
     lines += [f"- {text}" for text in differences(groups)]
-    for group, drawn in zip(groups, pictures, strict=True):
+    for group in groups:
         lines += ["", f"## {group.title}", "", *(f"{text}\n" for text in advice(group))]
         lines += [f"- {text}" for text in cautions(group)]
         if group.measured:
             lines += ["", _speed_table(group, name).markdown(), "", _cost_table(group, name).markdown(), ""]
-        lines += [f"![{title}]({path})" for title, path in drawn]
         if failed := failures(group.cells):
             lines += ["", "Failed:", "", *(f"- {name(cell)}: {why}" for cell, why in failed)]
     lines += _markdown_rest(records)

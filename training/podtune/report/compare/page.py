@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from podtune.report.compare.view import NAMED, conclusions, day, heading, tables
 from podtune.report.draw.page import Section, bullets, folded, page, paragraph
-from podtune.report.draw.plots import Bar, Bars, Lines, Series
+from podtune.report.draw.plots import Bar, Bars, Lines, Series, legend
 from podtune.report.draw.tables import Column, Table, Value
 from podtune.report.runs.runs import Run, timestamp
 from podtune.run.errors import printable
@@ -59,7 +59,13 @@ def html_page(comparison: Json, runs: Sequence[Run]) -> str:
     remarks = [part for key in ("not_comparable", "problems") if (part := _remarks(comparison[key]))]
     if remarks:
         sections.append(Section("limits", "Not comparable, and why", remarks))
-    sections.append(Section("curves", "Curves", [CONTROLS, *_charts(comparison, runs, names)]))
+    sections.append(
+        Section(
+            "curves",
+            "Curves",
+            [CONTROLS, legend(names), paragraph(SMOOTHED, kind="note"), *_charts(comparison, runs, names)],
+        )
+    )
     if answers := _answers(runs, names):
         sections.append(Section("answers", "Answers", [answers]))
     sections += [
@@ -79,15 +85,12 @@ def html_page(comparison: Json, runs: Sequence[Run]) -> str:
 CONTROLS = """<form class="controls" hidden>
 <label>by <select name="axis"><option>step</option><option>tokens</option><option>time</option></select>
 </label>
-<label><input type="checkbox" name="log">logarithmic</label>
-<label>mean over <select name="smooth"><option value="0">nothing: as recorded</option>
-<option value="80">1/80 of the run</option><option value="40" selected>1/40 of the run</option>
-<option value="20">1/20 of the run</option><option value="10">1/10 of the run</option></select></label>
-</form><div class="legend all-runs" role="group" aria-label="Show or hide a run"></div>"""
+<label><input type="checkbox" name="log">logarithmic</label></form>"""
+SMOOTHED = "Curves of 40 points and more are means over a fortieth of the run, the raw ones faint behind."
 
 
 def _run_table(comparison: Json) -> str:
-    """A row a run; the page's script sorts it, and hides and pins runs."""
+    """A row a run."""
     columns = {"eval loss": 5, "best eval loss": 5, "train loss": 5, "tokens_per_s": 4, "seconds": 4}
     keys = [key for key in columns if any(end[key] is not None for end in comparison["final"])]
     facts = {"strategy": "strategy", "ranks": "world_size", "batch": "global_batch_size"}
@@ -105,7 +108,7 @@ def _run_table(comparison: Json) -> str:
         )
     heads = [Column("wall time (s)" if key == "seconds" else key, "right", columns[key]) for key in keys]
     heads += [Column(name) for name in (*facts, "started", "folder")]
-    return f'<div class="runs">{Table([Column("run"), Column("status"), *heads], rows).html()}</div>'
+    return Table([Column("run"), Column("status"), *heads], rows).html()
 
 
 def _settings(runs: Sequence[Run], names: Sequence[str]) -> list[str]:
@@ -177,7 +180,6 @@ def _charts(comparison: Json, runs: Sequence[Run], names: Sequence[str]) -> list
             blank = Series(names[index], {}, (), index, ends[index])
             series.append(_series(run, places[index][split], split, metric, blank))
         lines = Lines(
-            f"{split}-{metric}",
             caption,
             unit,
             LABELS,
@@ -191,7 +193,7 @@ def _charts(comparison: Json, runs: Sequence[Run], names: Sequence[str]) -> list
     peaks = [run.measurements.peak_memory_gib for run in runs]
     if any(peaks):
         rows = [Bar(name, [peak.max if peak else None]) for name, peak in zip(names, peaks, strict=True)]
-        figures.append(Bars("peak", "Peak memory", "GiB, of the largest rank", ["measured"], rows).html())
+        figures.append(Bars("Peak memory", "GiB, of the largest rank", ["measured"], rows).html())
     return (
         ['<div class="charts">', *figures, "</div>"] if figures else [paragraph("No run recorded a curve.")]
     )

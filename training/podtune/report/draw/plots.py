@@ -1,34 +1,45 @@
-"""Charts, each once as data: the page's script draws them (page.js), matplotlib the same as PNG. No torch.
+"""Charts of a page, drawn by Plotly: curves of runs, and bars. No torch.
 
     curve = Series("lr-1e-3", {"step": steps, "tokens": tokens}, losses)
-    figure = Lines("loss", "Training loss", "loss (nats per token)", {"step": "step"}, [curve]).html()
-    bars = Bars("throughput", "Throughput", "tokens/s", ["measured"], [Bar("ddp ×2", [5120.0])]).html()
+    figure = Lines("Training loss", "nats per token", {"step": "step"}, [curve]).html()
+    bars = Bars("Throughput", "tokens/s", ["measured"], [Bar("ddp ×2", [5120.0])]).html()
 
-``html()`` gives a ``<figure>`` for a page of podtune.report.draw.page, with its figures in a table below.
+``html()`` gives a ``<figure>`` for podtune.report.draw.page, with its values in a table below.
 """
 
 from __future__ import annotations
 
 import html
-import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from podtune.report.draw.tables import Column, Table, Value, shown
+from podtune.run.record import Json
 
-POINTS = 400  # a longer curve is drawn by the means of so many stretches, with their lowest and highest
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+POINTS = 300  # a longer curve is drawn by the means of so many stretches, its extremes faint behind them
+MARKED = 25  # points up to which each has a marker
+SMOOTHED_FROM = 40  # points from which a running mean stands before the raw curve
 TABLE_ROWS = 12
-COLOURS = ("#1d4ed8", "#c2410c", "#047857", "#a21caf", "#0e7490", "#b91c1c", "#6d28d9", "#4d7c0f")
+UNIFIED = 12  # curves that one hover label can name
+BAR_PX = 16
+# of 3:1 contrast against both papers of the page (WCAG 1.4.11), so that light and dark share them
+COLOURS = ("#2f7de1", "#d9730d", "#2b9a5b", "#c04fd0", "#0f93a8", "#e0455e", "#8a6cf0", "#7a931f")
+DASHES = ("solid", "dash", "dot", "dashdot")  # tell curve 0 from curve 8
+PATTERNS = ("", "/", ".")
 
 
 @dataclass(frozen=True)
 class Series:
-    """One curve. ``places`` by axis, each as long as ``values``; all finite. ``colour`` counts on over 8, and
-    the dashes tell 0 from 8. ``end``: why it ended before its time; its last point is marked.
+    """One curve of finite ``values``, with as many ``places`` on each axis.
+
+    ``colour`` continues over 8 with other dashes. ``end``: why the run ended early; its last point is marked.
     """
 
     name: str
@@ -37,23 +48,48 @@ class Series:
     colour: int = 0
     end: str = ""
 
-    def drawn(self) -> dict[str, Any]:
-        """What the page's script needs."""
-        count = len(self.values)
-        size = -(-count // POINTS)
-        starts = range(0, count, size) if size > 2 else range(0)
-        drawn: dict[str, Any] = {"name": self.name, "colour": self.colour, "end": self.end}
-        if not starts:
-            places = {axis: [_digits(place) for place in each] for axis, each in self.places.items()}
-            return drawn | {"x": places, "y": [_digits(value) for value in self.values]}
-        stretches = [self.values[start : start + size] for start in starts]
-        ends = [min(start + size, count) - 1 for start in starts]
-        return drawn | {
-            "x": {axis: [_digits(each[end]) for end in ends] for axis, each in self.places.items()},
-            "y": [_digits(math.fsum(stretch) / len(stretch)) for stretch in stretches],
-            "low": [_digits(min(stretch)) for stretch in stretches],
-            "high": [_digits(max(stretch)) for stretch in stretches],
-        }
+    def _at(self, indices: Sequence[int]) -> dict[str, list[float]]:
+        return {axis: [_digits(places[index]) for index in indices] for axis, places in self.places.items()}
+
+    def traces(self, *, smooth: bool) -> list[go.Scatter]:
+        """Plotly's traces: the raw curve or its extremes faint, the curve, and a cross at an early end.
+
+        ``meta`` holds the places by axis, of which the page's script makes ``x``.
+        """
+        import plotly.graph_objects as go
+
+        count, value_at = len(self.values), self.values.__getitem__
+        size = max(1, -(-count // POINTS))
+        stretches = [range(start, min(start + size, count)) for start in range(0, count, size)]
+        drawn = [math.fsum(map(value_at, each)) / len(each) for each in stretches]
+        smooth = smooth and len(drawn) >= SMOOTHED_FROM
+        if smooth:
+            drawn = running_mean(drawn, round(len(drawn) / SMOOTHED_FROM))
+        colour = COLOURS[self.colour % len(COLOURS)]
+        dash = DASHES[self.colour // len(COLOURS) % len(DASHES)]
+
+        def trace(name: str, indices: Sequence[int], values: Sequence[float], **look: object) -> go.Scatter:
+            # the same group for all traces of a run: the legend switches them together
+            places = self._at(indices)
+            return go.Scatter(
+                name=_text(name), legendgroup=str(self.colour), meta=places, y=[*map(_digits, values)], **look
+            )
+
+        traces = []
+        if smooth or size > 1:
+            faint = {"mode": "lines", "opacity": 0.3, "hoverinfo": "skip", "showlegend": False}
+            extremes = [sorted({min(each, key=value_at), max(each, key=value_at)}) for each in stretches]
+            raw = [index for each in extremes for index in each]
+            line = {"color": colour, "width": 1}
+            traces.append(trace(self.name, raw, [*map(value_at, raw)], line=line, **faint))
+        mode = "lines+markers" if count <= MARKED else "lines"
+        line = {"color": colour, "dash": dash, "width": 2}
+        traces.append(trace(self.name, [each[-1] for each in stretches], drawn, mode=mode, line=line))
+        if self.end:
+            cross = {"symbol": "x", "size": 11, "color": colour}
+            end = trace(f"{self.name}: {self.end}", [count - 1], drawn[-1:], mode="markers", marker=cross)
+            traces.append(end.update(showlegend=False))
+        return traces
 
 
 def _digits(value: float) -> float:
@@ -61,13 +97,19 @@ def _digits(value: float) -> float:
     return int(value) if value == int(value) else float(f"{value:.6g}")
 
 
+def _text(value: str) -> str:
+    """``value`` as Plotly shows it literally: it reads some of HTML in names and labels."""
+    return html.escape(value, quote=False)
+
+
 @dataclass(frozen=True)
 class Lines:
-    """Curves over one of ``axes`` (name -> label with unit). ``runs``: each is a run of the page, switched by
-    its table. ``log``: the y axis is logarithmic from the start; the reader can make every one so.
+    """Curves over one of ``axes`` (name -> label with unit).
+
+    ``runs``: each is a run of the page, named and switched by the page's legend. ``log``: the y axis is
+    logarithmic from the start.
     """
 
-    name: str
     title: str
     y: str
     axes: Mapping[str, str]
@@ -79,33 +121,33 @@ class Lines:
 
     @property
     def empty(self) -> bool:
-        """True if there is nothing to draw."""
         return not any(curve.values for curve in self.series)
 
     def html(self) -> str:
         """An HTML figure."""
+        curves = [curve for curve in self.series if curve.values]
         axes = {
             axis: label
             for axis, label in self.axes.items()
-            if any(curve.places.get(axis) for curve in self.series)
+            if any(curve.places.get(axis) for curve in curves)
         }
-        data: dict[str, Any] = {
-            "kind": "lines",
-            "title": self.title,
-            "y": self.y,
-            "axes": axes,
-            "runs": self.runs,
+        layout: Json = {
+            "height": 310,
+            "hovermode": "x unified" if len(curves) <= UNIFIED else "closest",
+            "showlegend": not self.runs and len(curves) > 1,
+            "yaxis": {"type": "log" if self.log else "linear"},
+            "meta": {axis: _text(label) for axis, label in axes.items()},
         }
-        data |= {"log": self.log, "smooth": self.smooth, "series": [curve.drawn() for curve in self.series]}
         notes = [self.note] if self.note else []
-        longest = max((len(curve.values) for curve in self.series), default=0)
-        if longest > 2 * POINTS:
+        longest = max((len(curve.values) for curve in curves), default=0)
+        if longest > POINTS:
             notes.append(
-                f"{longest:,} points, drawn as the means of {POINTS} stretches; the band spans each."
+                f"{longest:,} points, drawn as the means of {POINTS} stretches; their extremes are faint."
             )
         if same := self._equal():
             notes.append(f"Equal, one upon the other: {'; '.join(same)}.")
-        return _figure(f"{self.title}: {self.y}", data, " ".join(notes), self.table(axes), self.empty)
+        traces = [trace for curve in curves for trace in curve.traces(smooth=self.smooth)]
+        return _figure(self.title, self.y, traces, layout, " ".join(notes), self.table(axes))
 
     def _equal(self) -> list[str]:
         """Names of curves that hide each other."""
@@ -127,46 +169,20 @@ class Lines:
             [Column("run"), Column(axes.get(axis, ""), "right", 6), Column(self.y, "right", 5)], rows
         )
 
-    def png(self, path: Path, subtitle: str = "") -> None:
-        """The same with matplotlib, on white, each curve named at its end."""
-        figure, axes = _canvas(3.6)
-        axis, label = next(iter(self.axes.items()))
-        for curve in self.series:
-            ideal = curve.name == "ideal"
-            colour = "#57606a" if ideal else COLOURS[curve.colour % len(COLOURS)]
-            style = "--" if ideal else ("-", "--", ":", "-.")[curve.colour // len(COLOURS) % 4]
-            axes.plot(
-                curve.places[axis], curve.values, color=colour, linestyle=style, linewidth=1.5, marker="o"
-            )
-            end = (curve.places[axis][-1], curve.values[-1])
-            axes.annotate(
-                curve.name, end, (6, 0), textcoords="offset points", color=colour, va="center", fontsize=7
-            )
-        axes.set_xticks(sorted({int(place) for curve in self.series for place in curve.places[axis]}))
-        axes.set_ylim(bottom=0)
-        axes.margins(x=0.12)
-        _finish(figure, axes, path, title=self.title, subtitle=subtitle, x=label, y=self.y)
-
 
 @dataclass(frozen=True)
 class Bar:
-    """One row of bars: a value and a possible error for each series; None is not measured. ``href``: where
-    its label leads.
-    """
+    """One row of bars: a value and a possible error for each series; None is not measured."""
 
     label: str
     values: Sequence[float | None]
     errors: Sequence[float | None] = ()
-    href: str = ""
 
 
 @dataclass(frozen=True)
 class Bars:
-    """Horizontal bars from zero, one row a label: side by side, or ``stacked``. Series named ``planned`` are
-    drawn hollow.
-    """
+    """Horizontal bars from zero, one row a label, side by side or ``stacked``, hollow if ``planned``."""
 
-    name: str
     title: str
     unit: str
     series: Sequence[str]
@@ -177,109 +193,103 @@ class Bars:
 
     @property
     def empty(self) -> bool:
-        """True if there is nothing to draw."""
         return not any(value is not None for row in self.rows for value in row.values)
 
-    def table(self) -> Table:
-        """The same figures."""
-        columns = (Column(f"{name} ({self.unit})", "right") for name in self.series)
-        return Table([Column("name"), *columns], [[row.label, *row.values] for row in self.rows])
-
     def html(self) -> str:
-        """An HTML figure; its labels lead to where the rows say."""
-        rows = [
-            {"label": row.label, "href": row.href, "values": list(row.values), "errors": list(row.errors)}
-            for row in self.rows
-        ]
-        data: dict[str, Any] = {
-            "kind": "bars",
-            "title": self.title,
-            "unit": self.unit,
-            "series": list(self.series),
+        """An HTML figure."""
+        columns = (Column(f"{name} ({self.unit})", "right") for name in self.series)
+        table = Table([Column("name"), *columns], [[row.label, *row.values] for row in self.rows])
+        places = list(range(len(self.rows)))
+        each = 1 if self.stacked else len(self.series)
+        layout: Json = {
+            "height": 72 + 6 * (each > 1 or self.stacked) + len(places) * (BAR_PX * each + 8),
+            "margin": {"r": 48},  # for the values at the bars' ends
+            "barmode": "stack" if self.stacked else "group",
+            "bargap": 0.25,
+            "showlegend": len(self.series) > 1,
+            "hovermode": "closest",
+            "xaxis": {"title": {"text": _text(self.unit)}, "rangemode": "tozero"},
+            "yaxis": {
+                "autorange": "reversed",
+                "tickvals": places,
+                "ticktext": [_text(_short(row.label)) for row in self.rows],
+                "showgrid": False,
+            },
         }
-        data |= {"rows": rows, "stacked": self.stacked, "planned": list(self.planned)}
-        return _figure(self.title, data, self.note, self.table(), self.empty)
+        traces = [] if self.empty else [self._trace(index) for index in range(len(self.series))]
+        return _figure(self.title, self.unit, traces, layout, self.note, table)
 
-    def png(self, path: Path, subtitle: str = "") -> None:
-        """The same with matplotlib, on white."""
-        thick = 0.7 if self.stacked else 0.8 / len(self.series)
-        pitch = 0.30 if self.stacked else 0.16 + 0.19 * len(self.series)
-        figure, axes = _canvas(1.1 + len(self.rows) * pitch)
-        for index, name in enumerate(self.series):
-            label: str | None = name
-            for number, row in enumerate(self.rows):
-                value, error = row.values[index], row.errors[index] if row.errors else None
-                if value is None:
-                    continue
-                y = number if self.stacked else number - 0.4 + thick * (index + 0.5)
-                before = sum(earlier or 0.0 for earlier in row.values[:index]) if self.stacked else 0.0
-                colour = COLOURS[index % len(COLOURS)]
-                axes.barh(
-                    y,
-                    value,
-                    thick * 0.9,
-                    left=before,
-                    color="none" if name in self.planned else colour,
-                    edgecolor=colour,
-                    xerr=error,
-                    error_kw={"elinewidth": 1, "capsize": 2},
-                    label=label,
-                )
-                label = None  # one entry of the legend a series
-                if not self.stacked:
-                    end = (value + (error or 0.0), y)
-                    axes.annotate(
-                        shown(value, 3), end, (4, 0), textcoords="offset points", va="center", fontsize=7
-                    )
-        axes.set_yticks(range(len(self.rows)), [row.label for row in self.rows], fontsize=8)
-        axes.invert_yaxis()
-        axes.margins(x=0.12, y=0.01)
-        axes.set_xlim(left=0)
-        axes.xaxis.set_major_formatter("{x:,g}")
-        if len(self.series) > 1:
-            axes.legend(frameon=False, fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-        _finish(figure, axes, path, title=self.title, subtitle=subtitle, x=self.unit, y="")
+    def _trace(self, index: int) -> go.Bar:
+        import plotly.graph_objects as go
+
+        colour, hollow = COLOURS[index % len(COLOURS)], self.series[index] in self.planned
+        values = [row.values[index] for row in self.rows]
+        bar = go.Bar(
+            orientation="h",
+            name=_text(self.series[index]),
+            x=values,
+            y=list(range(len(values))),
+            hovertext=[_text(row.label) for row in self.rows],
+            marker={
+                "color": "rgba(0,0,0,0)" if hollow else colour,
+                "line": {"color": colour, "width": 1.5},
+                "pattern": {"shape": PATTERNS[index % len(PATTERNS)] if self.stacked else ""},
+            },
+        )
+        errors = [row.errors[index] if row.errors else None for row in self.rows]
+        if not self.stacked:
+            text = ["" if value is None else shown(value, 3) for value in values]
+            # beside a whisker Plotly would write upon it
+            place = "inside" if any(errors) else "outside"
+            bar.update(text=text, textposition=place, insidetextanchor="start", textangle=0, cliponaxis=False)
+        if any(errors):
+            bar.update(error_x={"array": errors, "thickness": 1, "width": 3})
+        return bar
 
 
 Chart = Bars | Lines
 
 
-def _figure(label: str, data: dict[str, Any], note: str, table: Table, empty: bool) -> str:
-    title = html.escape(str(data["title"]))
-    if empty:
+def _short(label: str) -> str:
+    """``label`` for the side of a narrow chart: names of sweeps differ at their ends."""
+    return label if len(label) <= 24 else f"{label[:11]}…{label[-12:]}"
+
+
+def _figure(
+    title: str, unit: str, traces: Sequence[go.Scatter | go.Bar], layout: Json, note: str, table: Table
+) -> str:
+    import plotly.graph_objects as go
+
+    caption = f'{html.escape(title)} <span class="unit">{html.escape(unit)}</span>'
+    if not traces:
         return (
-            f'<figure class="chart"><figcaption>{title}</figcaption><p class="note">No run recorded '
+            f'<figure class="chart"><figcaption>{caption}</figcaption><p class="note">No run recorded '
             "this.</p></figure>"
         )
-    content = html.escape(json.dumps(data, ensure_ascii=False, separators=(",", ":")), quote=True)
-    unit = f' <span class="unit">{html.escape(data["y"])}</span>' if "y" in data else ""
+    # to_json writes < > and / as escapes, so that no name ends the script element
+    drawing = go.Figure(data=traces, layout=layout | {"template": {}}).to_json()
     noted = f'<p class="note">{html.escape(note)}</p>' if note else ""
+    label = html.escape(f"{title}: {unit}", quote=True)
     return (
-        f'<figure class="chart" aria-label="{html.escape(label, quote=True)}" data-chart="{content}">'
-        f'<figcaption>{title}{unit}</figcaption><div class="plot-here"><p class="note">Drawn by this page\'s '
-        f"own script; the figures are below.</p></div>{noted}"
-        f"<details><summary>Figures</summary>{table.html()}</details></figure>"
+        f'<figure class="chart" aria-label="{label}"><figcaption>{caption}</figcaption>'
+        f'<div class="plot"><script type="application/json">{drawing}</script></div>{noted}'
+        f"<details><summary>Values</summary>{table.html()}</details></figure>"
     )
 
 
-def _canvas(height: float) -> tuple[Any, Any]:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7.2, height), dpi=130, layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure, figure.add_subplot()
-
-
-def _finish(figure: Any, axes: Any, path: Path, *, title: str, subtitle: str, x: str, y: str) -> None:
-    figure.suptitle(title, x=0.01, ha="left", fontsize=10, fontweight="bold")
-    axes.set_title(subtitle, loc="left", fontsize=7, color="#57606a")
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
-    axes.grid(color="#d8dee4", linewidth=0.6, axis="both" if y else "x")
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path)
+def legend(names: Sequence[str]) -> str:
+    """Buttons that show and hide a run in every chart of runs; each shows its curve's colour and dash."""
+    dashes = dict(zip(DASHES, ("", "8 4", "2 3", "8 3 2 3"), strict=True))
+    buttons = []
+    for index, name in enumerate(names):
+        dash = dashes[DASHES[index // len(COLOURS) % len(DASHES)]]
+        colour = COLOURS[index % len(COLOURS)]
+        line = f'<line x2="28" y1="4" y2="4" stroke="{colour}" stroke-dasharray="{dash}"/>'
+        buttons.append(
+            f'<button type="button" data-run="{index}" aria-pressed="true"><svg width="28" height="8" '
+            f'aria-hidden="true">{line}</svg>{html.escape(name)}</button>'
+        )
+    return f'<div class="legend" role="group" aria-label="Show or hide a run">{"".join(buttons)}</div>'
 
 
 def loss_curve_png(run_dir: Path, path: Path) -> bool:
@@ -288,13 +298,19 @@ def loss_curve_png(run_dir: Path, path: Path) -> bool:
     Raises:
         UserError: there is no readable run in ``run_dir``.
     """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     from podtune.report.runs.runs import load_run
 
     run = load_run(Path(run_dir))
     train, evaluation = run.curve("train", "loss"), run.curve("eval", "loss")
     if not train[0] and not evaluation[0]:
         return False
-    figure, axes = _canvas(4.0)
+    # without pyplot, which would keep the figure in a global list
+    figure = Figure(figsize=(7.2, 4.0), dpi=130, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
     width = max(1, len(train[0]) // 50)
     if width > 1:
         axes.plot(*train, color="#93c5fd", linewidth=0.8, alpha=0.8)
@@ -309,11 +325,18 @@ def loss_curve_png(run_dir: Path, path: Path) -> bool:
         )
     axes.margins(x=0.01)
     axes.legend(frameon=False)
-    _finish(figure, axes, path, title=run.name, subtitle=run.one_line(), x="step", y="loss (nats per token)")
+    figure.suptitle(run.name, x=0.01, ha="left", fontsize=10, fontweight="bold")
+    axes.set_title(run.one_line(), loc="left", fontsize=7, color="#57606a")
+    axes.set_xlabel("step")
+    axes.set_ylabel("loss (nats per token)")
+    axes.grid(color="#d8dee4", linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path)
     return True
 
 
 def running_mean(values: Sequence[float], width: int) -> list[float]:
-    """Each value's mean with its neighbours within ``width // 2`` on either side (fewer at the ends)."""
+    """Mean of each value with its neighbours within ``width // 2`` on either side (fewer at the ends)."""
     half = width // 2
     return [statistics.fmean(values[max(0, index - half) : index + half + 1]) for index in range(len(values))]

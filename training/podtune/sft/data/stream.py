@@ -19,6 +19,7 @@ from podtune.run.errors import DataError, PeerLost, UserError
 from podtune.sft.data import files
 from podtune.sft.data.batching import ROW
 from podtune.sft.data.encode import Encoded, Encoder
+from podtune.sft.data.readers import rows_at
 from podtune.sft.data.shapes import detect
 from podtune.sft.data.source import DataSource
 from podtune.sft.data.tokenise import BESIDE, naming
@@ -144,9 +145,7 @@ def untokenised(source: DataSource) -> IterableDataset:
 
     if source.path is None:
         return hub.stream(source.name or "", source.config, source.split)
-    return IterableDataset.from_generator(
-        files.rows_at, gen_kwargs={"path": source.path, "split": source.split}
-    )
+    return IterableDataset.from_generator(rows_at, gen_kwargs={"path": source.path, "split": source.split})
 
 
 def _answered(rows: Iterable[dict[str, Any]], source: DataSource) -> Iterator[dict[str, Any]]:

@@ -1,5 +1,4 @@
-"""The tokenizer of a fine-tune: loaded with what the configuration changes, and checked against rows and
-model.
+"""The tokenizer of a fine-tune: loaded with the configuration's changes, checked against rows and model.
 
 Imports nothing heavy by itself.
 """
@@ -8,9 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from podtune.run.errors import ConfigError, NotFound, UserError
 from podtune.sft.data.shapes import RowShape
@@ -40,6 +40,19 @@ class TokenizeOptions:
     completion_only_loss: bool | None = None
     assistant_only_loss: bool = False
     dataset_text_field: str = "text"
+
+    @classmethod
+    def of(cls, value: Callable[[str], Any], *, packed: bool) -> TokenizeOptions:
+        """From a configuration's ``value`` of a key; rows that will be ``packed`` are not cut."""
+        given = value("dataset_kwargs")
+        prepared = isinstance(given, dict) and given.get("skip_prepare_dataset")  # neither cut nor packed
+        return cls(
+            max_length=None if packed or prepared else value("max_length"),
+            truncation_mode=value("truncation_mode"),
+            completion_only_loss=value("completion_only_loss"),
+            assistant_only_loss=value("assistant_only_loss"),
+            dataset_text_field=value("dataset_text_field"),
+        )
 
 
 def load_tokenizer(

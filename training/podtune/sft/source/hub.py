@@ -1,5 +1,4 @@
-"""The Hugging Face hub, with a bound: a hub that cannot be reached is answered in seconds instead of 23. No
-torch.
+"""The Hugging Face hub with a short timeout. No torch.
 
 The hub's own client retries for 23 s. One request with a short timeout comes first; if it fails, a copy in
 the cache is used, and without one the error says so.
@@ -8,12 +7,14 @@ the cache is used, and without one the error says so.
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
-from podtune.run.errors import DataError, NotFound, Unavailable, UserError
+from podtune.run.errors import DataError, NotFound, Unavailable
 
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
@@ -22,11 +23,10 @@ Kind = Literal["dataset", "model"]
 TIMEOUT_S = 4.0
 # Pickled weights run code when they are loaded, and safetensors lie beside them nearly everywhere.
 UNWANTED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5", "*.msgpack", "*.onnx", "*.gguf", "original/*")
-T = TypeVar("T")
 
 
 def offline() -> bool:
-    """True if HF_HUB_OFFLINE (or TRANSFORMERS_OFFLINE) says so."""
+    """Return whether HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE is set."""
     return any(
         os.environ.get(name, "").upper() in ("1", "ON", "YES", "TRUE")
         for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
@@ -34,46 +34,44 @@ def offline() -> bool:
 
 
 def check(name: str, kind: Kind = "dataset") -> None:
-    """Make sure that ``name`` can be had: it is on the hub, or in the cache. At most :data:`TIMEOUT_S` and a
-    little.
+    """Make sure within :data:`TIMEOUT_S` that ``name`` is on the hub or in the cache.
 
-    Without the hub, HF_HUB_OFFLINE is set for this process and those it starts, so that no later call
+    If the hub cannot be reached, HF_HUB_OFFLINE is set for this process and those it starts: no later call
     retries.
 
     Raises:
-        UserError: 66 if the hub says that there is no such thing, 69 if the hub cannot be reached and nothing
-        is cached.
+        NotFound: the hub says that there is no such thing, or it is not cached and HF_HUB_OFFLINE is set.
+        Unavailable: the hub cannot be reached and nothing is cached.
     """
     if offline():
-        if not cached(name, kind):
-            raise NotFound(
-                f"the {kind} is neither a local path nor in the cache, and HF_HUB_OFFLINE is set",
-                where=name,
-                fix=(
-                    f"give a local path, or fill the cache ({_cache_root()}) where there is a network: hf "
-                    f"download {name}"
-                )
-                + (" --repo-type dataset" if kind == "dataset" else ""),
-            )
+        if cached(name, kind):
+            return
+        command = f"hf download {name}" + (" --repo-type dataset" if kind == "dataset" else "")
+        raise NotFound(
+            f"the {kind} is neither a local path nor in the cache, and HF_HUB_OFFLINE is set",
+            where=name,
+            fix=f"give a local path, or fill the cache ({_cache_root()}) where there is a network: {command}",
+        )
+    unreachable = _ask(name, kind)
+    if not unreachable:
         return
-    problem = _ask(name, kind)
-    if problem is None:
-        return
-    if isinstance(problem, UserError):
-        raise problem
     if cached(name, kind):
         go_offline()
         return
     raise Unavailable(
-        f"the hub cannot be reached ({problem}) and the {kind} is not in the cache",
-        where=f"{name} at {_endpoint()}",
+        f"the hub cannot be reached ({unreachable}) and the {kind} is not in the cache",
+        where=f"{name} at {os.environ.get('HF_ENDPOINT') or 'the default endpoint'}",
         fix="give a local path; or set HF_HUB_OFFLINE=1 and HF_HOME to a volume that holds it; or check the "
         "network and the proxy",
     )
 
 
-def _ask(name: str, kind: Kind) -> UserError | str | None:
-    """None if the hub has ``name``; a UserError if it says no; the reason if it cannot be reached."""
+def _ask(name: str, kind: Kind) -> str:
+    """Ask the hub for ``name``; return why it cannot be reached, or an empty string.
+
+    Raises:
+        NotFound: the hub answers that there is no such thing, or that it is gated.
+    """
     from huggingface_hub import HfApi
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -82,49 +80,57 @@ def _ask(name: str, kind: Kind) -> UserError | str | None:
         RepositoryNotFoundError,
     )
 
-    def ask() -> UserError | str | None:
-        api = HfApi()
-        try:
-            (api.dataset_info if kind == "dataset" else api.model_info)(name, timeout=TIMEOUT_S - 1)
-        except HFValidationError:
-            return NotFound(
-                f"no such file or folder, and not a name that a {kind} on the hub can have",
-                where=name,
-                fix="correct the path",
-            )
-        except GatedRepoError:
-            return NotFound(
-                f"the {kind} is gated", where=name, fix="accept its terms on its page and set HF_TOKEN"
-            )
-        except RepositoryNotFoundError:
-            return NotFound(
-                f"no such file or folder, and no such {kind} on the hub (or it is private)",
-                where=name,
-                fix="correct the name, or set HF_TOKEN for a private one",
-            )
-        except HfHubHTTPError as error:
-            return f"it answered {error.response.status_code if error.response is not None else error}"
-        except Exception as error:  # every transport has errors of its own; all mean that there is no answer
-            return f"{type(error).__name__}: {str(error)[:120]}"
-        return None
+    api = HfApi()
+    info = api.dataset_info if kind == "dataset" else api.model_info
+    try:
+        _within(TIMEOUT_S, lambda: info(name, timeout=TIMEOUT_S - 1))
+    except HFValidationError:
+        raise NotFound(
+            f"no such file or folder, and not a name that a {kind} on the hub can have",
+            where=name,
+            fix="correct the path",
+        ) from None
+    except GatedRepoError:
+        raise NotFound(
+            f"the {kind} is gated", where=name, fix="accept its terms on its page and set HF_TOKEN"
+        ) from None
+    except RepositoryNotFoundError:
+        raise NotFound(
+            f"no such file or folder, and no such {kind} on the hub (or it is private)",
+            where=name,
+            fix="correct the name, or set HF_TOKEN for a private one",
+        ) from None
+    except HfHubHTTPError as error:
+        return f"it answered {error.response.status_code if error.response is not None else error}"
+    except TimeoutError:
+        return f"no answer within {TIMEOUT_S:.0f} s"
+    except Exception as error:  # every transport has errors of its own; all mean that there is no answer
+        return f"{type(error).__name__}: {str(error)[:120]}"
+    return ""
 
-    silent: UserError | str | None = f"no answer within {TIMEOUT_S:.0f} s"
-    return within(TIMEOUT_S, ask, silent)
 
+def _within(seconds: float, call: Callable[[], object]) -> None:
+    """Run ``call`` for at most ``seconds``.
 
-def within(seconds: float, call: Callable[[], T], otherwise: T) -> T:
-    """The result of ``call``, or ``otherwise`` after ``seconds``: name resolution knows no timeout of its
-    own.
+    A thread, because name resolution has no timeout; a daemon, because an executor's would hold up the exit.
+
+    Raises:
+        TimeoutError: it has not returned by then.
     """
-    result: list[T] = []
-    thread = threading.Thread(target=lambda: result.append(call()), daemon=True)
-    thread.start()
-    thread.join(seconds)
-    return result[0] if result else otherwise
+    outcome: Future[object] = Future()
+
+    def work() -> None:
+        try:
+            outcome.set_result(call())
+        except Exception as error:  # raised again below, in the thread that waits
+            outcome.set_exception(error)
+
+    threading.Thread(target=work, daemon=True).start()
+    outcome.result(seconds)
 
 
 def cached(name: str, kind: Kind = "dataset") -> bool:
-    """True if the hub's cache, or that of the datasets library, holds something under ``name``."""
+    """Return whether the cache of the hub, or of the datasets library, holds something under ``name``."""
     folder = f"{kind}s--{name.replace('/', '--')}"
     if (_cache_root() / folder / "snapshots").is_dir():
         return True
@@ -135,7 +141,7 @@ def cached(name: str, kind: Kind = "dataset") -> bool:
 
 
 def hf_home() -> Path:
-    """The Hugging Face cache: HF_HOME, or where its libraries have it without."""
+    """The Hugging Face cache: HF_HOME, or the libraries' default."""
     default = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "huggingface"
     return Path(os.environ.get("HF_HOME") or default).expanduser()
 
@@ -146,22 +152,18 @@ def _cache_root() -> Path:
     )
 
 
-def _endpoint() -> str:
-    return os.environ.get("HF_ENDPOINT") or "the default endpoint"
-
-
 def go_offline() -> None:
-    """Set HF_HUB_OFFLINE here and in the libraries that have read it already."""
-    import sys
-
+    """Set HF_HUB_OFFLINE, also in the libraries that have read it already."""
     os.environ["HF_HUB_OFFLINE"] = "1"
+    # Both read the variable once, when they are imported, and have no function to change it afterwards; each
+    # further call of theirs would retry for 23 s.
     for module in ("huggingface_hub.constants", "datasets.config"):
         if module in sys.modules:
             sys.modules[module].HF_HUB_OFFLINE = True  # type: ignore[attr-defined]
 
 
 def split_names(name: str, config: str | None) -> list[str]:
-    """The splits of a hub data set; an empty list if they cannot be found out."""
+    """List the splits of a data set on the hub; empty if they are unknown."""
     import datasets
 
     check(name)
@@ -172,17 +174,17 @@ def split_names(name: str, config: str | None) -> list[str]:
 
 
 def load(name: str, config: str | None, split: str) -> Dataset:
-    """``datasets.load_dataset``, with errors for people.
+    """Load one split of a data set on the hub.
 
     Raises:
-        UserError: as :func:`check`; or no such configuration or split, with those there are.
+        UserError: as :func:`check`; or no such configuration or split, naming those there are.
     """
     loaded: Dataset = _load(name, config, split, streaming=False)
     return loaded
 
 
 def stream(name: str, config: str | None, split: str) -> IterableDataset:
-    """The same without a copy: rows come over the network as they are read. Raises as :func:`load`."""
+    """Stream one split over the network, without a copy. Raises as :func:`load`."""
     streamed: IterableDataset = _load(name, config, split, streaming=True)
     return streamed
 

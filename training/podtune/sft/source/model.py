@@ -1,6 +1,4 @@
-"""Where a model comes from: a folder, the hub, or the hub's copy in the local cache, and what its
-configuration says. No torch.
-"""
+"""Source of a model: a folder, the hub, or the hub's copy in the local cache. No torch."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Origin:
-    """A model that exists. ``files`` are its file names; ``local_files_only`` forbids the network."""
+    """Location of a model that exists, with its file names; ``local_files_only`` forbids the network."""
 
     name: str
     revision: str | None
@@ -35,21 +33,21 @@ class Origin:
 
     @property
     def is_adapter(self) -> bool:
-        """True for a PEFT adapter, which needs its base model."""
+        """Whether this is a PEFT adapter, which needs its base model."""
         return "adapter_config.json" in self.files
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """What ``from_pretrained`` takes beside the name."""
+        """Arguments of ``from_pretrained`` beside the name."""
         return {"revision": self.revision or "main", "local_files_only": self.local_files_only}
 
     def processor_files(self) -> list[Path]:
-        """What a multimodal model's processor is read from; a text model has none."""
+        """Local paths of a multimodal model's processor files; a text model has none."""
         names = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
         return [self.file(name) for name in names if name in self.files]
 
     def file(self, name: str) -> Path:
-        """The local path of one small file of it, fetched if need be."""
+        """Local path of one small file of it, downloaded if need be."""
         if Path(self.name).is_dir():
             return Path(self.name) / name
         from huggingface_hub import hf_hub_download
@@ -60,8 +58,7 @@ class Origin:
 def locate_model(
     name: str | os.PathLike[str], revision: str | None = None, *, tokenizer_alone: bool = False
 ) -> Origin:
-    """Find the model or adapter called ``name``, within a few seconds; with ``tokenizer_alone`` a tokenizer
-    without a model will do.
+    """Find a model or adapter within a few seconds; ``tokenizer_alone`` accepts a tokenizer without a model.
 
     Raises:
         UserError: the folder is missing or holds no model; no such model on the hub, or gated without access;
@@ -74,7 +71,7 @@ def locate_model(
     tokenizers = {"tokenizer.json", "tokenizer_config.json"} if tokenizer_alone else set()
     if not {"config.json", "adapter_config.json", *tokenizers} & set(origin.files):
         raise NotFound(
-            "is no model: there is no config.json in it",
+            "is not a model: there is no config.json in it",
             where=origin.name,
             fix="give the folder that save_pretrained wrote; of a run that is RUN_DIR/final",
         )
@@ -125,7 +122,7 @@ def _on_hub(name: str, revision: str | None) -> Origin:
 
 @contextlib.contextmanager
 def explained(name: str, what: str) -> Iterator[None]:
-    """Turn what transformers raises for a broken or refused folder into an error for people."""
+    """Turn the errors that transformers raises for a broken or refused folder into :class:`UserError`."""
     from safetensors import SafetensorError
 
     try:
@@ -144,7 +141,7 @@ def explained(name: str, what: str) -> Iterator[None]:
 
 
 def load_config(origin: Origin, trust_remote_code: bool = False) -> PreTrainedConfig:
-    """The configuration of a model; of an adapter, that of its base."""
+    """Load the configuration of a model; of an adapter, that of its base."""
     from transformers import AutoConfig
 
     if origin.is_adapter:
@@ -157,12 +154,12 @@ def load_config(origin: Origin, trust_remote_code: bool = False) -> PreTrainedCo
 
 
 def vocabulary_size(origin: Origin, trust_remote_code: bool = False) -> int:
-    """Rows of the model's embedding, by its configuration alone."""
+    """Read the number of rows of the model's embedding from its configuration."""
     return int(load_config(origin, trust_remote_code).get_text_config().vocab_size)
 
 
 def base_of(adapter: Origin) -> Origin:
-    """The base model that an adapter was trained on.
+    """Locate the base model that an adapter was trained on.
 
     Raises:
         UserError: the adapter does not name one.

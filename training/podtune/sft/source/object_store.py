@@ -1,9 +1,9 @@
 """Object storage, by fsspec: data and models are fetched from it once, runs are published to it. No torch.
 
-A copy lies in ``HF_HOME/podtune/store``, on the volume where models are. It is fetched aside, sealed with
-what was fetched and renamed, so it is whole or absent; one process fetches, the others wait for it. What a
-broken transfer left is gone on with. Credentials come from the environment or the cloud's own means, never
-from a URL.
+A copy lies in ``HF_HOME/podtune/store``, on the volume where models are. It is fetched into a staging folder,
+which gets a manifest and is renamed, so a copy is complete or absent; one process fetches, the others wait
+for it. An interrupted transfer is resumed. Credentials come from the environment or the cloud's own means,
+never from a URL.
 """
 
 from __future__ import annotations
@@ -17,13 +17,12 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, TypeVar
 
 from podtune.run.errors import (
-    UNAVAILABLE,
     CannotCreate,
     ConfigError,
     NoPermission,
@@ -40,12 +39,12 @@ from podtune.sft.source import hub
 
 T = TypeVar("T")
 
-SEAL = "seal.json"
+MANIFEST = "seal.json"
 PROBE = ".podtune-write-test"
 PAUSES_S = (1.0, 4.0, 10.0)  # between attempts; each has the library's own retries in it
 PARALLEL = 4
 WAIT_S = 3600.0
-# how a store says that an object is another one; without these, its time
+# keys by which stores say that an object was replaced; without these, its time
 _VERSIONS = ("ETag", "etag", "generation", "md5Hash", "content_md5", "blob_id", "lfs")
 _TIMES = ("LastModified", "mtime", "updated", "last_modified", "created")
 _SECRET = re.compile(
@@ -62,12 +61,16 @@ _DENIED = (
 
 
 def is_url(name: object) -> bool:
-    """True for ``s3://...`` and the like."""
+    """Return whether ``name`` is a URL such as ``s3://bucket/key``."""
     return bool(_PROTOCOL.match(str(name)))
 
 
 def refuse_secret(url: str, where: str) -> None:
-    """Raise :class:`UserError` if ``url`` has a password or a signature in it; without repeating it."""
+    """Refuse a ``url`` with a password or a signature in it, without repeating it.
+
+    Raises:
+        ConfigError: at ``where``.
+    """
     if is_url(url) and _SECRET.search(url):
         raise ConfigError(
             "the URL has a secret in it, which every record and log would show",
@@ -79,10 +82,11 @@ def refuse_secret(url: str, where: str) -> None:
 
 @functools.cache
 def file_system(protocol: str) -> Any:
-    """fsspec's file system for ``protocol``.
+    """Open fsspec's file system for ``protocol``.
 
     Raises:
-        UserError: it is not known, or its package is not installed.
+        ConfigError: the protocol is not known.
+        Unavailable: its package is not installed.
     """
     import fsspec
 
@@ -103,7 +107,7 @@ def file_system(protocol: str) -> Any:
             where=f"{protocol}://",
             fix=f"pip install '{package}'" if package else "install it",
         ) from None
-    if protocol in ("s3", "s3a"):  # the attempts are ours, see patiently
+    if protocol in ("s3", "s3a"):  # the attempts are ours, see with_retries
         patience = {"connect_timeout": 10, "read_timeout": 60, "retries": {"max_attempts": 1}}
         storage = kind(config_kwargs=patience)
         storage.retries = 2
@@ -113,7 +117,7 @@ def file_system(protocol: str) -> Any:
 
 @dataclass(frozen=True)
 class Entry:
-    """An object: where the file system has it, its size, and what changes when it does."""
+    """An object: its path in the file system, its size, and a value that changes when it is replaced."""
 
     path: str
     bytes: int
@@ -122,26 +126,27 @@ class Entry:
 
 @dataclass(frozen=True)
 class Remote:
-    """An object, or all objects below a prefix. Every call is tried a few times."""
+    """An object, or all objects below a prefix. Every call has retries."""
 
     url: str
 
     @property
     def fs(self) -> Any:
-        """The file system that it is on."""
+        """Its file system."""
         return file_system(self.url.partition("://")[0])
 
     def path(self, name: str = "") -> str:
-        """What the file system calls the object ``name`` below it."""
+        """Path of the object ``name`` below it in the file system."""
         root = str(self.fs._strip_protocol(self.url)).rstrip("/")
         return f"{root}/{name}" if name else root
 
     def listing(self, below: str = "") -> dict[str, Entry]:
-        """The objects by their names (a single object by its own), of the folder ``below`` alone if one is
-        given. Nothing, where there is not even a bucket.
+        """List the objects by name (a single object by its own), or those in the folder ``below`` alone.
+
+        Empty if there is not even a bucket.
         """
 
-        def look() -> dict[str, dict[str, Any]]:
+        def find() -> dict[str, dict[str, Any]]:
             self.fs.invalidate_cache()
             objects: dict[str, dict[str, Any]] = self.fs.find(self.path(below), detail=True)
             # a web server says sizes only when asked for each
@@ -152,7 +157,7 @@ class Remote:
 
         entries: dict[str, Entry] = {}
         try:
-            objects = patiently(f"{self.url}/{below}" if below else self.url, look)
+            objects = with_retries(f"{self.url}/{below}" if below else self.url, find)
         except FileNotFoundError:
             return entries
         for path, info in objects.items():
@@ -165,43 +170,41 @@ class Remote:
         return entries
 
     def read(self, name: str) -> bytes | None:
-        """The content of a small object; None if there is none."""
+        """Read a small object; None if there is none."""
         try:
-            content: bytes = patiently(f"{self.url}/{name}", lambda: self.fs.cat_file(self.path(name)))
+            content: bytes = with_retries(f"{self.url}/{name}", lambda: self.fs.cat_file(self.path(name)))
         except FileNotFoundError:
             return None
         return content
 
     def write(self, name: str, content: bytes) -> None:
-        """Make or replace the small object ``name``."""
+        """Create or replace the small object ``name``."""
 
         def put() -> None:
             self._folder_of(name)
             self.fs.pipe_file(self.path(name), content)
 
-        patiently(f"{self.url}/{name}", put)
+        with_retries(f"{self.url}/{name}", put)
 
     def upload(self, files: Mapping[str, Path]) -> None:
-        """Make or replace objects, each by its name and from a file."""
+        """Create or replace objects from files, by name."""
 
         def put(name: str) -> None:
             def attempt() -> None:
                 self._folder_of(name)
                 self.fs.put_file(str(files[name]), self.path(name))
 
-            patiently(f"{self.url}/{name}", attempt)
+            with_retries(f"{self.url}/{name}", attempt)
 
-        _together(put, list(files))
+        _in_parallel(put, files)
 
     def _folder_of(self, name: str) -> None:
-        """Where there are folders, that of ``name``. In a store of objects this would ask for the bucket."""
+        """Create the folder of ``name``, except in object stores, which would create the bucket."""
         if isinstance(self.fs.protocol, str) or {"file", "local", "sftp", "smb"} & set(self.fs.protocol):
             self.fs.makedirs(self.path(name).rpartition("/")[0], exist_ok=True)
 
     def download(self, entries: Mapping[str, Entry], folder: Path) -> None:
-        """Objects into ``folder``, by their names. A file is there whole or not at all; one that is there
-        already is kept.
-        """
+        """Download objects into ``folder``, by name. A file is complete or absent; a complete one is kept."""
 
         def get(name: str) -> None:
             target, entry = folder / name, entries[name]
@@ -215,23 +218,23 @@ class Remote:
                 if (size := part.stat().st_size) != entry.bytes:
                     raise OSError(f"{size} bytes arrived instead of {entry.bytes}")
 
-            patiently(f"{self.url}/{name}", attempt)
+            with_retries(f"{self.url}/{name}", attempt)
             part.replace(target)
 
-        _together(get, list(entries))
+        _in_parallel(get, entries)
 
     def remove(self, names: Iterable[str]) -> None:
-        """Delete objects; one that is gone already is as it should be."""
+        """Delete objects, of which some may be gone already."""
         for name in names:
             with contextlib.suppress(FileNotFoundError):
-                patiently(f"{self.url}/{name}", functools.partial(self.fs.rm_file, self.path(name)))
+                with_retries(f"{self.url}/{name}", functools.partial(self.fs.rm_file, self.path(name)))
 
 
 def check_writable(url: str) -> None:
     """Write and remove an object below ``url``, before anything expensive.
 
     Raises:
-        UserError: says which and why.
+        UserError: the bucket does not exist or cannot be written.
     """
     try:
         Remote(url).write(PROBE, b"podtune")
@@ -246,24 +249,19 @@ def _version(info: Mapping[str, Any]) -> str:
     return str(next((info[key] for key in (*_VERSIONS, *_TIMES) if info.get(key)), ""))
 
 
-def _together(work: Callable[[str], None], names: Sequence[str]) -> None:
-    """``work`` on every name, some at once; the first failure ends it."""
+def _in_parallel(work: Callable[[str], None], names: Iterable[str]) -> None:
+    """Call ``work`` on every name, some at once; after the first failure none is begun."""
     with ThreadPoolExecutor(PARALLEL) as pool:
-        results = [pool.submit(work, name) for name in names]
-        try:
-            for result in results:
-                result.result()
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+        list(pool.map(work, names))
 
 
-def patiently(what: str, call: Callable[[], T]) -> T:
-    """The result of ``call``, tried again after a pause when the network or the store fails.
+def with_retries(what: str, call: Callable[[], T]) -> T:
+    """Return what ``call`` does, tried again after a pause when the network or the store fails.
 
     Raises:
         FileNotFoundError: there is no such object.
-        UserError: access is denied, or every attempt failed; says why.
+        NoPermission: access is denied.
+        Unavailable: every attempt failed.
     """
     for pause in (*PAUSES_S, None):
         try:
@@ -279,7 +277,7 @@ def patiently(what: str, call: Callable[[], T]) -> T:
                 ) from None
             if pause is None:
                 raise Unavailable(
-                    f"the store does not do it: {_reason(error)}",
+                    f"the transfer failed after {len(PAUSES_S) + 1} attempts: {_reason(error)}",
                     where=what,
                     fix="check the network, the bucket's name and the endpoint (AWS_ENDPOINT_URL); what has "
                     "arrived is kept",
@@ -301,7 +299,7 @@ def _reason(error: BaseException) -> str:
 
 # ---- copies on the volume ----
 def copy_of(url: str) -> Path:
-    """Where the copy of ``url`` lies, or will; ``file://`` is not copied."""
+    """Path of the copy of ``url``, whether it exists or not; ``file://`` is not copied."""
     if url.startswith(("file://", "local://")):
         return Path(Remote(url).path())
     return _entry(url) / (url.rstrip("/").rpartition("/")[2] or "copy")
@@ -312,42 +310,51 @@ def _entry(url: str) -> Path:
     return hub.hf_home() / "podtune" / "store" / key
 
 
-def _seal(url: str) -> dict[str, Any] | None:
-    """What the copy of ``url`` was sealed with; None if there is none, or a file of it is not as it was."""
+@dataclass(frozen=True)
+class Manifest:
+    """Description of a complete copy: the version that was fetched, and the bytes of each file."""
+
+    url: str
+    version: str
+    folder: bool
+    at: str
+    files: dict[str, int]
+
+
+def _complete(url: str) -> Manifest | None:
+    """Read the manifest of the copy of ``url``; None if there is none, or a file's size is another."""
     try:
-        seal: dict[str, Any] = json.loads((_entry(url) / SEAL).read_text(encoding="utf-8"))
-        whole = all(
-            (copy_of(url) / name if seal["folder"] else copy_of(url)).stat().st_size == size
-            for name, size in seal["files"].items()
-        )
-        return seal if whole and seal["version"] else None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        manifest = Manifest(**json.loads((_entry(url) / MANIFEST).read_text(encoding="utf-8")))
+        copy = copy_of(url)
+        sizes = {name: (copy / name if manifest.folder else copy).stat().st_size for name in manifest.files}
+    except (OSError, ValueError, TypeError, AttributeError):
         return None
+    return manifest if manifest.version and sizes == manifest.files else None
 
 
 def local(url: str, *, unwanted: Sequence[str] = ()) -> Path:
-    """The copy of ``url``, fetched if there is none. Does not ask whether it is still the same."""
-    return copy_of(url) if url.startswith("file://") or _seal(url) else fetch(url, unwanted=unwanted)
+    """Return the copy of ``url``, fetched only if there is none: during a run it stays what it was."""
+    return copy_of(url) if url.startswith("file://") or _complete(url) else fetch(url, unwanted=unwanted)
 
 
 def version(url: str) -> str:
-    """What changes when the objects at ``url`` do; that of the copy where the store cannot be asked.
+    """Return a hash that changes when the objects at ``url`` do; the copy's where the store is unreachable.
 
     Raises:
         UserError: as :func:`fetch`.
     """
     if url.startswith("file://"):
         return ""
-    seal = _seal(url)
-    if seal and hub.offline():
-        return str(seal["version"])
+    copy = _complete(url)
+    if copy and hub.offline():
+        return copy.version
     try:
         return _version_of(_objects(url))
-    except UserError as error:
-        if not seal or error.code != UNAVAILABLE:
+    except Unavailable as error:
+        if not copy:
             raise
-        warn(f"{error.where}: {error.what}; the copy of {seal['at']} is used")
-        return str(seal["version"])
+        warn(f"{error.where}: {error.what}; the copy of {copy.at} is used")
+        return copy.version
 
 
 def _objects(url: str) -> dict[str, Entry]:
@@ -363,39 +370,41 @@ def _version_of(objects: Mapping[str, Entry]) -> str:
 
 
 def fetch(url: str, *, unwanted: Sequence[str] = (), wait_s: float = WAIT_S) -> Path:
-    """The copy of ``url`` as the store has it now: fetched, or kept where nothing has changed.
+    """Return the copy of ``url`` as the store has it now: fetched, or kept where nothing has changed.
 
-    Under HF_HUB_OFFLINE, or where the store cannot be asked, a copy is used as it is. ``unwanted`` are
-    patterns of objects that are left out.
+    Under HF_HUB_OFFLINE, or where the store cannot be reached, a copy is used as it is. ``unwanted`` are
+    patterns of objects that are left out. Of several processes one fetches; the others wait ``wait_s``.
 
     Raises:
-        UserError: 66 nothing is there, 69 the store cannot be reached or its package is missing, 77 no
-        access.
+        NotFound: nothing is there.
+        Unavailable: the store cannot be reached, or its package is missing.
+        NoPermission: access is denied.
     """
     current = version(url)
     if url.startswith("file://"):
         return copy_of(url)
 
     def done() -> bool:
-        seal = _seal(url)
-        return bool(seal and seal["version"] == current)
+        copy = _complete(url)
+        return copy is not None and copy.version == current
 
     if done():
         return copy_of(url)
     entry = _entry(url)
     entry.parent.mkdir(parents=True, exist_ok=True)
-    lock = entry.with_suffix(".lock")
-    with hold(lock, until=done, wait_s=wait_s, what=f"fetching {url}") as held:
+    with hold(entry.with_suffix(".lock"), until=done, wait_s=wait_s, what=f"fetching {url}") as held:
         if held and not done():
             _fetch(url, entry, current, unwanted)
     return copy_of(url)
 
 
 def _fetch(url: str, entry: Path, current: str, unwanted: Sequence[str]) -> None:
-    aside = entry.with_name(f".{entry.name}.{current[:12]}.part")
-    for left in entry.parent.glob(f".{entry.name}.*.part"):  # of what was there before
-        if left != aside:
-            shutil.rmtree(left, ignore_errors=True)
+    """Download the version ``current`` of ``url`` into a staging folder, and rename that to ``entry``."""
+    # named after the version: an interrupted fetch of it resumes here, another version's is removed
+    staging = entry.with_name(f".{entry.name}.{current[:12]}.part")
+    for stale in entry.parent.glob(f".{entry.name}.*.part"):
+        if stale != staging:
+            shutil.rmtree(stale, ignore_errors=True)
     objects = _objects(url)
     if _version_of(objects) != current:
         raise Unavailable("changed while it was fetched", where=url, fix="start again")
@@ -404,16 +413,12 @@ def _fetch(url: str, entry: Path, current: str, unwanted: Sequence[str]) -> None
     wanted = {
         key: each for key, each in objects.items() if not any(fnmatch(key, pattern) for pattern in unwanted)
     }
-    total = sum(each.bytes for each in wanted.values())
-    print(f"podtune: fetching {url}: {len(wanted)} objects, {total / 2**20:,.1f} MiB", flush=True)
-    Remote(url).download(wanted, aside / name if folder else aside)
-    seal = {
-        "url": url,
-        "version": current,
-        "folder": folder,
-        "at": now(),
-        "files": {key: each.bytes for key, each in wanted.items()},
-    }
-    write_whole(aside / SEAL, json.dumps(seal, indent=1))
+    sizes = {key: each.bytes for key, each in wanted.items()}
+    print(
+        f"podtune: fetching {url}: {len(wanted)} objects, {sum(sizes.values()) / 2**20:,.1f} MiB", flush=True
+    )
+    Remote(url).download(wanted, staging / name if folder else staging)
+    manifest = Manifest(url, current, folder, now(), sizes)
+    write_whole(staging / MANIFEST, json.dumps(asdict(manifest), indent=1))
     shutil.rmtree(entry, ignore_errors=True)
-    aside.rename(entry)
+    staging.rename(entry)

@@ -1,12 +1,8 @@
-"""What sweeps of fine-tunes and of benchmark cells share: the file, a YAML mapping of known keys; every
-combination of its lists; and how they end when they are asked to. Needs no torch.
-"""
+"""Reading sweep files: a YAML mapping of known keys, and every combination of its lists. Needs no torch."""
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import signal
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,8 +14,8 @@ def read_mapping(path: Path, *, fix: str, usage: str) -> dict[str, Any]:
     """The keys of a sweep file.
 
     Raises:
-        UserError: missing (``fix`` says what to give), unreadable, or no mapping (``usage`` says where it is
-        explained).
+        UserError: missing (``fix`` says what to give), unreadable, or not a mapping (``usage`` says where it
+        is explained).
     """
     import yaml
 
@@ -37,7 +33,7 @@ def read_mapping(path: Path, *, fix: str, usage: str) -> dict[str, Any]:
 
 
 def check_keys(keys: Iterable[object], known: Sequence[str], where: str, *, what: str = "key") -> None:
-    """Raise :class:`UserError` for the first of ``keys`` that is none of ``known``."""
+    """Raise :class:`ConfigError` for the first of ``keys`` that is not among ``known``."""
     for key in keys:
         if key not in known:
             raise ConfigError(
@@ -47,34 +43,13 @@ def check_keys(keys: Iterable[object], known: Sequence[str], where: str, *, what
             )
 
 
+def seconds(value: object) -> float | None:
+    """``value`` as a time limit; None if it is not a positive number."""
+    positive = isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+    return float(value) if positive else None  # type: ignore[arg-type]
+
+
 def combinations(axes: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
     """Every combination of one value of each axis, the last axis turning fastest."""
     for values in itertools.product(*axes.values()):
         yield dict(zip(axes, values, strict=True))
-
-
-class SweepStopped(Exception):
-    """The sweep was asked to end (Ctrl-C or SIGTERM); ``code`` is the exit code."""
-
-    def __init__(self, code: int) -> None:
-        super().__init__()
-        self.code = code
-
-
-@contextlib.contextmanager
-def stoppable() -> Iterator[None]:
-    """Ctrl-C and SIGTERM raise :class:`SweepStopped` in the block, once: the running one is ended, and what
-    is done is kept.
-    """
-
-    def stop(number: int, _frame: object) -> None:
-        for each in before:
-            signal.signal(each, signal.SIG_IGN)  # while that goes on
-        raise SweepStopped(128 + number)
-
-    before = {each: signal.signal(each, stop) for each in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from support.launch import Launcher
 from podtune.cli import load
 from podtune.run.errors import UserError
 from podtune.run.record import SCHEMA, write_json
-from podtune.sft import sweep
+from podtune.sweep import runner, trials
 
 BASE = {"model_name_or_path": "m", "dataset_name": "rows.jsonl", "eval_strategy": "steps"}
 
@@ -29,25 +30,25 @@ def written(folder: Path, **content: Any) -> Path:
 
 def test_every_point_of_the_grid_with_every_entry_of_the_list_is_a_run(tmp_path: Path) -> None:
     (tmp_path / "sft.yaml").write_text("max_steps: 5\nseed: 3\nlearning_rate: 1e-5\n")
-    found = sweep.read(
+    found = trials.read_sweep(
         written(tmp_path, config="sft.yaml", learning_rate=[1e-4, 3e-4], runs=[{"use_peft": True}, {}])
     )
-    assert [run.varies for run in found.runs] == [
+    assert [run.varies for run in found.trials] == [
         {"use_peft": True, "learning_rate": 1e-4},
         {"use_peft": True, "learning_rate": 3e-4},
         {"learning_rate": 1e-4},
         {"learning_rate": 3e-4},
     ]
-    assert found.runs[2].content == {"max_steps": 5, "seed": 3, "learning_rate": 1e-4} | BASE
-    assert found.runs[2].name.startswith("learning_rate-0.0001_")
-    assert len({run.name for run in found.runs}) == 4
+    assert found.trials[2].content == {"max_steps": 5, "seed": 3, "learning_rate": 1e-4} | BASE
+    assert found.trials[2].name.startswith("learning_rate-0.0001_")
+    assert len({run.name for run in found.trials}) == 4
 
 
 @pytest.mark.parametrize(
     ("content", "says"),
     [
         ({"learning_rat": [1]}, "did you mean 'learning_rate'"),
-        ({"learning_rate": 1e-4}, "is no list"),
+        ({"learning_rate": 1e-4}, "is not a list"),
         ({"learning_rate": [1e-4, "fast"]}, "not a number"),
         ({"output_dir": ["a", "b"]}, "names its runs and their folders itself"),
         ({"seed": [1, 1]}, "two runs are the same"),
@@ -62,7 +63,7 @@ def test_what_is_wrong_is_said_before_anything_starts(
     tmp_path: Path, content: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(UserError, match=says):
-        sweep.read(written(tmp_path, **content))
+        trials.read_sweep(written(tmp_path, **content))
 
 
 # In the place of training: it writes these evaluations, and ends as training does.
@@ -94,27 +95,27 @@ def begin(monkeypatch: pytest.MonkeyPatch, losses: list[list[float]], waits: int
 def test_a_run_that_is_worse_than_the_median_ends_early_and_stays_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sweep, "POLL_S", 0.05)
+    monkeypatch.setattr(runner, "POLL_S", 0.05)
     losses = [[3.0, 2.0], [3.0, 2.1], [3.0, 2.2], [3.0, 2.5]]
-    found = sweep.read(written(tmp_path, seed=[0, 1, 2, 3], stop="median"))
+    found = trials.read_sweep(written(tmp_path, seed=[0, 1, 2, 3], stop="median"))
     said: list[str] = []
     begin(monkeypatch, losses, waits=3)
-    states = sweep.Sweeper(found, tmp_path / "out", say=said.append).run()
+    states = trials.TrialRunner(found, tmp_path / "out", say=said.append).run()
     assert list(states.values()) == ["ok", "ok", "ok", "stopped"]
     assert any("eval loss 2.5000, the median of 3 others had 2.1000" in line for line in said)
-    again = sweep.Sweeper(found, tmp_path / "out", say=said.append).run()
+    again = trials.TrialRunner(found, tmp_path / "out", say=said.append).run()
     assert list(again.values()) == ["kept", "kept", "kept", "stopped"]
 
 
 def test_a_finished_run_is_repeated_only_if_its_configuration_changed(tmp_path: Path) -> None:
-    found = sweep.read(written(tmp_path, seed=[0, 1]))
-    for run in found.runs:
+    found = trials.read_sweep(written(tmp_path, seed=[0, 1]))
+    for run in found.trials:
         (tmp_path / "out" / run.name).mkdir(parents=True)
         write_json(tmp_path / "out" / run.name / "run.json", {"schema": SCHEMA, "status": "ok"})
-    sweeper = sweep.Sweeper(found, tmp_path / "out", say=lambda line: None)
+    sweeper = trials.TrialRunner(found, tmp_path / "out", say=lambda line: None)
     assert list(sweeper.run().values()) == ["kept", "kept"]
-    other = sweep.read(written(tmp_path, seed=[0, 2], options=BASE | {"max_steps": 7}))
-    assert not {run.name for run in other.runs} & {run.name for run in found.runs}
+    other = trials.read_sweep(written(tmp_path, seed=[0, 2], options=BASE | {"max_steps": 7}))
+    assert not {run.name for run in other.trials} & {run.name for run in found.trials}
 
 
 def test_a_run_that_training_refuses_is_said_to_have_failed_and_the_sweep_goes_on(tmp_path: Path) -> None:
@@ -130,14 +131,15 @@ def test_a_run_that_training_refuses_is_said_to_have_failed_and_the_sweep_goes_o
 class Forked:
     """A training of the launcher, in the place of a process of its own."""
 
-    def __init__(self, launcher: Launcher, run: sweep.FineTuneOf, folder: Path) -> None:
+    def __init__(self, launcher: Launcher, run: trials.Trial, folder: Path) -> None:
         config = folder / "config.yaml"
         config.write_text(yaml.safe_dump(run.content | {"output_dir": str(folder), "run_name": run.name}))
         self.rank = launcher.start("--config", config).ranks[0]
 
-    def ended(self, wait_s: float) -> bool | None:
+    def poll(self, wait_s: float) -> int | None:
         self.rank.join(wait_s)
-        return None if self.rank.exitcode is None else self.rank.exitcode == 0
+        code: int | None = self.rank.exitcode
+        return code
 
     def end(self) -> None:
         self.rank.terminate()
@@ -150,26 +152,26 @@ def test_so_many_runs_as_asked_for_go_on_at_once(tmp_path: Path) -> None:
     most: list[int] = []
 
     class Counted:
-        def __init__(self, run: sweep.FineTuneOf, folder: Path) -> None:
+        def __init__(self, run: trials.Trial, folder: Path) -> None:
             self.name, self.looks = run.name, 0
             goes_on.append(run.name)
             most.append(len(goes_on))
 
-        def ended(self, wait_s: float) -> bool | None:
+        def poll(self, wait_s: float) -> int | None:
             self.looks += 1
             if self.looks < 3:
                 return None
             goes_on.remove(self.name)
-            return True
+            return 0
 
         def end(self) -> None: ...
 
         def leave(self) -> None: ...
 
-    found = sweep.read(written(tmp_path, seed=[0, 1, 2, 3, 4]))
-    states = sweep.Sweeper(found, tmp_path / "out", Counted, 2, lambda line: None).run()
+    found = trials.read_sweep(written(tmp_path, seed=[0, 1, 2, 3, 4]))
+    states = trials.TrialRunner(found, tmp_path / "out", Counted, 2, lambda line: None).run()
     assert list(states.values()) == ["ok"] * 5
-    assert list(states) == [run.name for run in found.runs]
+    assert list(states) == [run.name for run in found.trials]
     assert max(most) == 2
 
 
@@ -185,9 +187,8 @@ def test_a_sweep_trains_every_run_and_compares_them(
         "logging_steps": 1,
     }
     file = written(tmp_path, options=options, learning_rate=[1e-3, 1e-4])
-    sweeper = sweep.Sweeper(
-        sweep.read(file), tmp_path / "out", lambda run, folder: Forked(launcher, run, folder), say=print
-    )
+    found = trials.read_sweep(file)
+    sweeper = trials.TrialRunner(found, tmp_path / "out", partial(Forked, launcher), say=print)
     assert list(sweeper.run().values()) == ["ok", "ok"]
     ended = CliRunner().invoke(load("sweep"), [str(file), "--output", str(tmp_path / "out")])
     assert ended.exit_code == 0, ended.output

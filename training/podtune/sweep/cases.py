@@ -1,4 +1,4 @@
-"""A sweep: which cells there are, each checked before any process is started. Needs no torch.
+"""A sweep of benchmark cases: its file, and the cases it asks for, each checked before any process starts.
 
 A sweep file is YAML::
 
@@ -8,13 +8,12 @@ A sweep file is YAML::
     precisions: [bf16]
     global_batch_sizes: [32]         # left out: the model's own
     compile: [false, true]           # left out: as options say
-    options: {steps: 20, compile: true}          # any flag of podtune.benchmark, for every cell
+    options: {steps: 20, compile: true}          # any flag of podtune.benchmark, for every case
     per_model: {resnet50: {compile: false}}      # or for one model
     timeout_per_cell_s: 600
-    skip_impossible: true            # name what cannot be (tensor on a ResNet) and go on; false: it is an
-    error
+    skip_impossible: true            # name impossible cases (tensor on a ResNet); false: they are an error
 
-Every combination is one cell: one strategy, one model, one world size, one record.
+Every combination is one case: one strategy, one model, one world size, one record. Needs no torch.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -32,16 +32,17 @@ from podtune.bench.strategies.table import STRATEGIES
 from podtune.machine.facts import visible_gpus
 from podtune.run.distributed import World
 from podtune.run.errors import ConfigError, UsageError, UserError, near
-from podtune.run.sweeps import check_keys, combinations, read_mapping
+from podtune.sweep.sweep_file import check_keys, combinations, read_mapping, seconds
 
 PRESETS = Path(__file__).with_name("presets")
-ROOT = Path(__file__).parents[2]
-# What a cell's own axes and the sweep itself say; everything else of a cell is an option.
-_AXES = ("model", "strategy", "output")
+ROOT = Path(__file__).parents[1]
+AXES = ("model", "strategy", "output")  # options of a case that the sweep itself sets
+
+Flags = dict[str, str | int | float | bool]
 
 
 @dataclass(frozen=True)
-class Sweep:
+class CaseSweep:
     """A sweep file, parsed. The fields are its keys."""
 
     models: tuple[str, ...]
@@ -50,18 +51,18 @@ class Sweep:
     precisions: tuple[str, ...] = ("fp32",)
     global_batch_sizes: tuple[int, ...] = (0,)
     compile: tuple[bool, ...] = ()
-    options: dict[str, Any] = field(default_factory=dict)
-    per_model: dict[str, dict[str, Any]] = field(default_factory=dict)
+    options: Flags = field(default_factory=dict)
+    per_model: dict[str, Flags] = field(default_factory=dict)
     timeout_per_cell_s: float = 600.0
     skip_impossible: bool = False
     launch: Literal["torchrun", "fork"] = "torchrun"
-    """``fork``: one process loads torch, and forks the ranks of one cell after another. For cells of a few
+    """``fork``: one process loads torch, and forks the ranks of one case after another. For cases of a few
     seconds on a CPU, where torchrun's own start would take most of the time."""
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One measurement: the arguments of podtune.benchmark without ``--output``, and how many processes."""
+class Case:
+    """One measurement: the arguments of podtune.benchmark without ``--output``, and its processes."""
 
     name: str
     model: str
@@ -73,7 +74,7 @@ class Cell:
 
     @property
     def key(self) -> str:
-        """A hash of what was asked and of the code that answers: equal keys need not be measured again."""
+        """A hash of the arguments and of the benchmark's code: equal keys need not be measured again."""
         asked = json.dumps([self.arguments, self.world_size, self.nodes, code_hash()])
         return hashlib.sha256(asked.encode()).hexdigest()[:16]
 
@@ -89,18 +90,16 @@ def preset(name: str) -> Path:
     Raises:
         UserError: no such preset; names the nearest.
     """
-    path = PRESETS / f"{name}.yaml"
-    if name not in preset_names():
-        presets = preset_names()
+    if name not in (presets := preset_names()):
         raise UsageError(
             f"unknown preset '{name}'{near(name, presets)}",
             where="--preset",
             fix=f"one of {', '.join(presets)}",
         )
-    return path
+    return PRESETS / f"{name}.yaml"
 
 
-def read_sweep(path: Path) -> Sweep:
+def read_sweep(path: Path) -> CaseSweep:
     """Parse a sweep file.
 
     Raises:
@@ -108,64 +107,63 @@ def read_sweep(path: Path) -> Sweep:
         key.
     """
     content = read_mapping(path, fix="give a sweep file, or --preset", usage="see podtune bench run --help")
-    keys = {field.name: field for field in fields(Sweep)}
+    keys = {field.name: field for field in fields(CaseSweep)}
     check_keys(content, list(keys), str(path))
     for name, option in keys.items():
         if name not in content and option.default is MISSING and option.default_factory is MISSING:
             raise ConfigError(f"'{name}' is missing", where=str(path), fix=f"add {name}: [...]")
-    values = {key: _value(key, value, path) for key, value in content.items()}
-    return Sweep(**values)
+    return CaseSweep(**{key: _value(key, value, f"{path}: {key}") for key, value in content.items()})
 
 
-def _value(key: str, value: Any, path: Path) -> Any:
-    """``value`` as the field ``key`` of :class:`Sweep` wants it."""
+def _some(value: Any, fits: Callable[[Any], bool]) -> tuple[Any, ...] | None:
+    """One value or a list of them, as a tuple."""
+    items = value if isinstance(value, list) else [value]
+    return tuple(items) if items and all(map(fits, items)) else None
 
-    def wrong(wanted: str) -> UserError:
-        return ConfigError(f"{value!r} is not {wanted}", where=f"{path}: {key}")
 
-    if key in ("models", "strategies", "precisions"):
-        if key == "strategies" and value == "all":
-            return tuple(STRATEGIES)
-        names = value if isinstance(value, list) else [value]
-        if not names or not all(isinstance(name, str) for name in names):
-            raise wrong("a name or a list of names")
-        return tuple(names)
-    if key in ("world_sizes", "global_batch_sizes"):
-        numbers = value if isinstance(value, list) else [value]
-        if not numbers or not all(
-            isinstance(number, int) and not isinstance(number, bool) and number > 0 for number in numbers
-        ):
-            raise wrong("a positive number or a list of them")
-        return tuple(numbers)
-    if key == "compile":
-        choices = value if isinstance(value, list) else [value]
-        if not choices or not all(isinstance(choice, bool) for choice in choices):
-            raise wrong("true, false or a list of both")
-        return tuple(choices)
-    if key == "timeout_per_cell_s":
-        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-            raise wrong("a positive number of seconds")
-        return float(value)
-    if key == "skip_impossible":
-        if not isinstance(value, bool):
-            raise wrong("true or false")
-        return value
-    if key == "launch":
-        if value not in ("torchrun", "fork"):
-            raise wrong("torchrun or fork")
-        return value
-    if not isinstance(value, dict):
-        raise wrong("a mapping")
-    for flags in value.values() if key == "per_model" else [value]:
-        _check_flags(flags, f"{path}: {key}")
-    return value
+def _names(value: Any) -> tuple[str, ...] | None:
+    return _some(value, lambda item: isinstance(item, str))
+
+
+def _counts(value: Any) -> tuple[int, ...] | None:
+    return _some(value, lambda item: isinstance(item, int) and not isinstance(item, bool) and item > 0)
+
+
+#: by key: its kind in words, and its value as the field of CaseSweep holds it, None if it is of another kind
+KINDS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "models": ("a name or a list of names", _names),
+    "strategies": (
+        "a name or a list of names",
+        lambda value: tuple(STRATEGIES) if value == "all" else _names(value),
+    ),
+    "world_sizes": ("a positive number or a list of them", _counts),
+    "precisions": ("a name or a list of names", _names),
+    "global_batch_sizes": ("a positive number or a list of them", _counts),
+    "compile": ("true, false or a list of both", lambda value: _some(value, lambda x: isinstance(x, bool))),
+    "options": ("a mapping", lambda value: value if isinstance(value, dict) else None),
+    "per_model": ("a mapping", lambda value: value if isinstance(value, dict) else None),
+    "timeout_per_cell_s": ("a positive number of seconds", seconds),
+    "skip_impossible": ("true or false", lambda value: value if isinstance(value, bool) else None),
+    "launch": ("torchrun or fork", lambda value: value if value in ("torchrun", "fork") else None),
+}
+
+
+def _value(key: str, value: Any, where: str) -> Any:
+    kind, read = KINDS[key]
+    found = read(value)
+    if found is None:
+        raise ConfigError(f"{value!r} is not {kind}", where=where)
+    if isinstance(found, dict):
+        for flags in found.values() if key == "per_model" else [found]:
+            _check_flags(flags, where)
+    return found
 
 
 def _check_flags(flags: Any, where: str) -> None:
-    names = [field.name for field in fields(Options) if field.name not in _AXES]
     if not isinstance(flags, dict):
         raise ConfigError(f"{flags!r} is not a mapping of flags to values", where=where)
-    check_keys(flags, names, where, what="option")
+    known = [option.name for option in fields(Options) if option.name not in AXES]
+    check_keys(flags, known, where, what="option")
     for flag, value in flags.items():
         if not isinstance(value, str | int | float | bool):
             raise ConfigError(
@@ -177,36 +175,25 @@ def _check_flags(flags: Any, where: str) -> None:
 
 @dataclass(frozen=True)
 class Expansion:
-    """The cells of a sweep, and the combinations that cannot be, with why."""
+    """The cases of a sweep, and the impossible combinations by name, each with the reason."""
 
-    cells: list[Cell]
+    cases: list[Case]
     impossible: dict[str, str]
 
 
-def expand(sweep: Sweep, *, nodes: int = 1, nproc_per_node: int | None = None) -> Expansion:
-    """Every combination as a cell, checked as ``podtune.benchmark`` would check it. Starts nothing.
+def expand(sweep: CaseSweep, *, nodes: int = 1, nproc_per_node: int | None = None) -> Expansion:
+    """Every combination as a case, checked as ``podtune.benchmark`` would check it. Starts nothing.
 
     Args:
-        nodes, nproc_per_node: the job that the cells run in; on one machine any world size is one node.
+        nodes, nproc_per_node: the job that the cases run in; on one machine any world size is one node.
 
     Raises:
         UserError: an unknown model or strategy, a wrong option; or an impossible combination, unless the
         sweep skips those.
     """
-    cells: list[Cell] = []
+    _check_names(sweep)
+    cases: list[Case] = []
     impossible: dict[str, str] = {}
-    for strategy in sweep.strategies:
-        if strategy not in STRATEGIES:
-            raise UsageError(
-                f"unknown strategy '{strategy}'{near(strategy, list(STRATEGIES))}",
-                where="strategies",
-                fix=f"one of {', '.join(STRATEGIES)}",
-            )
-    for model in sweep.per_model:
-        if model not in sweep.models:
-            raise ConfigError(
-                f"'{model}' is not among the models{near(model, sweep.models)}", where="per_model"
-            )
     axes: dict[str, tuple[Any, ...]] = {
         "model": sweep.models,
         "world_size": sweep.world_sizes,
@@ -227,30 +214,44 @@ def expand(sweep: Sweep, *, nodes: int = 1, nproc_per_node: int | None = None) -
             + (".compiled" if compiled else "")
         )
         try:
-            cells.append(_cell(name, model, strategy, world_size, flags, nodes, nproc_per_node))
+            local = _local_ranks(world_size, nodes, nproc_per_node, on_cpu=bool(flags.get("cpu")))
+            world = World(world_size=world_size, local_world_size=local, nnodes=world_size // local)
+            cases.append(_case(name, model, strategy, world, flags))
         except UserError as error:
             if error.where in ("--model", "--data"):
-                raise  # wrong for every cell
+                raise  # wrong for every case
             impossible[name] = f"{error.what}; {error.fix}"
-    if impossible and (not sweep.skip_impossible or not cells):
+    if impossible and (not sweep.skip_impossible or not cases):
         first = "\n  ".join(f"{name}: {why}" for name, why in impossible.items())
         raise ConfigError(
-            f"{len(impossible)} of {len(impossible) + len(cells)} cells cannot be:\n  {first}",
+            f"{len(impossible)} of {len(impossible) + len(cases)} cells cannot be:\n  {first}",
             where="sweep",
             fix="change what is named, or set skip_impossible: true",
         )
-    return Expansion(cells, impossible)
+    return Expansion(cases, impossible)
 
 
-def _cell(
-    name: str,
-    model: str,
-    strategy: str,
-    world_size: int,
-    flags: dict[str, Any],
-    nodes: int,
-    nproc_per_node: int | None,
-) -> Cell:
+def _check_names(sweep: CaseSweep) -> None:
+    for strategy in sweep.strategies:
+        if strategy not in STRATEGIES:
+            raise UsageError(
+                f"unknown strategy '{strategy}'{near(strategy, list(STRATEGIES))}",
+                where="strategies",
+                fix=f"one of {', '.join(STRATEGIES)}",
+            )
+    for model in sweep.per_model:
+        if model not in sweep.models:
+            raise ConfigError(
+                f"'{model}' is not among the models{near(model, sweep.models)}", where="per_model"
+            )
+
+
+def _local_ranks(world_size: int, nodes: int, nproc_per_node: int | None, *, on_cpu: bool) -> int:
+    """Processes on each machine.
+
+    Raises:
+        UserError: the job has not so many pods, or this machine not so many GPUs.
+    """
     local = world_size if nproc_per_node is None else min(world_size, nproc_per_node)
     if world_size % local or world_size // local > nodes:
         raise ConfigError(
@@ -258,19 +259,28 @@ def _cell(
             where="--nproc-per-node",
             fix=f"at most {nodes * local}, a multiple of {local}",
         )
-    _check_gpus(local, bool(flags.get("cpu")))
+    gpus = visible_gpus()
+    if not on_cpu and 0 < gpus < local:
+        raise ConfigError(
+            f"{local} processes on this machine need {local} GPUs and it shows {gpus}",
+            where="--nproc-per-node",
+            fix=f"at most {gpus}, or cpu: true",
+        )
+    return local
+
+
+def _case(name: str, model: str, strategy: str, world: World, flags: Flags) -> Case:
     arguments = ["--model", model, "--strategy", strategy, *_arguments(flags)]
-    world = World(world_size=world_size, local_world_size=local, nnodes=world_size // local)
     try:
         options, _, _ = read_options(arguments, world)
     except SystemExit:  # argparse has printed what is wrong with a value
         raise ConfigError(
             f"podtune.benchmark refuses {' '.join(arguments)}", where="--model", fix="see the line above"
         ) from None
-    return Cell(name, model, strategy, world_size, world.nnodes, tuple(arguments), options)
+    return Case(name, model, strategy, world.world_size, world.nnodes, tuple(arguments), options)
 
 
-def _arguments(flags: dict[str, Any]) -> list[str]:
+def _arguments(flags: Flags) -> list[str]:
     words: list[str] = []
     for flag, value in sorted(flags.items()):
         name = flag_of(flag)
@@ -281,25 +291,16 @@ def _arguments(flags: dict[str, Any]) -> list[str]:
     return words
 
 
-def _check_gpus(local: int, cpu: bool) -> None:
-    gpus = visible_gpus()
-    if not cpu and 0 < gpus < local:
-        raise ConfigError(
-            f"{local} processes on this machine need {local} GPUs and it shows {gpus}",
-            where="--nproc-per-node",
-            fix=f"at most {gpus}, or cpu: true",
-        )
-
-
 @functools.cache
 def code_hash() -> str:
-    """A hash of the benchmark's own code: a cell measured by other code is measured again."""
+    """A hash of the benchmark's own code: a case measured by other code is measured again."""
     digest = hashlib.sha256()
     files = [
         ROOT / "benchmark.py",
         *sorted((ROOT / "bench").rglob("*.py")),
         *sorted((ROOT / "run").glob("*.py")),
         *(ROOT / "plan" / name for name in ("models.py", "shapes.py")),
+        ROOT / "sweep" / "processes.py",
     ]
     for path in files:
         digest.update(path.relative_to(ROOT).as_posix().encode() + b"\0" + path.read_bytes())

@@ -1,0 +1,166 @@
+"""PT1, PT304: replicas that have to agree with one another, and the rendezvous that they make."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from podtune.cluster.lint.diagnostic import Diagnostic, dig
+from podtune.cluster.lint.job import Job
+from podtune.cluster.lint.launch import trains_alone
+from podtune.cluster.lint.rules import rule
+from podtune.cluster.lint.schema import VARIABLE
+from podtune.cluster.lint.templates import DEVICE, JobContainer
+
+INTERFACES = (
+    *("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_IB_HCA"),
+    *("UCX_NET_DEVICES", "TP_SOCKET_IFNAME"),
+)
+ADDRESSES = {"MASTER_ADDR", "PET_MASTER_ADDR", "PET_RDZV_ENDPOINT"}
+ELASTIC = ("spec", "elasticPolicy")
+
+
+@rule("PT108", "warning", fix="set the same value on Master and Worker, or on neither", values="nccl.env")
+def interface_on_one_replica(job: Job) -> Iterator[Diagnostic]:
+    """The rendezvous may hang where a network interface is fixed for one replica type only.
+
+    The others choose by themselves, and may choose another.
+    """
+    for name in INTERFACES:
+        given = {
+            template.role: {
+                index: str(entry.get("value")) for index, entry in container.env if entry["name"] == name
+            }
+            for template, container in job.mains()
+        }
+        if len({frozenset(values.values()) for values in given.values()}) > 1:
+            role, container = next((t.role, c) for t, c in job.mains() if given[t.role])
+            sides = ", ".join(
+                f"{each}: {' '.join(values.values()) or 'not set'}" for each, values in given.items()
+            )
+            place = (*container.path, "env", next(iter(given[role])))
+            yield Diagnostic(place, f"{name} differs between replicas ({sides})")
+
+
+@rule(
+    "PT109",
+    "error",
+    by="hang",
+    fix="make the first pod a Master, or add an elasticPolicy",
+    values="distributed.nodes",
+)
+def no_rendezvous(job: Job) -> Iterator[Diagnostic]:
+    """Several Workers without Master or elasticPolicy get no address to meet at.
+
+    torchrun waits on each pod's own localhost for the others and hangs until it times out.
+    """
+    workers = job.template("Worker")
+    if workers is None or workers.replicas < 2 or workers.main is None:
+        return
+    if job.template("Master") is not None or job.spec.get("elasticPolicy") is not None:
+        return
+    container, launch = workers.main, workers.main.launch
+    by_hand = ADDRESSES & {entry["name"] for _, entry in container.env}
+    by_flags = {"master-addr", "rdzv-endpoint", "rdzv-id"} & set(launch.options)
+    if by_hand or by_flags or container.spec.get("envFrom"):
+        return
+    sure = launch.kind == "torchrun" and not trains_alone(launch.options) and "nnodes" not in launch.options
+    message = f"{workers.replicas} Workers, no Master and no elasticPolicy: nothing sets MASTER_ADDR"
+    yield Diagnostic(workers.path, message, "error" if sure else "warning")
+
+
+@rule(
+    "PT110",
+    "error",
+    by="hang",
+    fix="minReplicas <= Worker.replicas <= maxReplicas, all pods being Workers",
+    values="elastic",
+)
+def elastic_range(job: Job) -> Iterator[Diagnostic]:
+    """The rendezvous waits for ever with fewer Workers than minReplicas.
+
+    minReplicas and maxReplicas bound the Workers, and torchrun refuses a minimum above the maximum. A Master
+    is not counted and is one pod too many.
+    """
+    elastic, workers = dig(job.spec, "elasticPolicy"), job.template("Worker")
+    if job.spec.get("elasticPolicy") is None or workers is None:
+        return
+    low, high = elastic.get("minReplicas"), elastic.get("maxReplicas")
+    low, high = (low if low is not None else high), (high if high is not None else low)
+    places = ((*ELASTIC, "minReplicas"), (*ELASTIC, "maxReplicas"), (*workers.path, "replicas"))
+    variable = any(VARIABLE.search(job.document.text(place) or "") for place in places)
+    if low is None or high is None or variable:
+        pass  # the operator fills in what is absent, the template engine the variable
+    elif low > high or low < 1:
+        message = f"minReplicas {low} is above maxReplicas {high}" if low > high else f"minReplicas is {low}"
+        yield Diagnostic(ELASTIC, message)
+    elif not low <= workers.replicas <= high:
+        scaled = workers.replicas > high or elastic.get("metrics")
+        message = f"{workers.replicas} Workers are outside {low} to {high}"
+        yield Diagnostic(ELASTIC, message, "warning" if scaled else "error")
+    if job.template("Master") is not None:
+        message = "an elastic job with a Master: PET_NNODES counts the Workers only"
+        yield Diagnostic(ELASTIC, message, "warning")
+    if elastic.get("standalone") and workers.replicas > 1:
+        message = f"standalone with {workers.replicas} Workers: each would train alone"
+        yield Diagnostic((*ELASTIC, "standalone"), message, "warning", "remove it")
+    backend = elastic.get("rdzvBackend")
+    if backend is not None and backend not in ("c10d", "etcd", "etcd-v2", "static"):
+        message = f"rdzvBackend is {backend!r}; torchrun has c10d, etcd, etcd-v2 and static"
+        yield Diagnostic((*ELASTIC, "rdzvBackend"), message, "warning", "rdzvBackend: c10d")
+
+
+@rule("PT111", "warning", fix="use the same image on Master and Worker", values="image")
+def images_differ(job: Job) -> Iterator[Diagnostic]:
+    """Master and Worker of different images fail at the first collective, or drift.
+
+    They run different versions of the libraries.
+    """
+    images = {template.role: container.spec.get("image") for template, container in job.mains()}
+    if len(set(images.values())) > 1:
+        *_, (_, last) = job.mains()
+        sides = ", ".join(f"{role}: {image}" for role, image in images.items())
+        yield Diagnostic((*last.path, "image"), f"the images differ ({sides})")
+
+
+@rule("PT115", "warning", fix="give Master and Worker the same command")
+def commands_differ(job: Job) -> Iterator[Diagnostic]:
+    """Processes of different programs hang: the collectives of the two do not fit each other."""
+    mains = list(job.mains())
+    if len(mains) < 2:
+        return
+    (one, first), (other, last) = mains[0], mains[-1]
+    if _started(first) != _started(last):
+        message = f"{one.role} starts {_shown(first)!r}, {other.role} {_shown(last)!r}"
+        yield Diagnostic(last.command_path, message)
+
+
+def _started(container: JobContainer) -> tuple[str, str]:
+    """The launcher and the program, else the words without options, whose values may differ by replica."""
+    settled = [word for word in container.words if not word.startswith("-")][:2]
+    return container.launch.kind, container.launch.program or " ".join(settled)
+
+
+def _shown(container: JobContainer) -> str:
+    lines = " ".join(container.words[:4]).splitlines()
+    return lines[0][:60] if lines else "the image's own"
+
+
+@rule("PT304", "warning", fix="ask for the same GPUs on Master and Worker", values="resources")
+def gpus_differ_between_replicas(job: Job) -> Iterator[Diagnostic]:
+    """A replica with fewer GPUs than another (or another kind) fails or idles.
+
+    nprocPerNode is one number for all pods.
+    """
+    asked = {template.role: _devices(container) for template, container in job.mains()}
+    if len({tuple(sorted(devices.items())) for devices in asked.values()}) > 1:
+        *_, (_, last) = job.mains()
+        sides = ", ".join(
+            f"{role}: {' '.join(f'{number} {name}' for name, number in devices.items()) or 'none'}"
+            for role, devices in asked.items()
+        )
+        yield Diagnostic(last.resources_path, f"GPUs differ between replicas ({sides})")
+
+
+def _devices(container: JobContainer) -> dict[str, str]:
+    amounts = {**container.amounts("requests"), **container.amounts("limits")}
+    return {name: str(value) for name, value in amounts.items() if DEVICE.fullmatch(name)}

@@ -1,0 +1,176 @@
+"""Pod templates and their containers, with the place of each in the document."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from podtune.cluster.job import pytorchjob as contract
+from podtune.cluster.job.trainjob import NODE
+from podtune.cluster.lint.command import Launch, launch_of
+from podtune.cluster.lint.diagnostic import Json, Place, dig
+from podtune.cluster.lint.quantity import quantity
+
+#: what device plugins offer a device under; ``nvidia.com/roce_gdr`` and the like are not devices to train on
+DEVICE = re.compile(
+    r"nvidia\.com/(gpu|gpu\.shared|mig-.+)|amd\.com/gpu(\..+)?|gpu\.intel\.com/(i915|xe)(\..+)?"
+    r"|aws\.amazon\.com/neuron(core|device)?|habana\.ai/gaudi.*|google\.com/tpu|huawei\.com/Ascend.*"
+    r"|cambricon\.com/.*mlu.*|.*/v?gpu(\.shared)?"
+)
+ANCESTOR = "trainer.kubeflow.org/trainjob-ancestor-step"
+
+
+@dataclass(frozen=True)
+class JobContainer:
+    """One container and its place in the document."""
+
+    spec: Json
+    path: Place
+
+    @property
+    def name(self) -> str:
+        return str(self.spec.get("name") or "")
+
+    @property
+    def env(self) -> list[tuple[int, Json]]:
+        """The entries with their index, so that a finding names the line."""
+        return [(index, entry) for index, entry in enumerate(self.spec.get("env") or []) if "name" in entry]
+
+    @property
+    def literals(self) -> dict[str, str]:
+        """The variables whose values are written in the manifest."""
+        return {
+            entry["name"]: str(entry.get("value") or "") for _, entry in self.env if "valueFrom" not in entry
+        }
+
+    def amounts(self, key: str) -> Json:
+        """``resources.limits`` or ``resources.requests``, as they are written."""
+        return dig(self.spec, "resources", key)
+
+    @property
+    def resources_path(self) -> Place:
+        return (*self.path, "resourcesPerNode" if self.path == ("spec", "trainer") else "resources")
+
+    @cached_property
+    def gpus(self) -> int:
+        """Devices by limit, or by request where no limit is set."""
+        return count_gpus(self.spec, "limits") or count_gpus(self.spec, "requests")
+
+    @property
+    def command_path(self) -> Place:
+        return (*self.path, "command" if self.spec.get("command") else "args")
+
+    @cached_property
+    def words(self) -> list[str]:
+        """Command and args."""
+        return [str(word) for key in ("command", "args") for word in self.spec.get(key) or []]
+
+    @cached_property
+    def launch(self) -> Launch:
+        """The launcher that command and args start; of no kind where the image decides."""
+        return launch_of(tuple(self.words))
+
+
+def count_gpus(container: Json, key: str) -> int:
+    """Devices under ``resources.limits`` or ``resources.requests``, of any vendor."""
+    amounts = dig(container, "resources", key)
+    numbers = [quantity(value) for name, value in amounts.items() if "/" in name and DEVICE.fullmatch(name)]
+    return sum(int(number) for number in numbers if number is not None and 0 < number < 10**6)
+
+
+@dataclass(frozen=True)
+class PodTemplate:
+    """The pod template of one replica type, or of a replicated job of a runtime."""
+
+    role: str  # Master, Worker; node for a TrainJob
+    replicas: int
+    restart_policy: str
+    metadata: Json
+    pod: Json
+    path: Place  # of the replica
+    pod_path: Place  # of the pod's spec
+    main_name: str
+    of_trainjob: list[JobContainer] | None = None  # what spec.trainer and its runtime make of a TrainJob
+
+    @cached_property
+    def containers(self) -> list[JobContainer]:
+        if self.of_trainjob is not None:
+            return self.of_trainjob
+        return self._containers("containers")
+
+    @cached_property
+    def main(self) -> JobContainer | None:
+        """The container that trains."""
+        return next((container for container in self.containers if container.name == self.main_name), None)
+
+    @cached_property
+    def init_containers(self) -> list[JobContainer]:
+        return self._containers("initContainers")
+
+    def _containers(self, key: str) -> list[JobContainer]:
+        return [
+            JobContainer(spec, (*self.pod_path, key, index))
+            for index, spec in enumerate(self.pod.get(key) or [])
+        ]
+
+    @property
+    def metadata_path(self) -> Place:
+        return (*self.pod_path[:-1], "metadata")
+
+    @property
+    def volumes(self) -> list[tuple[Place, Json]]:
+        """The volumes, each with its place."""
+        return [
+            ((*self.pod_path, "volumes", index), volume)
+            for index, volume in enumerate(self.pod.get("volumes") or [])
+        ]
+
+
+def replica_templates(spec: Json) -> Iterator[PodTemplate]:
+    """The templates of a PyTorchJob's spec, the Master first."""
+    replicas = spec.get("pytorchReplicaSpecs") or {}
+    for role in (*contract.REPLICA_TYPES, *(name for name in replicas if name not in contract.REPLICA_TYPES)):
+        replica = replicas.get(role)
+        if replica is None:
+            continue
+        path: Place = ("spec", "pytorchReplicaSpecs", role)
+        yield PodTemplate(
+            role=role,
+            replicas=int(replica.get("replicas", 1)),
+            restart_policy=replica.get("restartPolicy") or "OnFailure",
+            metadata=dig(replica, "template", "metadata"),
+            pod=dig(replica, "template", "spec"),
+            path=path,
+            pod_path=(*path, "template", "spec"),
+            main_name=contract.CONTAINER,
+        )
+
+
+def replicated_jobs(runtime: Json) -> list[Json]:
+    """``spec.template.spec.replicatedJobs`` of a runtime."""
+    return dig(runtime, "spec", "template", "spec").get("replicatedJobs") or []
+
+
+def ancestor(replicated: Json) -> str:
+    """The step of a TrainJob that a replicated job stands for: trainer, dataset-initializer ..., or ""."""
+    return str(dig(replicated, "template", "metadata", "labels").get(ANCESTOR) or "")
+
+
+def runtime_templates(runtime: Json) -> Iterator[PodTemplate]:
+    """The templates of a runtime's replicated jobs."""
+    for index, replicated in enumerate(replicated_jobs(runtime)):
+        template = dig(replicated, "template", "spec", "template")
+        pod = dig(template, "spec")
+        path: Place = ("spec", "template", "spec", "replicatedJobs", index)
+        yield PodTemplate(
+            role=str(replicated.get("name") or ""),
+            replicas=1,
+            restart_policy=pod.get("restartPolicy") or "OnFailure",
+            metadata=dig(template, "metadata"),
+            pod=pod,
+            path=path,
+            pod_path=(*path, "template", "spec", "template", "spec"),
+            main_name=NODE if ancestor(replicated) == "trainer" else "",
+        )

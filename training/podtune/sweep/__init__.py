@@ -1,0 +1,1 @@
+"""Sweeps: named configurations, started one after another or some at once, each judged by what it leaves."""
