@@ -18,7 +18,7 @@ import pytest
 
 from podtune.bench.case.command_line import read_options
 from podtune.bench.strategies.table import STRATEGIES
-from podtune.plan.beside import plans
+from podtune.plan.predicted_vs_measured import plans
 from podtune.run.distributed import World
 
 ROOT = Path(__file__).parents[3]

@@ -7,8 +7,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from podtune.plan.layout import PLANNED
 from podtune.plan.models import BENCHMARK_MODELS
+from podtune.plan.setup import PLANNED
 from podtune.plan.shapes import Checkpointing
 
 Precision = Literal["fp32", "bf16", "fp16", "fp8"]

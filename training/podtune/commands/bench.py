@@ -5,21 +5,23 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
 from podtune.plan.hardware import ROWS
-from podtune.plan.plan import OPTIMIZERS, PRECISIONS, RECOMPUTE
+from podtune.plan.plan import RECOMPUTE
+from podtune.plan.states import OPTIMIZERS, PRECISIONS
 from podtune.run.errors import PEER_LOST, SOFTWARE, UNAVAILABLE, UsageError, working
 from podtune.run.record import Json, finite
 
 if TYPE_CHECKING:
     from podtune.plan.plan import Plan
+    from podtune.plan.shapes import Checkpointing
     from podtune.sweep.cases import CaseSweep
 
 app = typer.Typer(
-    help="Measure, and foretell, what each way of distributing the work costs.", no_args_is_help=True
+    help="Measure and predict the cost of each way to distribute the work.", no_args_is_help=True
 )
 
 DEFAULT_HARDWARE = "L40S"
@@ -71,9 +73,10 @@ def plan(
       podtune bench plan --model SmolLM3-3B --strategy single --precision bf16 --lora-r 16 --fused-head
       --activation-checkpointing full --batch-size 8 --sequence-length 1024
     """
-    from podtune.plan import plan as planner
     from podtune.plan.hardware import hardware_row, link_row
     from podtune.plan.models import shape_of
+    from podtune.plan.plan import default_batch_size, estimate, estimate_all
+    from podtune.plan.setup import TrainingSetup
     from podtune.plan.shapes import Opaque
 
     if bool(model) == bool(params):
@@ -81,38 +84,37 @@ def plan(
             "give --model or --params, one of them", where="podtune bench plan", fix="--model tinygpt-124m"
         )
     shape = shape_of(model, sequence_length) if model else Opaque(_count(params), sequence_length or 1024)
-    if activation_checkpointing not in planner.RECOMPUTE:
+    if activation_checkpointing not in RECOMPUTE:
         raise UsageError(
             f"unknown '{activation_checkpointing}'",
             where="--activation-checkpointing",
-            fix=f"one of {', '.join(planner.RECOMPUTE)}",
+            fix=f"one of {', '.join(RECOMPUTE)}",
         )
-    settings: dict[str, Any] = {
-        "world_size": world_size,
-        "precision": precision,
-        "batch_size": batch_size
-        if batch_size is not None
-        else planner.default_batch_size(model, world_size, accumulation),
-        "hardware": hardware_row(hardware),
-        "interconnect": link_row(interconnect) if interconnect else None,
-        "nodes": nodes,
-        "micro_batches": micro_batches,
-        "accumulation": accumulation,
-        "activation_checkpointing": activation_checkpointing,
-        "optimizer": optimizer,
-        "lora_r": lora_r,
-        "lora_dropout": lora_dropout,
-        "quantized": quantized,
-        "fused_head": fused_head,
-        "zero_bucket": True,  # as the benchmark sets DeepSpeed up
-    }
+    if batch_size is None:
+        batch_size = default_batch_size(model, world_size, accumulation)
+    setup = TrainingSetup(
+        shape,
+        strategy,
+        world_size,
+        precision=precision,
+        batch_size=batch_size,
+        nodes=nodes,
+        micro_batches=micro_batches,
+        accumulation=accumulation,
+        activation_checkpointing=cast("Checkpointing", activation_checkpointing),
+        optimizer=optimizer,
+        lora_r=lora_r,
+        lora_dropout=lora_dropout,
+        quantized=quantized,
+        fused_head=fused_head,
+        zero_bucket=True,  # as the benchmark sets DeepSpeed up
+    )
+    row, link = hardware_row(hardware), link_row(interconnect) if interconnect else None
     if strategy != "all":
-        plan_of_strategy = planner.estimate(shape, strategy=strategy, **settings)
-        typer.echo(
-            json.dumps(plan_of_strategy.as_json(), indent=2) if as_json else _table([plan_of_strategy])
-        )
+        planned = estimate(setup, row, interconnect=link)
+        typer.echo(json.dumps(planned.as_json(), indent=2) if as_json else _table([planned]))
         return
-    plans, refused = planner.estimate_all(shape, **settings)
+    plans, refused = estimate_all(setup, row, link)
     if not plans:
         raise UsageError(next(iter(refused.values())), where="podtune bench plan")
     if as_json:
@@ -221,7 +223,7 @@ def report(
     """
     from collections.abc import Iterable
 
-    from podtune.plan.beside import plans
+    from podtune.plan.predicted_vs_measured import plans
     from podtune.report.bench.report import report as write_report
     from podtune.run.collect import collect
     from podtune.run.errors import printable
