@@ -61,7 +61,7 @@ def main() -> int:
 def prepare(folder: Path, rows: int) -> None:
     """The model, train.jsonl and the YAML that both read."""
     from podtune.demo_data.build import build
-    from podtune.sft.data.files import rows_at
+    from podtune.sft.data.readers import rows_at
     from podtune.sft.model.build import build_model
 
     build(folder / "qa", rows=rows)

@@ -12,7 +12,7 @@ import yaml
 
 from podtune.cluster.chart.render import CHART, render
 from podtune.cluster.chart.values import table
-from podtune.cluster.live.doctor import rules
+from podtune.cluster.live.rights import rules
 
 DEPLOY = CHART.parents[1] / "deploy"
 USER_RULES = CHART / "files" / "user-rules.yaml"

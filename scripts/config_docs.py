@@ -87,7 +87,7 @@ def benchmark(_: list[str]) -> str:
 
 def rights(_: list[str]) -> str:
     """The Role that podtune's cluster commands need."""
-    from podtune.cluster.live.doctor import rules
+    from podtune.cluster.live.rights import rules
 
     role = {
         "apiVersion": "rbac.authorization.k8s.io/v1",

@@ -45,6 +45,7 @@ NAMES = {
     "_softmax_backward_data": ("torch.ops.aten", "sft/cpu/attention.py"),
     "_scaled_mm": ("torch", "bench/strategies/float8.py"),
     "_shared_state": ("accelerate.PartialState", "sft/train/trainer.py"),
+    "_schema": ("torch.ops.aten.mm.default", "bench/case/communication.py"),
     "_tokenize": ("trl.data_utils", "sft/data/encode.py"),
     "_strip_protocol": ("fsspec.AbstractFileSystem", "sft/source/object_store.py"),
     "build_shm_op": ("deepspeed.comm.torch", "machine/building.py"),

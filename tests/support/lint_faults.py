@@ -8,7 +8,8 @@ from typing import Any
 
 import yaml
 
-from podtune.cluster.lint.explain import examples, merged
+from podtune.cluster.lint.explain import examples
+from support.lint_examples import merged
 
 Json = dict[str, Any]
 FOLDER = Path(__file__).parents[1] / "cluster/lint"

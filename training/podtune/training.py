@@ -246,7 +246,7 @@ def load(
         arguments.row_options(),
         vocabulary=int(model_config.get_text_config().vocab_size),
     )
-    facts = arguments.resume_facts(rows.facts["fingerprint"])
+    facts = arguments.resume_facts(rows.info.fingerprint)
     claims: list[Lock] = []
     # two jobs in one folder would ruin both
     on_main(world, lambda: claims.append(claim(output_dir)))
@@ -266,7 +266,7 @@ def load(
         ),
     )
     if bucket:
-        resume = bucket.share(resume, rows.facts["fingerprint"])
+        resume = bucket.share(resume, rows.info.fingerprint)
     asked = training.max_steps, training.num_train_epochs
     if resume and on_main(world, lambda: is_finished(output_dir, resume, *asked)):
         if world.is_main:
@@ -284,7 +284,7 @@ def load(
     # applied here, SFTTrainer need not look again
     training.model_init_kwargs = training.chat_template_path = None
     run = FineTune(
-        arguments.record(world, rows.facts),
+        arguments.record(world, rows.info.to_json()),
         output_dir,
         world,
         rows,

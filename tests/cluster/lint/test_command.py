@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import yaml
+from support.lint_examples import merged
 
-from podtune.cluster.lint.explain import examples, merged
+from podtune.cluster.lint.explain import examples
 from podtune.commands.lint import OPTIONS, main
 from podtune.run.errors import UserError
 
@@ -167,11 +168,30 @@ def test_explain_takes_a_code_in_any_case(capsys: pytest.CaptureFixture[str]) ->
     assert "Bad:" in capsys.readouterr().out
 
 
-def test_the_other_commands_help_shows_the_same_options() -> None:
-    import typer
-
+def test_the_other_commands_help_shows_the_same_options(capsys: pytest.CaptureFixture[str]) -> None:
     from podtune.cli import load
 
-    command = load("lint")
-    assert isinstance(command, typer.core.TyperCommand)
-    assert {parameter.name for parameter in command.params} >= {name.replace("-", "_") for name in OPTIONS}
+    with pytest.raises(SystemExit) as end:
+        load("lint")(["--help"])
+    shown = capsys.readouterr().out
+    assert end.value.code == 0
+    assert [name for name in OPTIONS if f"--{name}" not in shown] == []
+
+
+def test_the_command_of_typer_ends_with_the_same_code(folder: Path) -> None:
+    from podtune.cli import load
+
+    (folder / "job.yaml").write_text(BAD)
+    for words, code in ((["job.yaml"], 65), (["job.yaml", "--fail-on", "never"], 0)):
+        with pytest.raises(SystemExit) as end:
+            load("lint")(words)
+        assert end.value.code == code
+
+
+def test_github_shows_notes_on_demand_only(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    noted = merged(yaml.safe_load(GOOD), {"spec": {"runPolicy": {"cleanPodPolicy": None}}})
+    (folder / "job.yaml").write_text(yaml.safe_dump(noted))
+    main(["job.yaml", "--format", "github"])
+    assert capsys.readouterr().out == ""
+    main(["job.yaml", "--format", "github", "--notes"])
+    assert capsys.readouterr().out.startswith("::notice file=job.yaml,line=")

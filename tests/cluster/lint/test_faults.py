@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import yaml
+from support.lint_examples import example, merged
 from support.lint_faults import FAULTS, HARMLESS, SHAPES, Json, changed
 
 from podtune.cluster.lint.check import Verdict, lint
-from podtune.cluster.lint.explain import example, merged
 from podtune.cluster.lint.rules import RULES
 
 

@@ -9,7 +9,7 @@ import pytest
 from support.cluster_api import Serving
 
 from podtune.cluster.live.client import connect
-from podtune.cluster.live.doctor import network_policies
+from podtune.cluster.live.facilities import network_policies
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 
 from podtune.cli import app
 from podtune.cluster.job.pytorchjob import QUEUE
-from podtune.cluster.live.client import Unreachable
+from podtune.cluster.live.errors import Unreachable
 from podtune.run.errors import UserError
 
 VALUES = Path(__file__).resolve().parents[3] / "deploy" / "values"

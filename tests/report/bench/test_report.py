@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from podtune.plan.beside import plans
+from podtune.plan.predicted_vs_measured import plans
 from podtune.report.bench.records import fault_of
 from podtune.report.bench.report import report
 from podtune.run.collect import collect, emit_record
@@ -136,6 +136,7 @@ def test_when_distributing_does_not_pay_it_says_so(tmp_path: Path) -> None:
         assert comparison["advice"][0].startswith(
             "Stay with one process unless it does not fit: no strategy does"
         )
+        assert comparison["advice"][-1].startswith("With one process use single: 5,120 tokens/s")
 
 
 @pytest.mark.parametrize(

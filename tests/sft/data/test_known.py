@@ -13,9 +13,10 @@ from datasets import Dataset
 from support.small_tokenizers import chatml
 
 from podtune.run.errors import UserError
-from podtune.sft.data import known, source, tokenise
+from podtune.sft.data import source, stamps, tokenise
+from podtune.sft.data.load import load_split
 from podtune.sft.data.source import DataSource, Sources, check_source
-from podtune.sft.data.tokenise import Tokenised, tokenised
+from podtune.sft.data.tokenise import Tokenised, tokenised_source
 from podtune.sft.data.tokenizer import TokenizeOptions
 
 CHAT = [
@@ -35,7 +36,7 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def files_settle_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(known, "SETTLED_S", -60.0)
+    monkeypatch.setattr(stamps, "SETTLED_S", -60.0)
 
 
 @pytest.fixture
@@ -45,7 +46,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def load(data: DataSource) -> Dataset:
         names.append(str(data))
-        return source.load_split(data)
+        return load_split(data)
 
     monkeypatch.setattr(tokenise, "load_split", load)
     return names
@@ -53,7 +54,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def made(data: Path | DataSource, folder: Path, **options: Any) -> Tokenised:
     data = data if isinstance(data, DataSource) else DataSource(str(data))
-    return tokenised(None, data, chatml(), TokenizeOptions(**options), cache_dir=folder / "cache")
+    return tokenised_source(data, chatml(), TokenizeOptions(**options), cache_dir=folder / "cache")
 
 
 def test_rows_of_unchanged_files_are_known_unread(file: Path, tmp_path: Path, reads: list[str]) -> None:
@@ -102,7 +103,7 @@ def test_other_slices_and_options_are_other_tokens(file: Path, tmp_path: Path, r
 def test_what_was_written_this_moment_is_read_again(
     file: Path, tmp_path: Path, reads: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(known, "SETTLED_S", 3600.0)
+    monkeypatch.setattr(stamps, "SETTLED_S", 3600.0)
     made(file, tmp_path)
     assert made(file, tmp_path).from_cache
     assert len(reads) == 2
@@ -126,8 +127,8 @@ def test_files_that_change_while_they_are_read_are_not_remembered(
 
 def test_a_memory_that_is_no_memory_is_none(file: Path, tmp_path: Path, reads: list[str]) -> None:
     made(file, tmp_path)
-    (remembered,) = (tmp_path / "cache" / known.FOLDER).iterdir()
-    for content in ("", "[]", "{}", '{"of": 1}', remembered.read_text().replace("fingerprint", "print")):
+    (remembered,) = (tmp_path / "cache" / stamps.FOLDER).iterdir()
+    for content in ("", "[]", "\0", remembered.read_text()[1:], remembered.read_text().replace("0", "x")):
         remembered.write_text(content)
         assert made(file, tmp_path).from_cache
     assert len(reads) == 6
@@ -137,7 +138,7 @@ def test_a_cache_that_cannot_be_written_remembers_nothing_and_ends_nothing(
     file: Path, tmp_path: Path, reads: list[str]
 ) -> None:
     (tmp_path / "cache").mkdir()
-    (tmp_path / "cache" / known.FOLDER).touch()
+    (tmp_path / "cache" / stamps.FOLDER).touch()
     made(file, tmp_path)
     assert made(file, tmp_path).from_cache
     assert len(reads) == 2

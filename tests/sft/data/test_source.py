@@ -19,7 +19,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from podtune.run.errors import DATA, NO_INPUT, UNAVAILABLE, USAGE, UserError
-from podtune.sft.data.source import DataSource, Sources, check_source, find_eval_split, load_split
+from podtune.sft.data.load import load_split
+from podtune.sft.data.source import DataSource, Sources, check_source, find_eval_split
 from podtune.sft.source import hub
 
 GOOD = {"question": ["a", "b", "c"], "answer": ["x", "y", "z"]}

@@ -15,7 +15,8 @@ from podtune.run.errors import PeerLost, UserError
 from podtune.sft.config import settings as config
 from podtune.sft.data import stream as module
 from podtune.sft.data.batching import ROW
-from podtune.sft.data.source import DataSource, Sources, load_split
+from podtune.sft.data.load import load_split
+from podtune.sft.data.source import DataSource, Sources
 from podtune.sft.data.stream import TokenStream
 from podtune.sft.data.tokenise import tokenised
 from podtune.sft.data.tokenizer import TokenizeOptions

@@ -13,7 +13,8 @@ from support.object_store import ObjectStore
 from podtune.pod import prepare
 from podtune.run.errors import CONFIG, NO_INPUT, NO_PERMISSION, UNAVAILABLE, UserError
 from podtune.sft.config import settings as config
-from podtune.sft.data.source import DataSource, Sources, load_split, local_path
+from podtune.sft.data.load import load_split
+from podtune.sft.data.source import DataSource, Sources, local_path
 from podtune.sft.source import object_store as store
 from podtune.sft.source.model import locate_model
 

@@ -45,12 +45,11 @@ def doctor(
 
     questions = machine.questions(output_dir)
     if cluster:
-        from podtune.cluster.live.doctor import DEADLINE_S
-        from podtune.cluster.live.doctor import answers as cluster_answers
+        from podtune.cluster.live.doctor import DEADLINE_S, run_checks
 
         silent = "start it, or set KUBECONFIG or --context to one that answers"
         questions.append(
-            machine.Question("cluster", lambda: cluster_answers(namespace, context), silent, DEADLINE_S)
+            machine.Question("cluster", lambda: run_checks(namespace, context), silent, DEADLINE_S)
         )
     checks = machine.answers(questions)
     if torch:

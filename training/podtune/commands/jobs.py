@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import sys
 import threading
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,6 +16,7 @@ from podtune.run.errors import DataError, UsageError
 
 if TYPE_CHECKING:
     from podtune.cluster.live.client import Cluster
+    from podtune.cluster.live.status import JobStatus
 
 
 def submit(
@@ -93,7 +95,7 @@ def status(
     """
     from podtune.cluster.live.client import connect
     from podtune.cluster.live.diagnose import state
-    from podtune.cluster.live.follow import summary
+    from podtune.cluster.live.status import status_of
 
     cluster = connect(namespace, context)
     if not name:
@@ -109,8 +111,8 @@ def status(
             else "\n".join(lines) or f"no jobs in the namespace {cluster.namespace}"
         )
         return
-    content = summary(cluster, cluster.job(name))
-    print(json.dumps(content, indent=2) if as_json else _status_text(content))
+    content = status_of(cluster, cluster.job(name))
+    print(json.dumps(asdict(content), indent=2) if as_json else _status_text(content))
 
 
 def logs(
@@ -182,8 +184,8 @@ def delete(
 
     cluster = connect(namespace, context)
     job = cluster.job(name)
-    parts, others = steps.parts_of(cluster, job, volumes=volumes)
-    claims = [part["metadata"]["name"] for part in parts if part["kind"] == "PersistentVolumeClaim"]
+    parts = steps.parts_of(cluster, job, volumes=volumes)
+    claims = [part["metadata"]["name"] for part in parts.own if part["kind"] == "PersistentVolumeClaim"]
     if claims and not yes:
         if not sys.stdin.isatty():
             raise UsageError(
@@ -192,19 +194,21 @@ def delete(
                 fix="add --yes",
             )
         typer.confirm(f"Delete {', '.join(claims)} with all that is on them?", abort=True)
-    print(f"deleted: {', '.join(steps.delete(cluster, job, parts))}")
-    if others:
+    print(f"deleted: {', '.join(steps.delete(cluster, job, parts.own))}")
+    if parts.others:
         print(
             f"left, because podtune did not make them: kubectl -n {cluster.namespace} delete "
-            f"{' '.join(others)}"
+            f"{' '.join(parts.others)}"
         )
 
 
 def _follow(cluster: Cluster, name: str) -> None:
-    """Follow to the end; exit code 0 for Succeeded, 1 for Failed with the reasons and last lines. Ctrl-C only
-    detaches.
+    """Follow the job to its end: exit code 0 for Succeeded, 1 for Failed with reasons and last lines.
+
+    Ctrl-C only detaches.
     """
-    from podtune.cluster.live.follow import follow, last_lines, summary
+    from podtune.cluster.live.follow import JobFollower, last_lines
+    from podtune.cluster.live.status import status_of
 
     lock = threading.Lock()
 
@@ -213,11 +217,10 @@ def _follow(cluster: Cluster, name: str) -> None:
             print(f"{'---' if who == 'job' else who + ' |'} {line}", flush=True)
 
     try:
-        condition = follow(cluster, name, emit)
+        condition = JobFollower(cluster, name, emit).run()
     except KeyboardInterrupt:
         print(
-            f"\ndetached; the job goes on. Come back: podtune logs {name} --follow; end it: podtune "
-            "delete "
+            f"\ndetached; the job continues. Come back: podtune logs {name} --follow; end it: podtune delete "
             f"{name}",
             file=sys.stderr,
         )
@@ -225,28 +228,24 @@ def _follow(cluster: Cluster, name: str) -> None:
     if condition == "Succeeded":
         return
     job = cluster.job(name)
-    content = summary(cluster, job)
-    for problem in content["problems"]:
-        print(f"\n{problem['pod']}: {problem['text']}")
-        if problem["fix"]:
-            print(f"  fix: {problem['fix']}")
-        for line in last_lines(cluster, job, problem["pod"]):
+    for problem in status_of(cluster, job).problems:
+        print(f"\n{problem.pod}: {problem.text}")
+        if problem.fix:
+            print(f"  fix: {problem.fix}")
+        for line in last_lines(cluster, job, problem.pod):
             print(f"  | {line}")
     raise typer.Exit(1)
 
 
-def _status_text(content: dict[str, Any]) -> str:
-    head = f"{content['kind']} {content['job']} in {content['namespace']}: {content['condition']}"
-    lines = [head + (f" ({content['message']})" if content["message"] else "")]
-    width = max((len(pod["name"]) for pod in content["pods"]), default=0)
+def _status_text(status: JobStatus) -> str:
+    head = f"{status.kind} {status.job} in {status.namespace}: {status.condition}"
+    lines = [head + (f" ({status.message})" if status.message else "")]
+    width = max((len(pod.name) for pod in status.pods), default=0)
     lines += [
-        (
-            f"  {pod['name']:<{width}}  {pod['phase']:<18} restarts {pod['restarts']}  node "
-            f"{pod['node'] or '-'}"
-        )
-        for pod in content["pods"]
+        f"  {pod.name:<{width}}  {pod.phase:<18} restarts {pod.restarts}  node {pod.node or '-'}"
+        for pod in status.pods
     ]
-    for problem in content["problems"]:
-        lines.append(f"  {problem['pod']}: {problem['text']}")
-        lines += [f"    fix: {problem['fix']}"] if problem["fix"] else []
+    for problem in status.problems:
+        lines.append(f"  {problem.pod}: {problem.text}")
+        lines += [f"    fix: {problem.fix}"] if problem.fix else []
     return "\n".join(lines)

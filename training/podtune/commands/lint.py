@@ -1,7 +1,7 @@
 """Podtune lint: jobs and runtimes before a cluster sees them.
 
 Parsed by argparse, since the import of typer alone takes longer than a file may; the other commands see it
-through the function that ``__getattr__`` makes of the same options.
+through the function that ``__getattr__`` makes.
 """
 
 from __future__ import annotations
@@ -9,25 +9,31 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable
 from typing import Any
 
 from podtune.run.errors import DATA, OK, UserError
 
-NAMES = ("text", "json", "github", "sarif")
-#: option -> what it takes (None: nothing), and its help
-OPTIONS: dict[str, tuple[str | None, str]] = {
-    "format": ("FORMAT", f"{', '.join(NAMES)}; github makes annotations of a pull request."),
-    "ignore": ("CODES", "Rules to leave out: PT204,PT404."),
-    "fail-on": ("SEVERITY", "error (the default), warning or never."),
-    "fail-if-none": (None, "No job or runtime in the files is a failure, too."),
-    "target": (
-        "VERSIONS",
-        "operator=1.9,trainer=2.1,kubernetes=1.34; without it any Trainer, 2.0 to 2.3.",
-    ),
-    "notes": (None, "Notes one by one; else those of a job share a line."),
-    "config": ("FILE", "In place of the nearest .podtune-lint.yaml."),
-    "explain": ("CODE", "A rule: what it means, with a bad and a good example."),
+FORMATS = ("text", "json", "github", "sarif")
+#: option -> what argparse is told of it
+OPTIONS: dict[str, dict[str, Any]] = {
+    "format": {
+        "choices": FORMATS,
+        "default": "text",
+        "help": "Of the verdict; github makes annotations of a pull request.",
+    },
+    "ignore": {"metavar": "CODES", "default": "", "help": "Rules to leave out: PT204,PT404."},
+    "fail-on": {
+        "choices": ("error", "warning", "never"),
+        "help": "What fails; error unless given.",
+    },
+    "fail-if-none": {"action": "store_true", "help": "No job or runtime in the files is a failure, too."},
+    "target": {
+        "metavar": "VERSIONS",
+        "help": "operator=1.9,trainer=2.1,kubernetes=1.34; without it any Trainer, 2.0 to 2.3.",
+    },
+    "notes": {"action": "store_true", "help": "Notes one by one; else those of a job share a line."},
+    "config": {"metavar": "FILE", "default": "", "help": "In place of the nearest .podtune-lint.yaml."},
+    "explain": {"metavar": "CODE", "help": "A rule: what it means, with a bad and a good example."},
 }
 HELP = """Check PyTorchJob and TrainJob manifests and training runtimes: the CRD, the webhooks, what the API
 server refuses in their pods, and the traps after that.
@@ -43,6 +49,7 @@ EXAMPLES = """Examples:
   podtune lint deploy/ --format sarif > lint.sarif
   podtune lint job.yaml --target trainer=2.1,kubernetes=1.31
   podtune lint --explain PT104"""
+CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 
 def main(words: list[str]) -> int:
@@ -55,53 +62,46 @@ def main(words: list[str]) -> int:
         allow_abbrev=False,
     )
     parser.add_argument("files", nargs="*", metavar="FILE|DIR|-", help="Manifests; - reads stdin.")
-    for name, (metavar, text) in OPTIONS.items():
-        if metavar is None:
-            parser.add_argument(f"--{name}", action="store_true", help=text)
-        else:
-            parser.add_argument(f"--{name}", metavar=metavar, default="", help=text)
-    arguments = vars(parser.parse_args(words))
-    return run(arguments.pop("files"), arguments)
-
-
-def run(files: list[str], options: dict[str, Any]) -> int:
-    """Lint ``files`` and print the verdict; returns the exit code."""
-    from podtune.cluster.lint import check, output
-    from podtune.cluster.lint.settings import codes, fail_on, settings
-    from podtune.cluster.lint.sources import texts
-    from podtune.cluster.lint.targets import parse
-
+    for name, option in OPTIONS.items():
+        parser.add_argument(f"--{name}", **option)
+    given = parser.parse_args(words)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # a terminal that is ASCII only
-    if options["explain"]:
+    if given.explain:
         from podtune.cluster.lint.explain import explanation
 
-        print(explanation(options["explain"]))
+        print(explanation(given.explain))
         return OK
-    form = options["format"] or "text"
-    if form not in NAMES:
-        raise UserError(f"--format is {form!r}", fix=f"use {', '.join(NAMES)}", code=2)
-    if not files:
+    if not given.files:
         raise UserError("nothing to lint", fix="podtune lint FILE, a directory, or - for stdin", code=2)
-    chosen = settings(options["config"])
-    ignore = chosen.ignore | codes([options["ignore"]], "--ignore")
-    target = parse(options["target"]) if options["target"] else chosen.target
-    threshold = fail_on(options["fail_on"], "--fail-on") if options["fail_on"] else chosen.fail_on
-    sources, problems = texts(files)
+    return _lint(given)
+
+
+def _lint(given: argparse.Namespace) -> int:
+    from podtune.cluster.lint import check, output
+    from podtune.cluster.lint.settings import codes, settings
+    from podtune.cluster.lint.sources import texts
+    from podtune.cluster.lint.targets import parse
+
+    chosen = settings(given.config)
+    ignore = chosen.ignore | codes([given.ignore], "--ignore")
+    target = parse(given.target) if given.target else chosen.target
+    sources, problems = texts(given.files)
     verdict = check.lint(sources, ignore=ignore, target=target)
-    write: Callable[..., str] = output.FORMATS[form]
-    _print(write(verdict, notes=options["notes"]) if form == "text" else write(verdict))
+    notes = {"notes": given.notes} if given.format in output.TAKE_NOTES else {}
+    _print(output.FORMATS[given.format](verdict, **notes))
     for problem in problems[:-1]:
         print(f"podtune: error: {output.printable(str(problem).splitlines()[0])}", file=sys.stderr)
     if problems:
         raise problems[-1]
     if verdict.empty:
-        names = output.printable(", ".join(files))
+        names = output.printable(", ".join(given.files))
         print(f"podtune lint: no PyTorchJob, TrainJob or runtime in {names}", file=sys.stderr)
-    errors = verdict.count("error") + (verdict.count("warning") if threshold == "warning" else 0)
-    none = verdict.empty and (options["fail_if_none"] or chosen.fail_if_none)
-    return DATA if none or (errors and threshold != "never") else OK
+    threshold = given.fail_on or chosen.fail_on
+    failures = verdict.count("error") + (verdict.count("warning") if threshold == "warning" else 0)
+    none = verdict.empty and (given.fail_if_none or chosen.fail_if_none)
+    return DATA if none or (failures and threshold != "never") else OK
 
 
 def _print(text: str) -> None:
@@ -114,28 +114,13 @@ def _print(text: str) -> None:
 
 
 def __getattr__(name: str) -> Any:
-    """``lint`` as a function that typer can show beside the other commands."""
+    """``lint`` as a command of typer that hands its words on to ``main``."""
     if name != "lint":
         raise AttributeError(name)
-    import inspect
-
     import typer
 
-    def lint(files: list[str] | None = None, **options: Any) -> None:
-        code = run(files or [], options)
-        if code:
-            raise typer.Exit(code)
+    def lint(context: Any) -> None:
+        raise typer.Exit(main(context.args))
 
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    files = typer.Argument(None, metavar="FILE|DIR|-", help="Manifests; - reads stdin.")
-    parameters = [inspect.Parameter("files", keyword, default=files, annotation=list[str])]
-    for option, (metavar, text) in OPTIONS.items():
-        kind = bool if metavar is None else str
-        default = typer.Option(kind(), f"--{option}", metavar=metavar, help=text)
-        parameters.append(
-            inspect.Parameter(option.replace("-", "_"), keyword, default=default, annotation=kind)
-        )
-    lint.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    lint.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    lint.__doc__ = f"{HELP}\n\n\b\n{EXAMPLES}"
+    lint.__annotations__["context"] = typer.Context
     return lint

@@ -99,12 +99,12 @@ def _below(roots: list[Path], *, records: bool) -> tuple[list[ListedRun], list[s
 def _of_jobs(namespace: str, context: str) -> tuple[list[ListedRun], list[str], str]:
     """The same of a namespace's jobs."""
     from podtune.cluster.live.client import connect
-    from podtune.cluster.live.job_log import stories
+    from podtune.cluster.live.job_log import snapshots
     from podtune.report.runs import listing
     from podtune.report.runs.job import job_runs
 
     there = connect(namespace, context)
-    runs = [run for story in stories(there) for run in job_runs(story)]
+    runs = [run for snapshot in snapshots(there) for run in job_runs(snapshot)]
     return listing.rows_of(runs), [], f"the namespace {there.namespace}"
 
 

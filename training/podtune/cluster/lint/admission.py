@@ -24,6 +24,12 @@ def _by_schema(job: Job, code: str) -> Iterator[Diagnostic]:
     return (violation for violation in job.violations if violation.code == code)
 
 
+@rule("PT001", "error", by="api", fix="correct it", kinds=())
+def not_yaml(job: Job) -> Iterator[Diagnostic]:
+    """Kubectl and the API server refuse a file that is not YAML, or that gives a key twice."""
+    return iter(())  # no job comes of such a document: read() yields it
+
+
 @rule("PT002", "error", by="api", fix="remove it, or correct the spelling", kinds=ALL)
 def unknown_field(job: Job) -> Iterator[Diagnostic]:
     """The API server refuses a field that the CRD does not have.

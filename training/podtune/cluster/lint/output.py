@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 from podtune.cluster.lint.check import Verdict
@@ -68,14 +69,18 @@ def as_json(verdict: Verdict) -> str:
     return json.dumps(content, indent=2)
 
 
-def as_github(verdict: Verdict) -> str:
-    """Workflow commands: GitHub shows them at the line of the pull request."""
+def as_github(verdict: Verdict, *, notes: bool = False) -> str:
+    """Workflow commands: GitHub shows them at the line of the pull request, ten of a step.
+
+    Notes are left out unless ``notes``.
+    """
     level = {"error": "error", "warning": "warning", "note": "notice"}
     lines = []
     for finding in verdict.findings:
         place = f"file={_property(finding.source)},line={finding.line}," if finding.source != STDIN else ""
         data = f"{finding.message}. Fix: {finding.fix}"
-        lines.append(f"::{level[finding.severity]} {place}title={finding.code}::{_data(data)}")
+        if notes or finding.severity != "note":
+            lines.append(f"::{level[finding.severity]} {place}title={finding.code}::{_data(data)}")
     return "\n".join(lines)
 
 
@@ -117,9 +122,6 @@ def as_sarif(verdict: Verdict) -> str:
         }
         for rule in sorted(RULES, key=lambda rule: rule.code)
     ]
-    rules.insert(
-        0, {"id": "PT001", "name": "not-yaml", "shortDescription": {"text": "The file is not YAML."}}
-    )
     driver = {"name": "podtune lint", "rules": rules}
     content = {
         "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
@@ -129,4 +131,10 @@ def as_sarif(verdict: Verdict) -> str:
     return json.dumps(content, indent=2)
 
 
-FORMATS = {"text": as_text, "json": as_json, "github": as_github, "sarif": as_sarif}
+FORMATS: dict[str, Callable[..., str]] = {
+    "text": as_text,
+    "json": as_json,
+    "github": as_github,
+    "sarif": as_sarif,
+}
+TAKE_NOTES = ("text", "github")

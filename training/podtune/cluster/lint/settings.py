@@ -1,4 +1,4 @@
-"""How a repository wants to be linted: ``.podtune-lint.yaml``, and the flags above it."""
+"""A repository's settings of lint: ``.podtune-lint.yaml``, and the flags above it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FAIL_ON = ("error", "warning", "never")
 
 @dataclass
 class LintSettings:
-    """What to leave out, and when to fail."""
+    """The rules to leave out, and when to fail."""
 
     ignore: set[str] = field(default_factory=set)
     fail_on: str = "error"
@@ -28,8 +28,7 @@ class LintSettings:
 
 
 def settings(file: str = "") -> LintSettings:
-    """The settings of ``file``, or of the ``.podtune-lint.yaml`` in this folder or the nearest above it, up
-    to the root of the repository.
+    """The settings of ``file``, or of the nearest ``.podtune-lint.yaml`` up to the repository's root.
 
     Raises:
         UserError: a key or value that is not known.
@@ -61,8 +60,8 @@ def _of(content: dict[str, Any], path: str) -> LintSettings:
         if key == "ignore":
             # a list of codes, or code: reason
             chosen.ignore = codes(list(value) if isinstance(value, list | dict) else [str(value)], path)
-        elif key == "fail-on":
-            chosen.fail_on = fail_on(str(value), path)
+        elif key == "fail-on" and value in FAIL_ON:
+            chosen.fail_on = value
         elif key == "fail-if-none" and isinstance(value, bool):
             chosen.fail_if_none = value
         elif key == "target":
@@ -73,24 +72,17 @@ def _of(content: dict[str, Any], path: str) -> LintSettings:
             )
             chosen.target = parse(",".join(str(pair) for pair in pairs))
         else:
-            fix = f"use {', '.join(KEYS)}"
+            fix = f"use {', '.join(FAIL_ON if key == 'fail-on' else KEYS)}"
             raise ConfigError(f"{key}: {value!r} is not known{near(key, KEYS)}", where=path, fix=fix)
     return chosen
 
 
 def codes(values: list[Any], where: str) -> set[str]:
     """Codes of rules, from ``PT204,PT404`` or a list."""
-    all_codes = ["PT001", *(rule.code for rule in RULES)]
+    all_codes = [rule.code for rule in RULES]
     wanted = {part.strip().upper() for value in values for part in str(value).split(",") if part.strip()}
     for code in sorted(wanted):
         if code not in all_codes:
             fix = "docs/lint.md has all of them"
             raise UserError(f"{code!r} is not a rule{near(code, all_codes)}", where=where, fix=fix, code=2)
     return wanted
-
-
-def fail_on(value: str, where: str) -> str:
-    """``error``, ``warning`` or ``never``."""
-    if value not in FAIL_ON:
-        raise UserError(f"{value!r} is not known", where=where, fix=f"use {', '.join(FAIL_ON)}", code=2)
-    return value

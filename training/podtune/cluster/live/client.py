@@ -1,7 +1,7 @@
 """The cluster's API, as far as podtune needs it. The only file that imports ``kubernetes``.
 
-Everything goes in and out as plain dictionaries. Failures are one of two kinds of :class:`UserError`
-within seconds: :class:`Refused`, or :class:`Unreachable`, which the next try may mend.
+Objects go in and out as plain dictionaries. Failures come within seconds: :class:`Refused` for good, or
+:class:`Unreachable`, after which the next try may succeed.
 """
 
 from __future__ import annotations
@@ -9,50 +9,20 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from podtune.run.errors import (
-    CONFIG,
-    NO_INPUT,
-    NO_PERMISSION,
-    UNAVAILABLE,
-    NotFound,
-    UsageError,
-    UserError,
-)
+from podtune.cluster.live.errors import Refused, Unreachable, refusal
+from podtune.cluster.live.kinds import JOB_KINDS, checked_name, name_of, plural_of
+from podtune.run.errors import NotFound
 
 Json = dict[str, Any]
+Query = list[tuple[str, str]]
 
 CONNECT_S, READ_S = 3.0, 20.0
 MANAGER = "podtune"
-PYTORCHJOB_LABEL = "training.kubeflow.org/job-name"
-#: kind: (API group and version, plural, the label by which its pods are selected)
-JOB_KINDS = {
-    "PyTorchJob": ("kubeflow.org/v1", "pytorchjobs", PYTORCHJOB_LABEL),
-    "TrainJob": ("trainer.kubeflow.org/v1alpha1", "trainjobs", "jobset.sigs.k8s.io/jobset-name"),
-}
-#: what a chart of podtune can hold, with its plural, where the client has to name it
-PLURALS = {
-    "NetworkPolicy": "networkpolicies",
-    "TrainingRuntime": "trainingruntimes",
-    **{kind: plural for kind, (_, plural, _) in JOB_KINDS.items()},
-}
-
-
-class Unreachable(UserError):
-    """The API server did not answer, or not with an answer; the next try may work."""
-
-    def __init__(self, what: str) -> None:
-        fix = "try again, or set KUBECONFIG or --context to a cluster that runs"
-        super().__init__(what, where="cluster", fix=fix, code=UNAVAILABLE)
-
-
-class Refused(UserError):
-    """The API server's own no: a missing right or object, a webhook, what it cannot take."""
 
 
 class Cluster:
@@ -93,15 +63,9 @@ class Cluster:
         return str(self.request("GET", "/version").get("gitVersion"))
 
     def request(
-        self,
-        method: str,
-        path: str,
-        *,
-        body: Any = None,
-        query: list[tuple[str, str]] | None = None,
-        patch: str = "",
+        self, method: str, path: str, *, body: Any = None, query: Query | None = None, patch: str = ""
     ) -> Json:
-        """One call of the API; ``path`` from the root, JSON both ways.
+        """Call the API once; ``path`` from the root, JSON both ways.
 
         Raises:
             Refused: for good (401, 403, 404, 409, 422 and the like), with the API server's own reason.
@@ -109,19 +73,24 @@ class Cluster:
         """
         with self._explained(f"{method} {path}"):
             headers = {"Accept": "application/json", "Content-Type": patch or "application/json"}
-            response = self._api.call_api(
-                path,
-                method,
-                query_params=query or [],
-                header_params=headers,
-                body=body,
-                auth_settings=["BearerToken"],
-                _return_http_data_only=True,
-                _preload_content=False,
-                _request_timeout=(CONNECT_S, READ_S),
-            )
+            response = self._call(method, path, query or [], headers, READ_S, body)
             content: Json = json.loads(response.data or b"{}")
             return content
+
+    def _call(
+        self, method: str, path: str, query: Query, headers: dict[str, str], read_s: float, body: Any = None
+    ) -> Any:
+        return self._api.call_api(
+            path,
+            method,
+            query_params=query,
+            header_params=headers,
+            body=body,
+            auth_settings=["BearerToken"],
+            _return_http_data_only=True,
+            _preload_content=False,
+            _request_timeout=(CONNECT_S, read_s),
+        )
 
     def log_lines(
         self,
@@ -134,23 +103,16 @@ class Cluster:
         first_bytes: int = 0,
         previous: bool = False,
     ) -> Iterator[str]:
-        """A container's log, line by line, each beginning with its RFC 3339 time; ``first_bytes`` ends it
-        early, in mid-line.
+        """Yield a container's log line by line, each after its RFC 3339 time.
+
+        ``tail`` takes the last lines alone, ``first_bytes`` ends the log early, in mid-line.
         """
         query = [("timestamps", "true"), ("follow", str(follow).lower()), ("previous", str(previous).lower())]
-        wanted = {"container": container, "sinceTime": since, "tailLines": tail, "limitBytes": first_bytes}
-        query += [(key, str(value)) for key, value in wanted.items() if value]
+        limits = {"container": container, "sinceTime": since, "tailLines": tail, "limitBytes": first_bytes}
+        query += [(key, str(value)) for key, value in limits.items() if value]
+        path = f"/api/v1/namespaces/{self.namespace}/pods/{quote(pod, safe='')}/log"
         with self._explained(f"the log of {pod}"):
-            response = self._api.call_api(
-                f"/api/v1/namespaces/{self.namespace}/pods/{quote(pod, safe='')}/log",
-                "GET",
-                query_params=query,
-                header_params={"Accept": "*/*"},
-                auth_settings=["BearerToken"],
-                _return_http_data_only=True,
-                _preload_content=False,
-                _request_timeout=(CONNECT_S, READ_S * 3 if follow else READ_S),
-            )
+            response = self._call("GET", path, query, {"Accept": "*/*"}, READ_S * 3 if follow else READ_S)
             rest = b""
             for chunk in response.stream(65536, decode_content=True):
                 *lines, rest = (rest + chunk).split(b"\n")
@@ -159,65 +121,63 @@ class Cluster:
             if rest:
                 yield rest.decode(errors="replace")
 
-    def path(self, document: Json, *, name: str = "") -> str:
-        """Where a document's kind lives in this namespace, or one object of it."""
-        version, kind = document["apiVersion"], document["kind"]
+    def path(self, version: str, kind: str, name: str = "") -> str:
+        """The path of a kind in this namespace, or of one object of it."""
         root = "/api/v1" if version == "v1" else f"/apis/{version}"
-        plural = PLURALS.get(kind) or f"{kind.lower()}s"
-        return f"{root}/namespaces/{self.namespace}/{plural}" + (f"/{quote(name, safe='')}" if name else "")
+        path = f"{root}/namespaces/{self.namespace}/{plural_of(kind)}"
+        return f"{path}/{quote(name, safe='')}" if name else path
 
-    def get(self, path: str, query: list[tuple[str, str]] | None = None) -> Json | None:
+    def path_of(self, document: Json) -> str:
+        """The path of the object."""
+        return self.path(document["apiVersion"], document["kind"], name_of(document))
+
+    def get(self, path: str, query: Query | None = None) -> Json | None:
         """An object or list, or None if there is none."""
         try:
             return self.request("GET", path, query=query)
-        except UserError as error:
-            if error.code == NO_INPUT:
-                return None
-            raise
+        except NotFound:
+            return None
 
-    def apply(self, document: Json, *, dry_run: bool = False) -> Json:
-        """Server-side apply: create the object, or make the existing one so."""
-        query = [("fieldManager", MANAGER), ("force", "true"), ("fieldValidation", "Strict")] + [
-            ("dryRun", "All")
-        ] * dry_run
-        path = self.path(document, name=document["metadata"]["name"])
-        return self.request("PATCH", path, body=document, query=query, patch="application/apply-patch+yaml")
+    def items(self, path: str, selector: str = "") -> list[Json]:
+        """The objects of a list, those with the labels of ``selector``; none if the kind is unknown."""
+        listing = self.get(path, [("labelSelector", selector)] * bool(selector))
+        return list((listing or {}).get("items", []))
 
-    def create(self, document: Json, *, dry_run: bool = False) -> Json:
-        """Create the object; refused if it exists."""
+    def exists(self, document: Json) -> bool:
+        """True if there is an object of the document's kind and name."""
+        return self.get(self.path_of(document)) is not None
+
+    def put(self, document: Json, *, dry_run: bool = False) -> None:
+        """Create a job, refused if it exists; create or change anything else, by server-side apply."""
         query = [("fieldManager", MANAGER), ("fieldValidation", "Strict")] + [("dryRun", "All")] * dry_run
-        return self.request("POST", self.path(document), body=document, query=query)
+        if document["kind"] in JOB_KINDS:
+            path = self.path(document["apiVersion"], document["kind"])
+            self.request("POST", path, body=document, query=query)
+        else:
+            query.append(("force", "true"))
+            patch = "application/apply-patch+yaml"
+            self.request("PATCH", self.path_of(document), body=document, query=query, patch=patch)
 
     def delete(self, document: Json) -> bool:
         """Delete the object and what it owns; False if it was not there."""
-        path = self.path(document, name=document["metadata"]["name"])
         try:
-            self.request("DELETE", path, body={"propagationPolicy": "Background"})
-        except Refused as error:
-            if error.code == NO_INPUT:
-                return False
-            raise
+            self.request("DELETE", self.path_of(document), body={"propagationPolicy": "Background"})
+        except NotFound:
+            return False
         return True
 
     def serves(self, kind: str) -> bool:
-        """Whether the API server knows the kind of job."""
-        version, plural, _ = JOB_KINDS[kind]
-        group = self.get(f"/apis/{version}")
-        return group is not None and any(
-            resource["name"] == plural for resource in group.get("resources", [])
-        )
+        """True if the API server knows the kind of job."""
+        group = self.get(f"/apis/{JOB_KINDS[kind].version}") or {}
+        return any(resource["name"] == JOB_KINDS[kind].plural for resource in group.get("resources", []))
 
-    def may(self, verb: str, document: Json, subresource: str = "") -> bool:
-        """Whether this user may do ``verb`` with objects of the document's kind here, or with their
-        ``subresource`` (log).
-        """
-        group, _, _ = document["apiVersion"].rpartition("/")
-        plural = PLURALS.get(document["kind"]) or f"{document['kind'].lower()}s"
+    def may(self, verb: str, version: str, kind: str, subresource: str = "") -> bool:
+        """True if this user may do ``verb`` with objects of the kind here, or with a subresource."""
         attributes = {
             "namespace": self.namespace,
             "verb": verb,
-            "group": group,
-            "resource": plural,
+            "group": version.rpartition("/")[0],
+            "resource": plural_of(kind),
             "subresource": subresource,
         }
         review = {
@@ -232,11 +192,12 @@ class Cluster:
         """The job of that name, of either kind.
 
         Raises:
-            UserError: there is none, or it is no name of an object.
+            UsageError: it is not a name of an object.
+            NotFound: there is none.
         """
         checked_name(name, "job")
-        for kind, (version, plural, _) in JOB_KINDS.items():
-            job = self.get(f"/apis/{version}/namespaces/{self.namespace}/{plural}/{name}")
+        for kind, (version, *_) in JOB_KINDS.items():
+            job = self.get(self.path(version, kind, name))
             if job is not None:
                 return {**job, "kind": kind, "apiVersion": version}
         raise NotFound(
@@ -247,27 +208,22 @@ class Cluster:
 
     def jobs(self) -> list[Json]:
         """All jobs of the namespace."""
-        jobs: list[Json] = []
-        for kind, (version, plural, _) in JOB_KINDS.items():
-            listing = self.get(f"/apis/{version}/namespaces/{self.namespace}/{plural}")
-            jobs += [{**job, "kind": kind} for job in (listing or {}).get("items", [])]
-        return jobs
+        return [
+            {**job, "kind": kind}
+            for kind, (version, *_) in JOB_KINDS.items()
+            for job in self.items(self.path(version, kind))
+        ]
 
     def pods(self, job: Json) -> list[Json]:
         """The job's pods, the master first."""
-        return self.pods_with(f"{JOB_KINDS[job['kind']][2]}={job['metadata']['name']}")
+        return self.pods_with(f"{JOB_KINDS[job['kind']].pods_label}={name_of(job)}")
 
     def pods_with(self, selector: str) -> list[Json]:
         """The pods that a label selector finds, masters first."""
-        listing = self.request(
-            "GET", f"/api/v1/namespaces/{self.namespace}/pods", query=[("labelSelector", selector)]
-        )
-        items: list[Json] = listing.get("items", [])
-        return sorted(
-            items, key=lambda pod: ("-master-" not in pod["metadata"]["name"], pod["metadata"]["name"])
-        )
+        pods = self.items(self.path("v1", "Pod"), selector)
+        return sorted(pods, key=lambda pod: ("-master-" not in name_of(pod), name_of(pod)))
 
-    def kueue(self, plural: str, selector: str = "") -> list[Json] | None:
+    def kueue(self, kind: str, selector: str = "") -> list[Json] | None:
         """Kueue's objects in the namespace, None if it is not installed.
 
         Raises:
@@ -276,31 +232,24 @@ class Cluster:
         group = self.get("/apis/kueue.x-k8s.io")
         if group is None:
             return None
-        version = group["preferredVersion"]["groupVersion"]
-        path = f"/apis/{version}/namespaces/{self.namespace}/{plural}"
-        listing = self.get(path, [("labelSelector", selector)] * bool(selector))
-        return list((listing or {}).get("items", []))
+        return self.items(self.path(group["preferredVersion"]["groupVersion"], kind), selector)
 
     def workloads(self, job: Json) -> list[Json]:
-        """What Kueue keeps of the job; none where it may not be read."""
+        """Kueue's view of the job; none where it may not be read."""
         try:
-            return self.kueue("workloads", f"kueue.x-k8s.io/job-uid={job['metadata']['uid']}") or []
+            return self.kueue("Workload", f"kueue.x-k8s.io/job-uid={job['metadata']['uid']}") or []
         except Refused:
             return []
 
     def events(self, names: list[str]) -> list[Json]:
         """Events about objects of these names, oldest first; none where they may not be read."""
         try:
-            listing = self.request("GET", f"/api/v1/namespaces/{self.namespace}/events")
+            events = self.items(self.path("v1", "Event"))
         except Refused:
             return []
-        events = [
-            event
-            for event in listing.get("items", [])
-            if (event.get("involvedObject") or {}).get("name") in names
-        ]
         return sorted(
-            events, key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or "")
+            (event for event in events if (event.get("involvedObject") or {}).get("name") in names),
+            key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or ""),
         )
 
     @contextlib.contextmanager
@@ -311,39 +260,10 @@ class Cluster:
         try:
             yield
         except kubernetes.client.ApiException as error:
-            raise self._refusal(error, what) from error
+            raise refusal(error, what, self.server) from error
         except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
             reason = getattr(error, "reason", None) or error
             raise Unreachable(f"{self.server} does not answer: {type(reason).__name__}") from error
-
-    def _refusal(self, error: Any, what: str) -> UserError:
-        try:
-            message = str(json.loads(error.body)["message"])
-        except (ValueError, TypeError, KeyError):
-            message = str(error.reason)
-        if error.status in (429, 500, 502, 503, 504) and "webhook" not in message:
-            return Unreachable(f"{self.server}: {message}")
-        codes = {401: NO_PERMISSION, 403: NO_PERMISSION, 404: NO_INPUT, 500: UNAVAILABLE, 503: UNAVAILABLE}
-        fixes = {
-            401: "log in to the cluster again",
-            403: "ask for the right named; `podtune submit --help` lists what it needs",
-            409: "podtune delete NAME, or another --name",
-            500: "look at the webhook named: kubectl -n kubeflow get pods",
-        }
-        return Refused(
-            message, where=what, fix=fixes.get(error.status, ""), code=codes.get(error.status, CONFIG)
-        )
-
-
-def checked_name(name: str, where: str) -> str:
-    """``name``, if Kubernetes could have such an object (RFC 1123): it becomes a part of paths of the API."""
-    if len(name) > 253 or not re.fullmatch(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?", name) or ".." in name:
-        raise UsageError(
-            f"{name!r} is no name of Kubernetes (lower-case letters, digits, dashes, dots)",
-            where=where,
-            fix="podtune status lists the jobs, kubectl get namespaces the namespaces",
-        )
-    return name
 
 
 def connect(namespace: str = "", context: str = "") -> Cluster:

@@ -1,16 +1,16 @@
-"""Why a pod does not run, or no longer does: from its status and its events, as sentences. Knows no API
-client.
-"""
+"""Diagnosis of pods that do not run: sentences from their status and events. Knows no API client."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from podtune.cluster.job.pytorchjob import QUEUE
+from podtune.cluster.live.kinds import name_of
 from podtune.run.errors import PEER_LOST, PREEMPTED
+from podtune.run.job_snapshot import PodStatus
 
 Json = dict[str, Any]
 
@@ -23,6 +23,11 @@ EXIT_CODES = {
     127: "the command was not found in the image",
     126: "the command could not be executed",
 }
+NOT_STARTED = {
+    "CreateContainerConfigError": "create the Secret or ConfigMap named",
+    "CreateContainerError": "the container could not start: kubectl describe pod",
+    "RunContainerError": "the container could not start: kubectl describe pod",
+}
 PULLING = ("ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull")
 
 
@@ -34,12 +39,15 @@ class PodProblem:
     reason: str  # Kubernetes' own word: OOMKilled, ImagePullBackOff, Unschedulable, ...
     text: str
     fix: str = ""
-    fatal: bool = True  # False: it may pass by itself
+
+    def __str__(self) -> str:
+        return f"{self.pod}: {self.text}" + (f" (fix: {self.fix})" if self.fix else "")
 
 
 def state(job: Json) -> tuple[str, str]:
-    """A job's condition and its message: Created, Running, Restarting, Suspended, Succeeded, Failed; Pending
-    before any.
+    """A job's condition and its message.
+
+    The condition is Created, Running, Restarting, Suspended, Succeeded or Failed; Pending before any.
     """
     conditions = [
         condition
@@ -55,21 +63,23 @@ def state(job: Json) -> tuple[str, str]:
     return ("Succeeded" if latest["type"] == "Complete" else latest["type"]), latest.get("message") or ""
 
 
-def restarts(pod: Json) -> int:
-    """Restarts of the pod's containers."""
-    return sum(int(container.get("restartCount") or 0) for container in _statuses(pod))
+def pod_status(pod: Json) -> PodStatus:
+    """The status of a pod from its object."""
+    restarts = sum(int(container.get("restartCount") or 0) for container in container_statuses(pod))
+    return PodStatus(name_of(pod), _phase(pod), (pod.get("spec") or {}).get("nodeName"), restarts)
 
 
-def phase(pod: Json) -> str:
+def _phase(pod: Json) -> str:
     """The pod's phase, or the word that says more: what it waits for, or how it ended."""
     if pod["metadata"].get("deletionTimestamp"):
         return "Terminating"
     status = pod.get("status") or {}
-    for container in _statuses(pod):
-        waiting = (container.get("state") or {}).get("waiting") or {}
+    for container in container_statuses(pod):
+        state_of_container = container.get("state") or {}
+        waiting = state_of_container.get("waiting") or {}
         if waiting.get("reason") not in (None, "PodInitializing", "ContainerCreating"):
             return str(waiting["reason"])
-        terminated = (container.get("state") or {}).get("terminated") or {}
+        terminated = state_of_container.get("terminated") or {}
         if terminated.get("exitCode"):
             return str(terminated.get("reason") or "Error")
     if status.get("phase") == "Pending" and any(
@@ -79,13 +89,10 @@ def phase(pod: Json) -> str:
     return str(status.get("reason") or status.get("phase") or "Unknown")
 
 
-def problems(pods: Iterable[Json], events: Iterable[Json]) -> list[PodProblem]:
-    """What keeps each pod from running, or ended it; the cause first where one pod's end explains the
-    others'.
-    """
-    events_read = list(events)
-    problems_of_pods = [problem for pod in pods for problem in _of_pod(pod, events_read)]
-    return sorted(problems_of_pods, key=lambda problem: problem.text.endswith(EXIT_CODES[PEER_LOST]))
+def problems(pods: Iterable[Json], events: Sequence[Json]) -> list[PodProblem]:
+    """Problems that keep each pod from running, or ended it; a cause before what it caused in peers."""
+    found = [problem for pod in pods for problem in _of_pod(pod, events)]
+    return sorted(found, key=lambda problem: problem.text.endswith(EXIT_CODES[PEER_LOST]))
 
 
 def in_a_queue(job: Json) -> str:
@@ -95,7 +102,7 @@ def in_a_queue(job: Json) -> str:
 
 
 def held_back(job: Json, workloads: Iterable[Json]) -> list[PodProblem]:
-    """Why Kueue has not admitted the job, from what it keeps of it."""
+    """Kueue's reason for not admitting the job, from its Workloads."""
     conditions = [
         condition
         for workload in workloads
@@ -114,11 +121,11 @@ def held_back(job: Json, workloads: Iterable[Json]) -> list[PodProblem]:
     elif "exist" in reasons[-1] or "inactive" in reasons[-1]:
         fix = "`podtune doctor --cluster` lists the queues of the namespace"
     text = f"waits in the queue {in_a_queue(job)} of Kueue: {reasons[-1]}"
-    return [PodProblem(job["metadata"]["name"], "Queued", text, fix, fatal=False)]
+    return [PodProblem(name_of(job), "Queued", text, fix)]
 
 
-def _of_pod(pod: Json, events: list[Json]) -> Iterable[PodProblem]:
-    name, status = pod["metadata"]["name"], pod.get("status") or {}
+def _of_pod(pod: Json, events: Sequence[Json]) -> Iterable[PodProblem]:
+    name, status = name_of(pod), pod.get("status") or {}
     if status.get("reason") in ("Evicted", "DeadlineExceeded", "NodeLost", "Preempting", "OutOfmemory"):
         yield PodProblem(
             name,
@@ -129,7 +136,7 @@ def _of_pod(pod: Json, events: list[Json]) -> Iterable[PodProblem]:
     for condition in status.get("conditions") or []:
         if condition.get("type") == "PodScheduled" and condition.get("reason") == "Unschedulable":
             yield _unschedulable(name, condition.get("message") or "")
-    for container in _statuses(pod):
+    for container in container_statuses(pod):
         yield from _of_container(name, container)
     mounting = [
         event
@@ -138,7 +145,7 @@ def _of_pod(pod: Json, events: list[Json]) -> Iterable[PodProblem]:
     ]
     if mounting and status.get("phase") == "Pending":
         message = " ".join(str(mounting[-1].get("message")).split())[:400]
-        yield PodProblem(name, mounting[-1]["reason"], message, MOUNTING[mounting[-1]["reason"]], fatal=False)
+        yield PodProblem(name, mounting[-1]["reason"], message, MOUNTING[mounting[-1]["reason"]])
 
 
 MOUNTING = {
@@ -165,7 +172,7 @@ def _unschedulable(name: str, message: str) -> PodProblem:
     elif "affinity" in message or "selector" in message:
         fix = "no node carries the labels of `nodeSelector` or `affinity`"
     what = f"missing {', '.join(sorted(set(missing)))}: " if missing else ""
-    return PodProblem(name, "Unschedulable", f"not scheduled, {what}{message}", fix, fatal=False)
+    return PodProblem(name, "Unschedulable", f"not scheduled, {what}{message}", fix)
 
 
 def _of_container(pod: str, status: Json) -> Iterable[PodProblem]:
@@ -177,20 +184,8 @@ def _of_container(pod: str, status: Json) -> Iterable[PodProblem]:
     if reason in PULLING:
         fix = "check image.repository and image.tag, and image.pullSecrets for a private registry"
         yield PodProblem(pod, reason, f"{reason}: {status.get('image')}: {waiting.get('message', '')}", fix)
-    elif reason == "CreateContainerConfigError":
-        yield PodProblem(
-            pod,
-            reason,
-            f"{container}: {waiting.get('message', '')}",
-            "create the Secret or ConfigMap named",
-        )
-    elif reason in ("CreateContainerError", "RunContainerError"):
-        yield PodProblem(
-            pod,
-            reason,
-            f"{container}: {waiting.get('message', '')}",
-            "the container could not start: kubectl describe pod",
-        )
+    elif reason in NOT_STARTED:
+        yield PodProblem(pod, reason, f"{container}: {waiting.get('message', '')}", NOT_STARTED[reason])
     if ended and ended.get("exitCode"):
         yield _ended(pod, container, ended, restarting=bool(waiting or current.get("running")))
 
@@ -212,15 +207,11 @@ def _ended(pod: str, container: str, ended: Json, *, restarting: bool) -> PodPro
     text = f"{text}: {said}" if said else f"{text}: {meaning}" if meaning else text
     if said and meaning and code in EXIT_CODES:
         text = f"{text}; {meaning}"
-    return PodProblem(
-        pod,
-        str(ended.get("reason") or "Error"),
-        text + (" (it has been started again)" if restarting else ""),
-        "",
-        not restarting,
-    )
+    text += " (it has been started again)" if restarting else ""
+    return PodProblem(pod, str(ended.get("reason") or "Error"), text)
 
 
-def _statuses(pod: Json) -> list[Json]:
+def container_statuses(pod: Json) -> list[Json]:
+    """The statuses of the pod's containers, init containers first."""
     status = pod.get("status") or {}
     return [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]

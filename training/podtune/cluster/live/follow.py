@@ -1,6 +1,4 @@
-"""Following a job: its condition, its warnings and the logs of all its pods as one stream, through restarts
-and API errors.
-"""
+"""Following a job: its condition, problems and the logs of all its pods as one stream, over API errors."""
 
 from __future__ import annotations
 
@@ -9,23 +7,23 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from podtune.cluster.job import pytorchjob as contract
-from podtune.cluster.job import trainjob
-from podtune.cluster.live.client import Cluster, Refused, Unreachable, connect
-from podtune.cluster.live.diagnose import PodProblem, held_back, in_a_queue, phase, problems, state
-from podtune.run.errors import NO_INPUT, NotFound, UserError
+from podtune.cluster.job.pytorchjob import INIT_CONTAINER
+from podtune.cluster.live.client import Cluster, connect
+from podtune.cluster.live.diagnose import container_statuses, state
+from podtune.cluster.live.errors import Refused, Unreachable
+from podtune.cluster.live.kinds import JOB_KINDS, name_of
+from podtune.cluster.live.status import ENDED, problems_of
+from podtune.run.errors import NotFound, UserError
 
 Json = dict[str, Any]
 Emit = Callable[[str, str], None]  # (who, line)
 
 POLL_S = 1.0
 LAST_LINES = 20
-ENDED = ("Succeeded", "Failed")
-TRAINING_CONTAINER = {"PyTorchJob": contract.CONTAINER, "TrainJob": trainjob.NODE}
 
 
 class Unseen:
-    """Which lines of a log are new, when it is asked for again from ``since`` on."""
+    """A filter of log lines that are new, when the log is asked for again from ``since`` on."""
 
     def __init__(self) -> None:
         self.since, self._at_since = "", set[str]()
@@ -45,13 +43,8 @@ class LogFollower:
     """The log of one container from its beginning to the end of its pod, each line once, over reconnects."""
 
     def __init__(self, cluster: Cluster, pod: str, container: str, emit: Emit, done: threading.Event) -> None:
-        self._cluster, self._pod, self._container, self._emit, self._done = (
-            cluster,
-            pod,
-            container,
-            emit,
-            done,
-        )
+        self._cluster, self._pod, self._container = cluster, pod, container
+        self._emit, self._done = emit, done
         self._unseen = Unseen()
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
@@ -72,134 +65,84 @@ class LogFollower:
             self._done.wait(POLL_S)
 
 
-def follow(cluster: Cluster, name: str, emit: Emit) -> str:
-    """Print what happens until the job has ended; returns its condition.
+class JobFollower:
+    """A job and the logs of its pods until the job has ended.
 
     ``emit`` gets ("job", line) for conditions and problems and (pod, line) for logs, from several threads.
-
-    Raises:
-        UserError: the job does not exist, or was deleted meanwhile.
     """
-    followers: dict[tuple[str, str], LogFollower] = {}
-    ends: dict[str, threading.Event] = {}
-    emitted: set[str] = set()
-    condition, silent = "", False
-    try:
-        while True:
-            try:
-                job = cluster.job(name)
-                pods = cluster.pods(job)
-                if silent:
-                    emit("job", "the API server answers again")
-                    silent = False
-                now, message = state(job)
-                if now != condition:
-                    emit("job", f"{now}{f': {message}' if message else ''}")
-                    condition = now
-                _follow_pods(cluster, pods, followers, ends, emit)
-                _tell(cluster, job, pods, emitted, emit)
-                if condition in ENDED:
-                    return condition
-            except Unreachable as error:
-                if not silent:
-                    emit("job", f"{error.what}; trying again")
-                    silent = True
-            except UserError as error:
-                if error.code != NO_INPUT or not condition:
-                    raise
-                raise NotFound(f"the job {name!r} was deleted", where=cluster.namespace) from error
-            time.sleep(POLL_S)
-    finally:
-        for end in ends.values():
+
+    def __init__(self, cluster: Cluster, name: str, emit: Emit) -> None:
+        self._cluster, self._name, self._emit = cluster, name, emit
+        self._logs: dict[tuple[str, str], LogFollower] = {}  # by uid of the pod and container
+        self._pod_ended: dict[str, threading.Event] = {}  # by uid of the pod
+        self._emitted: set[str] = set()
+        self._condition, self._unreachable = "", False
+
+    def run(self) -> str:
+        """Follow the job to its end; its condition.
+
+        Raises:
+            UserError: the job does not exist, or was deleted meanwhile.
+        """
+        try:
+            while True:
+                try:
+                    self._poll()
+                except Unreachable as error:
+                    if not self._unreachable:
+                        self._emit("job", f"{error.what}; trying again")
+                        self._unreachable = True
+                except NotFound as error:
+                    if not self._condition:
+                        raise
+                    what = f"the job {self._name!r} was deleted"
+                    raise NotFound(what, where=self._cluster.namespace) from error
+                if self._condition in ENDED:
+                    return self._condition
+                time.sleep(POLL_S)
+        finally:
+            for end in self._pod_ended.values():
+                end.set()
+            for log in self._logs.values():
+                log.thread.join(timeout=5)
+
+    def _poll(self) -> None:
+        job = self._cluster.job(self._name)
+        pods = self._cluster.pods(job)
+        if self._unreachable:
+            self._emit("job", "the API server answers again")
+            self._unreachable = False
+        condition, message = state(job)
+        if condition != self._condition:
+            self._emit("job", f"{condition}{f': {message}' if message else ''}")
+        for pod in pods:
+            self._follow_pod(pod)
+        for problem in map(str, problems_of(self._cluster, job, pods)):
+            if problem not in self._emitted:
+                self._emitted.add(problem)
+                self._emit("job", problem)
+        self._condition = condition
+
+    def _follow_pod(self, pod: Json) -> None:
+        """Start to follow the containers that have begun."""
+        uid = pod["metadata"]["uid"]
+        end = self._pod_ended.setdefault(uid, threading.Event())
+        for status in container_statuses(pod):
+            container = status["name"]
+            begun = any(key in (status.get("state") or {}) for key in ("running", "terminated"))
+            if begun and (uid, container) not in self._logs and container != INIT_CONTAINER:
+                log = LogFollower(self._cluster, name_of(pod), container, self._emit, end)
+                self._logs[uid, container] = log
+        if (pod.get("status") or {}).get("phase") in ENDED:
             end.set()
-        for follower in followers.values():
-            follower.thread.join(timeout=5)
-
-
-def _follow_pods(
-    cluster: Cluster,
-    pods: list[Json],
-    followers: dict[tuple[str, str], LogFollower],
-    ends: dict[str, threading.Event],
-    emit: Emit,
-) -> None:
-    for pod in pods:
-        uid, name = pod["metadata"]["uid"], pod["metadata"]["name"]
-        status = pod.get("status") or {}
-        end = ends.setdefault(uid, threading.Event())
-        for container in [
-            *(status.get("initContainerStatuses") or []),
-            *(status.get("containerStatuses") or []),
-        ]:
-            begun = any(key in (container.get("state") or {}) for key in ("running", "terminated"))
-            if begun and (uid, container["name"]) not in followers and container["name"] != "init-pytorch":
-                followers[uid, container["name"]] = LogFollower(cluster, name, container["name"], emit, end)
-        if status.get("phase") in ENDED:
-            end.set()
-
-
-def _tell(cluster: Cluster, job: Json, pods: list[Json], emitted: set[str], emit: Emit) -> None:
-    for problem in problems_of(cluster, job, pods):
-        line = sentence(problem)
-        if line not in emitted:
-            emitted.add(line)
-            emit("job", line)
-
-
-def problems_of(cluster: Cluster, job: Json, pods: list[Json]) -> list[PodProblem]:
-    """Why the job does not run, or no longer does; events and Kueue are asked only where they can say it."""
-    held = held_back(job, cluster.workloads(job)) if in_a_queue(job) else []
-    waiting = any((pod.get("status") or {}).get("phase") == "Pending" for pod in pods)
-    names = [job["metadata"]["name"], *(pod["metadata"]["name"] for pod in pods)]
-    return held + problems(pods, cluster.events(names) if waiting else [])
-
-
-def sentence(problem: PodProblem) -> str:
-    """The problem as one line."""
-    return f"{problem.pod}: {problem.text}" + (f" (fix: {problem.fix})" if problem.fix else "")
-
-
-def summary(cluster: Cluster, job: Json) -> Json:
-    """``podtune status``: the condition, each pod, and what is wrong."""
-    pods = cluster.pods(job)
-    names = [job["metadata"]["name"], *(pod["metadata"]["name"] for pod in pods)]
-    condition, message = state(job)
-    events = cluster.events(names)
-    warnings = [event for event in events if event.get("type") == "Warning"]
-    return {
-        "schema": "podtune.status/1",
-        "job": job["metadata"]["name"],
-        "kind": job["kind"],
-        "namespace": cluster.namespace,
-        "condition": condition,
-        "message": message,
-        "started_at": (job.get("status") or {}).get("startTime"),
-        "ended_at": (job.get("status") or {}).get("completionTime"),
-        "pods": [
-            {
-                "name": pod["metadata"]["name"],
-                "phase": phase(pod),
-                "node": (pod.get("spec") or {}).get("nodeName"),
-                "restarts": sum(
-                    int(container.get("restartCount") or 0)
-                    for container in (pod.get("status") or {}).get("containerStatuses") or []
-                ),
-            }
-            for pod in pods
-        ],
-        "problems": [
-            {"pod": problem.pod, "reason": problem.reason, "text": problem.text, "fix": problem.fix}
-            for problem in problems_of(cluster, job, pods)
-        ],
-        "warnings": [" ".join(str(event.get("message")).split())[:300] for event in warnings[-5:]],
-    }
 
 
 def last_lines(cluster: Cluster, job: Json, pod: str, count: int = LAST_LINES) -> list[str]:
-    """The end of a pod's training container's log (all for 0), of the run before if the container has just
-    been started again.
+    """The end of a pod's training container's log (all for 0).
+
+    It is that of the run before if the container has just been started again.
     """
-    container = TRAINING_CONTAINER[job["kind"]]
+    container = JOB_KINDS[job["kind"]].container
     for previous in (False, True):
         try:
             lines = [
@@ -214,8 +157,8 @@ def last_lines(cluster: Cluster, job: Json, pod: str, count: int = LAST_LINES) -
 
 
 def logs_of(name: str, namespace: str = "") -> Iterator[str]:
-    """All lines of all training containers of a job, pod after pod, for ``podtune collect --job``."""
+    """Yield all lines of a job's training containers, pod after pod."""
     cluster = connect(namespace)
     job = cluster.job(name)
     for pod in cluster.pods(job):
-        yield from last_lines(cluster, job, pod["metadata"]["name"], 0)
+        yield from last_lines(cluster, job, name_of(pod), 0)

@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from podtune.cluster.live import submit
-from podtune.cluster.live.client import Cluster, Unreachable
+from podtune.cluster.live.client import Cluster
+from podtune.cluster.live.errors import Unreachable
 from podtune.cluster.live.job_log import JobWatch
-from podtune.run.errors import NO_INPUT, OK, SOFTWARE, UserError
+from podtune.cluster.live.kinds import name_of
+from podtune.run.errors import OK, SOFTWARE, NotFound
 from podtune.run.files import write_whole
+from podtune.run.job_snapshot import JobSnapshot
 from podtune.run.record import METRICS_FILE, RUN_FILE, write_json
 
 Json = dict[str, Any]
@@ -34,7 +37,7 @@ class Release:
     ) -> None:
         self._cluster, self._folder, self._say = cluster, folder, say
         self._written, self._said = 0, set[str]()
-        self._name = documents[-1]["metadata"]["name"]
+        self._name = name_of(documents[-1])
         if not exists(cluster, documents):
             submit.create(cluster, documents)
         self._watch = JobWatch(cluster, self._name)
@@ -46,41 +49,39 @@ class Release:
         """
         time.sleep(wait_s)  # the API is asked again; nothing here can be waited on
         try:
-            story = self._watch.look()
+            job = self._watch.look()
         except Unreachable as error:
             self._tell(error.what)
             return None
-        except UserError as error:
-            if error.code != NO_INPUT:
-                raise
+        except NotFound as error:
             write_whole(self._folder / PROBLEMS_FILE, f"{error.what}\n")
             return SOFTWARE
-        self._copy(story)
-        if story["condition"] == "Failed":
+        self._copy(job)
+        if job.condition == "Failed":
             self._tell(f"podtune delete {self._name}, and the same sweep makes the job again")
-        if not story["ended"]:
+        if not job.ended:
             return None
-        return OK if story["condition"] == "Succeeded" else SOFTWARE
+        return OK if job.condition == "Succeeded" else SOFTWARE
 
     def end(self) -> None:
         """Delete the job; its pods have their grace time to save. Its volumes stay."""
         job = self._cluster.job(self._name)
-        parts, _ = submit.parts_of(self._cluster, job, volumes=False)
-        submit.delete(self._cluster, job, parts)
+        parts = submit.parts_of(self._cluster, job, volumes=False)
+        submit.delete(self._cluster, job, parts.own)
 
     def leave(self) -> None:
         """Leave it running; the same sweep comes back to it."""
 
-    def _copy(self, story: Json) -> None:
-        entries = [entry for split in story["entries"].values() for entry in split]
+    def _copy(self, job: JobSnapshot) -> None:
+        entries = [entry for split in job.entries.values() for entry in split]
         if len(entries) != self._written:
             self._written = len(entries)
             lines = [json.dumps(entry) for entry in sorted(entries, key=lambda entry: entry["step"])]
             write_whole(self._folder / METRICS_FILE, "".join(f"{line}\n" for line in lines))
-        if story["records"]:
-            write_json(self._folder / RUN_FILE, story["records"][-1])
-        problems = story["problems"] or ([story["message"]] if story["condition"] == "Failed" else [])
-        for line in [*problems, story["silent"]]:
+        if job.records:
+            write_json(self._folder / RUN_FILE, job.records[-1])
+        problems = job.problems or ([job.message] if job.condition == "Failed" else [])
+        for line in [*problems, job.unreachable]:
             self._tell(line)
         if problems:
             write_whole(self._folder / PROBLEMS_FILE, "".join(f"{line}\n" for line in problems))
@@ -93,5 +94,4 @@ class Release:
 
 def exists(cluster: Cluster, documents: list[Json]) -> bool:
     """True if the job of ``documents`` is there already."""
-    job = documents[-1]
-    return cluster.get(cluster.path(job, name=job["metadata"]["name"])) is not None
+    return cluster.exists(documents[-1])

@@ -1,21 +1,15 @@
-"""Submitting and deleting: everything is asked before anything is created, and what a failure leaves is taken
-back.
-"""
+"""Submitting and deleting: asked before anything is created, and taken back where something fails."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
-from podtune.cluster.live.client import JOB_KINDS, MANAGER, Cluster, Refused
-from podtune.run.errors import (
-    NO_PERMISSION,
-    ConfigError,
-    NoPermission,
-    NotFound,
-    Unavailable,
-    UserError,
-)
+from podtune.cluster.live.client import MANAGER, Cluster
+from podtune.cluster.live.errors import Refused
+from podtune.cluster.live.kinds import JOB_KINDS, name_of
+from podtune.run.errors import ConfigError, NoPermission, NotFound, Unavailable, UserError
 
 Json = dict[str, Any]
 
@@ -51,8 +45,7 @@ def installable(documents: list[Json]) -> list[Json]:
 
 
 def check(cluster: Cluster, documents: list[Json]) -> list[str]:
-    """Everything that can be known before creating: operator, permissions, namespace, references, and a
-    server-side dry run.
+    """Ask everything before creating: operator, permissions, references, and a server-side dry run.
 
     Returns notes about what could not be looked at.
 
@@ -68,30 +61,25 @@ def check(cluster: Cluster, documents: list[Json]) -> list[str]:
         )
     _check_permissions(cluster, documents)
     notes = list(_check_references(cluster, documents))
-    path = cluster.path(job, name=job["metadata"]["name"])
-    if cluster.get(path) is not None:
+    if cluster.exists(job):
         raise ConfigError(
-            f"the job {job['metadata']['name']!r} exists already in {cluster.namespace}",
+            f"the job {name_of(job)!r} exists already in {cluster.namespace}",
             where=job["kind"],
-            fix=f"podtune delete {job['metadata']['name']}, or submit under another --name",
+            fix=f"podtune delete {name_of(job)}, or submit under another --name",
         )
     for document in documents:
-        if document is job:
-            cluster.create(document, dry_run=True)
-        else:
-            cluster.apply(document, dry_run=True)
+        cluster.put(document, dry_run=True)
     return notes
 
 
 def _check_permissions(cluster: Cluster, documents: list[Json]) -> None:
-    kinds = {document["kind"]: document for document in documents}
-    wanted = [
-        (verb, document)
-        for document in kinds.values()
-        for verb in ("create", "patch")
-        if not (verb == "patch" and document["kind"] in JOB_KINDS)
+    versions = {document["kind"]: document["apiVersion"] for document in documents}
+    refused = [
+        f"{verb} {kind}"
+        for kind, version in versions.items()
+        for verb in (("create",) if kind in JOB_KINDS else ("create", "patch"))
+        if not cluster.may(verb, version, kind)
     ]
-    refused = [f"{verb} {document['kind']}" for verb, document in wanted if not cluster.may(verb, document)]
     if refused:
         raise NoPermission(
             f"you may not {', '.join(refused)} in the namespace {cluster.namespace}",
@@ -101,20 +89,18 @@ def _check_permissions(cluster: Cluster, documents: list[Json]) -> None:
 
 
 def _check_references(cluster: Cluster, documents: list[Json]) -> Iterator[str]:
-    """Secrets, ConfigMaps and claims that the pods name and that are not among the documents; yields what may
-    not be read.
+    """Look for Secrets, ConfigMaps and claims that the pods name and that are not among the documents.
+
+    Yields those that may not be read.
     """
-    own = {(document["kind"], document["metadata"]["name"]) for document in documents}
+    own = {(document["kind"], name_of(document)) for document in documents}
     for kind, name in sorted(set(references(documents)) - own):
-        document = {"apiVersion": "v1", "kind": kind, "metadata": {"name": name}}
         try:
-            target = cluster.get(cluster.path(document, name=name))
-        except UserError as error:
-            if error.code != NO_PERMISSION:
-                raise
+            found = cluster.get(cluster.path("v1", kind, name))
+        except NoPermission:
             yield f"the {kind} {name} may not be read by you; it has to exist"
             continue
-        if target is None:
+        if found is None:
             raise NotFound(
                 f"the {kind} {name!r} does not exist in the namespace {cluster.namespace}",
                 where="pods",
@@ -165,16 +151,12 @@ def _mappings(node: Any) -> Iterator[Json]:
 
 
 def create(cluster: Cluster, documents: list[Json]) -> list[str]:
-    """Create everything, the job last; returns ``Kind/name`` of each. If one fails, what was new is taken
-    back.
-    """
-    made: list[Json] = []
+    """Create everything, the job last; ``Kind/name`` of each. If one fails, the new ones are deleted."""
     new: list[Json] = []
     try:
         for document in documents:
-            existed = cluster.get(cluster.path(document, name=document["metadata"]["name"])) is not None
-            cluster.create(document) if document["kind"] in JOB_KINDS else cluster.apply(document)
-            made.append(document)
+            existed = cluster.exists(document)
+            cluster.put(document)
             if not existed:
                 new.append(document)
     except UserError as error:
@@ -185,7 +167,7 @@ def create(cluster: Cluster, documents: list[Json]) -> list[str]:
             else "; what had been created is removed again"
         )
         raise UserError(error.what + rest, where=error.where, fix=error.fix, code=error.code) from error
-    return [f"{document['kind']}/{document['metadata']['name']}" for document in made]
+    return [f"{document['kind']}/{name_of(document)}" for document in documents]
 
 
 def _taken_back(cluster: Cluster, documents: list[Json]) -> list[str]:
@@ -194,21 +176,28 @@ def _taken_back(cluster: Cluster, documents: list[Json]) -> list[str]:
         try:
             cluster.delete(document)
         except UserError:
-            left.append(f"{document['kind'].lower()}/{document['metadata']['name']}")
+            left.append(f"{document['kind'].lower()}/{name_of(document)}")
     return left
 
 
-def parts_of(cluster: Cluster, job: Json, *, volumes: bool) -> tuple[list[Json], list[str]]:
-    """What was submitted with the job, the claims only if ``volumes``: the documents that are podtune's own,
-    and ``kind/name`` of those that only carry its labels.
+@dataclass(frozen=True)
+class JobParts:
+    """Objects that carry a job's labels."""
+
+    own: list[Json]  # submitted by podtune with the job
+    others: list[str]  # kind/name of those that only carry the labels
+
+
+def parts_of(cluster: Cluster, job: Json, *, volumes: bool) -> JobParts:
+    """Find what was submitted with the job, the claims only if ``volumes``.
 
     Labels are what the author of a job wrote, so they are not enough: an object is podtune's if it has the
     job's name too, or one that begins with it, and podtune among the managers of its fields.
 
     Raises:
-        UserError: the job is Helm's.
+        ConfigError: the job is Helm's.
     """
-    name, metadata = job["metadata"]["name"], job["metadata"]
+    name, metadata = name_of(job), job["metadata"]
     if release := (metadata.get("annotations") or {}).get("meta.helm.sh/release-name"):
         raise ConfigError(
             f"the job {name!r} belongs to the Helm release {release!r}",
@@ -218,28 +207,24 @@ def parts_of(cluster: Cluster, job: Json, *, volumes: bool) -> tuple[list[Json],
     selector = f"{INSTANCE}={name}"
     if application := (metadata.get("labels") or {}).get(APPLICATION):
         selector += f",{APPLICATION}={application}"
-    query = [("labelSelector", selector)]
-    own: list[Json] = []
-    others: list[str] = []
+    parts = JobParts([], [])
     for version, kind in [*PARTS, *([("v1", "PersistentVolumeClaim")] if volumes else [])]:
         try:
-            listing = cluster.get(cluster.path({"apiVersion": version, "kind": kind}), query) or {}
+            items = cluster.items(cluster.path(version, kind), selector)
         except Refused:  # a kind that this user has nothing to do with
             continue
-        for item in listing.get("items", []):
-            part = item["metadata"]["name"]
+        for item in items:
+            part = name_of(item)
             managers = {entry.get("manager") for entry in item["metadata"].get("managedFields") or []}
             if MANAGER in managers and (part == name or part.startswith(f"{name}-")):
-                own.append({"apiVersion": version, "kind": kind, "metadata": {"name": part}})
+                parts.own.append({"apiVersion": version, "kind": kind, "metadata": {"name": part}})
             else:
-                others.append(f"{kind.lower()}/{part}")
-    return own, others
+                parts.others.append(f"{kind.lower()}/{part}")
+    return parts
 
 
 def delete(cluster: Cluster, job: Json, parts: list[Json]) -> list[str]:
     """Delete the job, then what was submitted with it. Returns ``Kind/name`` of each that was there."""
     return [
-        f"{document['kind']}/{document['metadata']['name']}"
-        for document in (job, *parts)
-        if cluster.delete(document)
+        f"{document['kind']}/{name_of(document)}" for document in (job, *parts) if cluster.delete(document)
     ]

@@ -1,18 +1,17 @@
-"""A run as its job in a cluster tells it (podtune.cluster.live.job_log), in the shape of a run's folder. No
-torch.
-"""
+"""A run as its job in a cluster tells it, in the shape of a run's folder. No torch."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 
 from podtune.report.runs.runs import Run, timestamp
 from podtune.report.runs.watch import View, machine_figures
+from podtune.run.job_snapshot import JobSnapshot
 from podtune.run.log_lines import per_pod
 from podtune.run.record import SCHEMA, Json
 
@@ -23,14 +22,14 @@ ENDS = {"Succeeded": "ok", "Failed": "error"}
 class JobRun(Run):
     """A run without a folder: ``path`` is namespace, kind and name of its job."""
 
-    story: Json = field(default_factory=dict)
+    snapshot: JobSnapshot = field(kw_only=True)
 
     @cached_property
     def status(self) -> str:
         """As the record says once the job has ended; before, the job's condition: pending, created, running,
         restarting, suspended.
         """
-        condition = str(self.story["condition"])
+        condition = self.snapshot.condition
         if condition not in ENDS:
             return condition.lower()
         recorded = str(self.record.get("status", "running"))
@@ -47,42 +46,43 @@ class JobRun(Run):
         return 3 * max((later - earlier for earlier, later in pairwise(times)), default=math.inf)
 
 
-def job_runs(story: Json) -> list[JobRun]:
+def job_runs(snapshot: JobSnapshot) -> list[JobRun]:
     """Runs of a job: one, or of a benchmark one for each record printed, and itself until it ends."""
-    records = story["records"]
-    if story["declared"].get("mode") == "benchmark":
-        cells = [
-            _run({**story, "condition": "Succeeded"}, record, str(record.get("name"))) for record in records
-        ]
-        return cells + ([] if story["ended"] and cells else [_run(story, _known(story))])
-    return [_run(story, records[-1] if records else _known(story))]
+    records = snapshot.records
+    if snapshot.declared.get("mode") == "benchmark":
+        succeeded = replace(snapshot, condition="Succeeded")
+        cells = [_run(succeeded, record, str(record.get("name"))) for record in records]
+        return cells + ([] if snapshot.ended and cells else [_run(snapshot, _known(snapshot))])
+    return [_run(snapshot, records[-1] if records else _known(snapshot))]
 
 
-def _run(story: Json, record: Json, name: str = "") -> JobRun:
-    path = Path(story["namespace"], story["kind"], story["name"])
-    return JobRun(path, record, name or story["name"], story["entries"], story=story)
+def _run(snapshot: JobSnapshot, record: Json, name: str = "") -> JobRun:
+    path = Path(snapshot.namespace, snapshot.kind, snapshot.name)
+    return JobRun(path, record, name or snapshot.name, snapshot.entries, snapshot=snapshot)
 
 
-def _known(story: Json) -> Json:
+def _known(snapshot: JobSnapshot) -> Json:
     """Describe a run without its record, from the manifest and its first log line."""
-    head = {key: story["head"][key] for key in ("strategy", "world_size", "nnodes") if key in story["head"]}
-    reason = "; ".join(story["problems"]) or story["message"] if story["condition"] == "Failed" else ""
+    head: Json = {
+        key: snapshot.head[key] for key in ("strategy", "world_size", "nnodes") if key in snapshot.head
+    }
+    reason = "; ".join(snapshot.problems) or snapshot.message if snapshot.condition == "Failed" else ""
     return {
         "schema": SCHEMA,
-        "started_at": story["started_at"],
-        "ended_at": story["ended_at"],
+        "started_at": snapshot.started_at,
+        "ended_at": snapshot.ended_at,
         "reason": reason,
-        "config": {"max_steps": story["max_steps"]},
+        "config": {"max_steps": snapshot.max_steps},
         "measurements": {},
-        **story["declared"],
+        **snapshot.declared,
         **head,
     }
 
 
 class JobView(View):
-    """A job while it goes on; ``look`` gives its story as it stands."""
+    """A job while it goes on; ``look`` gives it as it stands."""
 
-    def __init__(self, look: Callable[[], Json]) -> None:
+    def __init__(self, look: Callable[[], JobSnapshot]) -> None:
         self._look = look
         super().__init__(self._now())
 
@@ -94,38 +94,37 @@ class JobView(View):
         self.run = self._now()
 
     @property
-    def story(self) -> Json:
+    def snapshot(self) -> JobSnapshot:
         assert isinstance(self.run, JobRun)
-        return self.run.story
+        return self.run.snapshot
 
     @property
     def over(self) -> bool:
         """True once the job has ended."""
-        return bool(self.story["ended"])
+        return self.snapshot.ended
 
     def machines(self) -> list[tuple[str, Json]]:
         """Each pod that exists, with what its log line says of its machine."""
         system = machine_figures(self.run)
         use = per_pod(system, int(self.run.record.get("nproc_per_node") or 1)) if system else []
-        return list(zip((pod["name"] for pod in self.story["pods"]), use, strict=False))
+        return list(zip((pod.name for pod in self.snapshot.pods), use, strict=False))
 
     def facts(self, *, spark_width: int) -> list[tuple[str, str]]:
         """The run's, and its pods' phases."""
         pods = [
-            f"{pod['name']} {pod['phase']}"
-            + (f" ({pod['restarts']} restart{'s' if pod['restarts'] > 1 else ''})" if pod["restarts"] else "")
-            for pod in self.story["pods"]
+            f"{pod.name} {pod.phase}"
+            + (f" ({pod.restarts} restart{'s' if pod.restarts > 1 else ''})" if pod.restarts else "")
+            for pod in self.snapshot.pods
         ]
         facts = [*super().facts(spark_width=spark_width), ("pods", ", ".join(pods) or "none")]
         return (
             facts
-            if self.run.entries or not self.story["last_line"]
-            else [*facts, ("log", self.story["last_line"].strip())]
+            if self.run.entries or not self.snapshot.last_line
+            else [*facts, ("log", self.snapshot.last_line.strip())]
         )
 
     def warnings(self) -> list[str]:
         """The run's, what is wrong with its pods, and an API server that does not answer."""
-        silent = (
-            [f"{self.story['silent']}; trying again, this is how it stood"] if self.story["silent"] else []
-        )
-        return [*silent, *self.story["problems"], *super().warnings()]
+        silent = self.snapshot.unreachable
+        stale = [f"{silent}; trying again, this is how it stood"] if silent else []
+        return [*stale, *self.snapshot.problems, *super().warnings()]

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from podtune.run.errors import ConfigError, DataError, UsageError
 from podtune.sft.data.batching import row_lengths
 from podtune.sft.data.encode import IGNORED
-from podtune.sft.data.source import Sources, load_split
+from podtune.sft.data.load import load_split
+from podtune.sft.data.source import Sources
 from podtune.sft.data.stream import BUFFER, TokenStream
-from podtune.sft.data.tokenise import tokenised
+from podtune.sft.data.tokenise import Tokenised, tokenised, tokenised_source
 from podtune.sft.data.tokenizer import TokenizeOptions, tokenizer_hash
 
 if TYPE_CHECKING:
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RowOptions:
-    """What a configuration makes of its rows; the names are SFTConfig's and RunArguments'.
+    """Options of a run's rows; the names are SFTConfig's and RunArguments'.
 
     Attributes:
         tokens: of the training set.
@@ -48,20 +50,52 @@ class RowOptions:
 
 
 @dataclass(frozen=True)
-class TokenRows:
-    """Token rows (``input_ids``, ``labels``) to train and evaluate on, the raw eval rows, and facts for the
-    record.
+class DatasetInfo:
+    """The data of a run for its record: the fields are the keys of ``data`` in run.json.
+
+    Attributes:
+        path: the data set's name, or those of a mixture.
+        tokenizer: hash of its vocabulary, rules, special tokens and chat template.
+        fingerprint: of the training rows, or of a stream's files.
+        streamed: True of a stream, whose rows nobody counts.
+        rows: training rows, before packing.
+        tokens: their tokens, after packing.
+        trained_tokens: those with a label.
+        truncated_rows: rows longer than ``max_length``.
+        tokens_xxh3_128: hash of the token ids as they lie in the cache.
     """
+
+    path: str | list[str]
+    tokenizer: str
+    streamed: bool | None = None
+    rows: int | None = None
+    fingerprint: str = ""
+    tokens: int | None = None
+    trained_tokens: int | None = None
+    truncated_rows: int | None = None
+    tokens_xxh3_128: str | None = None
+    eval_rows: int | None = None
+    eval_fingerprint: str | None = None
+    eval_tokens: int | None = None
+
+    def to_json(self) -> dict[str, str | int | list[str]]:
+        """The fields that are known."""
+        return {key: value for key, value in vars(self).items() if value is not None}
+
+
+@dataclass(frozen=True)
+class TokenRows:
+    """Token rows (``input_ids``, ``labels``) to train and evaluate on, and the raw evaluation rows."""
 
     train: Dataset | TokenStream
     eval: Dataset | None
     eval_rows: Dataset | None
-    facts: dict[str, Any]
+    info: DatasetInfo
     warnings: tuple[str, ...]
 
     @property
     def count(self) -> int | None:
-        """Training rows; None of a stream, whose rows nobody counts."""
+        """Training rows; None of a stream."""
         return None if isinstance(self.train, TokenStream) else len(self.train)
 
     def lengths(self, longest: int) -> list[int]:
@@ -69,22 +103,62 @@ class TokenRows:
         return [longest] if isinstance(self.train, TokenStream) else row_lengths(self.train)
 
     def dataset(self, position: int) -> Dataset | IterableDataset:
-        """What the trainer takes. A stream begins behind ``position`` rows, a set at its first."""
+        """The trainer's data set: a stream from behind ``position`` rows on, a set from its first."""
         return self.train.dataset(position) if isinstance(self.train, TokenStream) else self.train
 
 
 def token_rows(
     sources: Sources, tokenizer: PreTrainedTokenizerBase, options: RowOptions, *, vocabulary: int
 ) -> TokenRows:
-    """Load, tokenise and (if asked) pack. The result is the same on every rank; the first one fills the
-    cache.
+    """Load, tokenise and (if asked) pack; the result is the same on every rank.
 
-    ``vocabulary`` is the number of rows of the model's embedding.
+    ``vocabulary`` is the number of rows of the model's embedding. The first rank to come fills the cache.
 
     Raises:
-        UserError: no row would be trained, or there is nothing to evaluate on although evaluation is asked
-        for.
+        UserError: no row would be trained, or evaluation is asked for and there is nothing to evaluate on.
     """
+    raw, raw_eval = _raw(sources, options)
+    name = sources.train.name or [str(entry["path"]) for entry in sources.train.mixture]
+    info = DatasetInfo(name, tokenizer_hash(tokenizer)[:12])
+    rows: Dataset | TokenStream
+    if sources.streaming:
+        rows, info, warnings = _stream(sources, tokenizer, options, vocabulary, info)
+    elif raw is None:
+        made = tokenised_source(
+            sources.train, tokenizer, options.tokens, vocabulary=vocabulary, cache_dir=sources.cache_dir
+        )
+        rows, info, warnings = _training_set(made, options, info)
+    else:
+        made = tokenised(
+            raw, sources.train, tokenizer, options.tokens, vocabulary=vocabulary, cache_dir=sources.cache_dir
+        )
+        rows, info, warnings = _training_set(made, options, info)
+    if sources.train.path is not None and sources.train.config:
+        warnings.append("dataset_config has no effect: the rows are local files")
+    if raw_eval is None:
+        return TokenRows(rows, None, None, info, tuple(warnings))
+    scored = tokenised(
+        raw_eval,
+        sources.evaluation or sources.train,
+        tokenizer,
+        options.eval_tokens,
+        vocabulary=vocabulary,
+        cache_dir=sources.cache_dir,
+    )
+    info = dataclasses.replace(
+        info,
+        eval_rows=len(scored.dataset),
+        eval_fingerprint=scored.stats.fingerprint,
+        eval_tokens=scored.stats.tokens,
+    )
+    evaluation = scored.dataset
+    if options.eval_packing:
+        evaluation = pack(evaluation, options.max_length, options.eval_packing, None)
+    return TokenRows(rows, filled(evaluation, options.eval_multiple), raw_eval, info, tuple(warnings))
+
+
+def _raw(sources: Sources, options: RowOptions) -> tuple[Dataset | None, Dataset | None]:
+    """Training rows if a part of them is held out, else None, and evaluation rows if there are any."""
     held_out = sources.evaluation
     raw, raw_eval = None, load_split(held_out) if held_out is not None else None
     if not sources.streaming and held_out is None and (size := options.eval_split_size):
@@ -97,80 +171,43 @@ def token_rows(
         )
     if raw_eval is not None and options.max_eval_rows:
         raw_eval = raw_eval.select(range(min(options.max_eval_rows, len(raw_eval))))
-    rows: Dataset | TokenStream
-    if sources.streaming:
-        rows, facts, warnings = _stream(sources, tokenizer, options, vocabulary)
-    else:
-        rows, facts, warnings = _training_set(raw, sources, tokenizer, options, vocabulary)
-    if sources.train.path is not None and sources.train.config:
-        warnings.append("dataset_config has no effect: the rows are local files")
-    facts = {
-        "path": sources.train.name or [entry["path"] for entry in sources.train.mixture],
-        "tokenizer": tokenizer_hash(tokenizer)[:12],  # vocabulary, rules, special tokens, chat template
-    } | facts
-    evaluation = None
-    if raw_eval is not None:
-        scored = tokenised(
-            raw_eval,
-            held_out or sources.train,
-            tokenizer,
-            options.eval_tokens,
-            vocabulary=vocabulary,
-            cache_dir=sources.cache_dir,
-        )
-        evaluation = scored.dataset
-        facts |= {
-            "eval_rows": len(evaluation),
-            "eval_fingerprint": scored.stats.fingerprint,
-            "eval_tokens": scored.stats.tokens,
-        }
-        if options.eval_packing:
-            evaluation = pack(evaluation, options.max_length, options.eval_packing, None)
-        evaluation = filled(evaluation, options.eval_multiple)
-    return TokenRows(rows, evaluation, raw_eval, facts, tuple(warnings))
+    return raw, raw_eval
 
 
 def _training_set(
-    raw: Dataset | None,
+    made: Tokenised, options: RowOptions, info: DatasetInfo
+) -> tuple[Dataset, DatasetInfo, list[str]]:
+    warnings, rows = list(made.warnings), made.dataset
+    if len(rows) == 0:
+        raise DataError(
+            f"none of the {made.stats.rows} rows has a token to train",
+            where="dataset_name",
+            fix="podtune data inspect shows why",
+        )
+    info = dataclasses.replace(
+        info,
+        rows=len(rows),
+        fingerprint=made.stats.fingerprint,
+        tokens=made.stats.tokens,
+        trained_tokens=made.stats.trained_tokens,
+        truncated_rows=made.stats.rows_truncated,
+        tokens_xxh3_128=made.digest or None,
+    )
+    if options.packing:
+        warnings += cut_by_packing(rows, options.max_length, options.packing)
+        rows = pack(rows, options.max_length, options.packing, options.seed if options.shuffle else None)
+        left = packed_tokens(rows)  # bfd cuts long rows
+        info = dataclasses.replace(info, tokens=left["tokens"], trained_tokens=left["trained_tokens"])
+    return rows.shuffle(seed=options.seed) if options.shuffle else rows, info, warnings
+
+
+def _stream(
     sources: Sources,
     tokenizer: PreTrainedTokenizerBase,
     options: RowOptions,
     vocabulary: int,
-) -> tuple[Dataset, dict[str, Any], list[str]]:
-    train = tokenised(
-        raw,
-        sources.train,
-        tokenizer,
-        options.tokens,
-        vocabulary=vocabulary,
-        cache_dir=sources.cache_dir,
-    )
-    warnings, rows = list(train.warnings), train.dataset
-    if len(rows) == 0:
-        raise DataError(
-            f"none of the {train.stats.rows} rows has a token to train",
-            where="dataset_name",
-            fix="podtune data inspect shows why",
-        )
-    facts: dict[str, Any] = {
-        "rows": len(rows),
-        "fingerprint": train.stats.fingerprint,
-        "tokens": train.stats.tokens,
-        "trained_tokens": train.stats.trained_tokens,
-        "truncated_rows": train.stats.rows_truncated,
-    }
-    if train.digest:
-        facts["tokens_xxh3_128"] = train.digest  # of the token ids as they lie in the cache
-    if options.packing:
-        warnings += cut_by_packing(rows, options.max_length, options.packing)
-        rows = pack(rows, options.max_length, options.packing, options.seed if options.shuffle else None)
-        facts |= packed_tokens(rows)  # bfd cuts long rows
-    return rows.shuffle(seed=options.seed) if options.shuffle else rows, facts, warnings
-
-
-def _stream(
-    sources: Sources, tokenizer: PreTrainedTokenizerBase, options: RowOptions, vocabulary: int
-) -> tuple[TokenStream, dict[str, Any], list[str]]:
+    info: DatasetInfo,
+) -> tuple[TokenStream, DatasetInfo, list[str]]:
     seed = options.seed if options.shuffle else None
     stream = TokenStream(sources.train, tokenizer, options.tokens, vocabulary=vocabulary, seed=seed)
     warnings = list(stream.warnings)
@@ -179,7 +216,7 @@ def _stream(
             f"{sources.streaming}: the rows are trained in their order; shuffle_dataset shuffles them within "
             f"{BUFFER:,} rows"
         )
-    return stream, {"streamed": True, "fingerprint": stream.fingerprint}, warnings
+    return stream, dataclasses.replace(info, streamed=True, fingerprint=stream.fingerprint), warnings
 
 
 def split_off(rows: Dataset, size: float, seed: int) -> tuple[Dataset, Dataset]:
@@ -244,9 +281,7 @@ def packed_tokens(dataset: Dataset) -> dict[str, int]:
 
 
 def cut_by_packing(dataset: Dataset, max_length: int, strategy: str) -> list[str]:
-    """A warning if packing will cut rows: ``bfd`` throws away what is beyond ``max_length``, the others carry
-    it over.
-    """
+    """A warning if packing cuts rows: ``bfd`` drops the tokens beyond ``max_length``."""
     import pyarrow.compute as pc
 
     rows = dataset.with_format("arrow")

@@ -1,10 +1,8 @@
-"""The shapes of training rows: which columns make which task, and what is wrong with a cell. Needs no torch,
-no pyarrow.
-"""
+"""The shapes of training rows: columns and their task, checked cell by cell. Needs no torch, no pyarrow."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -23,7 +21,7 @@ UNDERSTOOD = """messages (or conversations): a list of {role, content}
 
 @dataclass(frozen=True)
 class RowShape:
-    """What the rows of a data set are.
+    """The task that the columns of a data set make.
 
     Attributes:
         name: the task.
@@ -39,6 +37,28 @@ class RowShape:
     def conversational(self) -> bool:
         """True if the rows are lists of messages, which need a chat template."""
         return self.cell == "messages"
+
+
+@dataclass(frozen=True)
+class NotText:
+    """A cell that stands for text that cannot be decoded; ``problem`` says why ("is not UTF-8 ...")."""
+
+    problem: str
+
+
+def known_columns(text_field: str) -> set[str]:
+    """The columns that can be trained, or that tell one shape from another."""
+    shapes = (
+        "prompt",
+        "completion",
+        "messages",
+        "conversations",
+        "question",
+        "answer",
+        "input_ids",
+        "labels",
+    )
+    return {*shapes, text_field}
 
 
 def detect(first: Mapping[str, Any], where: str, text_field: str = "text") -> RowShape:
@@ -91,9 +111,11 @@ def _kind(value: Any) -> Cell:
 
 
 def cell_problem(value: Any, cell: Cell) -> str | None:
-    """What is wrong with ``value`` as a ``cell``, as the rest of a sentence ("is null"), or None."""
+    """The problem with ``value`` as a ``cell``, as the rest of a sentence ("is null"), or None."""
     if value is None:
         return "is null"
+    if isinstance(value, NotText):
+        return value.problem
     if cell == "text":
         return None if isinstance(value, str) else f"holds {_type(value)} instead of text: {_short(value)}"
     if not isinstance(value, list):
@@ -157,26 +179,16 @@ def as_messages(value: Sequence[dict[str, Any]]) -> Messages:
     return [{renamed.get(key, key): item for key, item in message.items()} for message in value]
 
 
-def check_rows(
-    rows: Iterable[tuple[int, Mapping[str, Any]]], shape: RowShape, where: str, unit: str = "row"
-) -> None:
-    """Check the cells of numbered rows.
-
-    Raises:
-        UserError: the first null or wrong-typed cell, by row (counted from 1) and column.
-    """
-    for number, row in rows:
-        for column in shape.columns:
-            if column not in row:
-                named = ", ".join(map(str, row)) or "none"
-                raise bad_cell(where, f"{unit} {number}", column, f"is missing (the row has: {named})")
-            problem = cell_problem(row[column], shape.cell)
-            if problem:
-                raise bad_cell(where, f"{unit} {number}", column, problem)
+def check_cells(row: Mapping[str, Any], shape: RowShape, where: str) -> None:
+    """Raise :class:`UserError` for the first cell of ``row`` that is missing, null or of another type."""
+    for column in shape.columns:
+        problem = f"is missing (the row has: {', '.join(map(str, row)) or 'none'})"
+        if column in row:
+            problem = cell_problem(row[column], shape.cell) or ""
+        if problem:
+            raise bad_cell(where, column, problem)
 
 
-def bad_cell(where: str, place: str, column: str, problem: str) -> UserError:
-    """The error for one cell; ``place`` is "row 3" or "line 3"."""
-    return DataError(
-        f"column '{column}' {problem}", where=f"{where}, {place}", fix="correct the row or remove it"
-    )
+def bad_cell(where: str, column: str, problem: str) -> UserError:
+    """The error for one cell of the row ``where``."""
+    return DataError(f"column '{column}' {problem}", where=where, fix="correct the row or remove it")

@@ -1,33 +1,29 @@
-"""Where training rows come from: a file, a folder, a hub name, a mixture. Checked without torch, then loaded.
+"""The source of training rows: a file, a folder, a hub name or a mixture; found and checked without torch.
 
-The names are those of TRL's ScriptArguments and DatasetMixtureConfig.
+The names are those of TRL's ScriptArguments and DatasetMixtureConfig. What is found is read by load.py.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
-import json
 import time
-import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from podtune.run.errors import ConfigError, DataError, UsageError
+from podtune.run.errors import ConfigError, DataError, UsageError, UserError
 from podtune.sft.data import files
 from podtune.sft.data.cache import default_folder_if_usable
-from podtune.sft.data.known import Memory
-from podtune.sft.data.shapes import RowShape, bad_cell, cell_problem, check_rows, detect
+from podtune.sft.data.readers import COLUMNAR, rows
+from podtune.sft.data.shapes import RowShape, check_cells, detect, known_columns
+from podtune.sft.data.stamps import FileStampCache
 from podtune.sft.source import hub, object_store
-
-if TYPE_CHECKING:
-    from datasets import Dataset
 
 # a check of a huge set stops here; what it did not reach is checked while it is tokenised
 CHECK_SECONDS = 8.0
-IN_MEMORY_BYTES = 512 * 2**20  # larger files go through the datasets library's memory-mapped cache
 EVALUATES = ("eval_strategy", "eval_on_start", "do_eval", "do_predict", "answer_rows")  # keys that ask for it
 STREAMING = ("dataset_streaming", "streaming")  # TRL's keys for it, of one set and of mixtures
 _EVAL_SPLITS = ("test", "eval", "validation")
@@ -58,6 +54,16 @@ class DataSource:
         """The local file or folder, or None for a hub name and for mixtures."""
         return local_path(self.name) if self.name and not self.mixture else None
 
+    def stamped(self, cache_dir: Path | None, text_field: str) -> FileStampCache:
+        """The fingerprint of the rows as ``cache_dir`` knows it; unknown where not all files are local."""
+        files_of: Iterable[Path] = ()
+        if self.path is not None and cache_dir is not None:
+            with contextlib.suppress(UserError, OSError):  # whoever reads the rows says what is wrong
+                folder = files.find(self.path)
+                every = folder.root.rglob("*") if folder.saved else folder.files(self.split)
+                files_of = sorted(path for path in every if path.is_file())
+        return FileStampCache(cache_dir, files_of, self.split, text_field)
+
     def fetch(self) -> None:
         """Have a copy of what lies in object storage, see :func:`podtune.sft.source.object_store.fetch`."""
         names = [entry.get("path") for entry in self.mixture] if self.mixture else [self.name]
@@ -74,7 +80,7 @@ class DataSource:
 
 @dataclass(frozen=True)
 class Sources:
-    """The training source of a configuration and where its evaluation rows come from; read no file yet.
+    """The sources of training and evaluation rows that a configuration names; no file is read yet.
 
     Attributes:
         train: the training source.
@@ -135,13 +141,12 @@ class Sources:
 
     @functools.cached_property
     def cache_dir(self) -> Path | None:
-        """Where tokenised data lies; None if nobody named a place and the usual one cannot be written."""
+        """The folder of tokenised data; None if none is named and the usual one cannot be written."""
         return Path(self.cache) if self.cache else default_folder_if_usable()
 
     @functools.cached_property
     def evaluation(self) -> DataSource | None:
-        """The rows to evaluate on, or None if there are none or nothing asks for them. Looks at files or the
-        hub, once.
+        """The rows to evaluate on, looked for once; None if there are none or nothing asks for them.
 
         Raises:
             UserError: the configuration names a split that is not there.
@@ -168,22 +173,16 @@ class Sources:
         if self.eval_name:
             self.held_out.fetch()
         for source in (self.train, self.evaluation):
-            if source is not None and not self._is_known(source):
+            known = source and source.stamped(self.cache_dir, self.text_field).read()
+            if source is not None and known is None:
                 check_source(source, text_field=self.text_field)
-
-    def _is_known(self, source: DataSource) -> bool:
-        """True if the rows of ``source`` were tokenised and its files have not changed since."""
-        known = Memory(source, self.cache_dir).read()
-        return known is not None and known.text_field == self.text_field
 
     def __str__(self) -> str:
         return str(self.train)
 
 
 def local_path(name: str) -> Path | None:
-    """``name`` as a path, if it exists or can be nothing else; None if it can be a hub name (``user/set`` or
-    ``set``). Of a URL it is that of the copy.
-    """
+    """``name`` as a path (of a URL: its copy's); None if it can be a hub name, ``user/set`` or ``set``."""
     if object_store.is_url(name):
         return object_store.copy_of(name)
     path = Path(name).expanduser()
@@ -215,22 +214,22 @@ def find_eval_split(source: DataSource) -> DataSource | None:
 
 
 def check_source(source: DataSource, *, text_field: str = "text") -> None:
-    """Answer bad data before anything heavy is imported or a GPU is used: about a second for 100,000 rows.
+    """Find bad data before anything heavy is imported or a GPU is used: a second or two for 100,000 rows.
 
     Raises:
         UserError: code 66 for what is missing or unreadable, 65 for what is in it (file, row, column), 69 for
             a hub that cannot be reached.
     """
+    for entry in source.mixture:
+        _check_mixture_entry(entry, text_field)
     if source.mixture:
-        for entry in source.mixture:
-            _check_mixture_entry(entry, text_field)
         return
     path = source.path
     if path is None:
         hub.check(source.name or "")
         return
     folder = files.find(path)
-    check_files(folder.files(source.split), folder.format, text_field)
+    _check_files(folder.files(source.split), folder.format, text_field)
 
 
 def _check_mixture_entry(entry: dict[str, Any], text_field: str) -> None:
@@ -247,255 +246,20 @@ def _check_mixture_entry(entry: dict[str, Any], text_field: str) -> None:
     )
 
 
-def check_files(paths: Iterable[Path], form: files.Format, text_field: str = "text") -> RowShape:
-    """Check every row of local files, as far as :data:`CHECK_SECONDS` go, and return their shape.
-
-    Raises:
-        UserError: see :func:`check_source`.
-    """
-    end = time.monotonic() + CHECK_SECONDS
+def _check_files(paths: Iterable[Path], form: files.Format, text_field: str) -> None:
+    """Check every row of local files, as far as :data:`CHECK_SECONDS` go."""
+    end_s = time.monotonic() + CHECK_SECONDS
     shape: RowShape | None = None
-    filled = False
-    where = ""
+    path = Path()
     for path in paths:
-        where = str(path)
-        file_shape, has_rows = (_check_rows if form in ("json", "csv") else _check_batches)(
-            path, form, text_field, shape, end
-        )
-        shape, filled = file_shape or shape, filled or has_rows
-    if not filled or shape is None:
-        raise DataError("the data set holds no rows", where=where, fix="give a file with rows in it")
-    return shape
-
-
-def _check_rows(
-    path: Path, form: files.Format, text_field: str, shape: RowShape | None, end: float
-) -> tuple[RowShape | None, bool]:
-    unit = "line" if form == "csv" or ".json" not in path.suffixes else "row"
-    filled = False
-    for number, row in files.rows(path, form):
-        if shape is None:
-            shape = detect(row, f"{path}, {unit} {number}" if form == "json" else str(path), text_field)
-        check_rows([(number, row)], shape, str(path), unit)
-        filled = True
-        if number % 1000 == 0 and time.monotonic() > end:
-            break
-    return shape, filled
-
-
-def _check_batches(
-    path: Path, form: files.Format, text_field: str, shape: RowShape | None, end: float
-) -> tuple[RowShape | None, bool]:
-    names = files.columns_of(path, form)
-    expected = detect(dict.fromkeys(names), str(path), text_field)
-    wanted = [name for name in dict.fromkeys((*expected.columns, text_field)) if name in names]
-    first_row = 1
-    for batch in files.batches(path, form, wanted):
-        if not batch.num_rows:
-            continue
-        if shape is None:
-            shape = detect(dict.fromkeys(names) | _first_row(batch, wanted), str(path), text_field)
-        for column in shape.columns:
-            if column not in names:
-                raise DataError(f"there is no column '{column}'; found {', '.join(names)}", where=str(path))
-            _check_column(batch.column(batch.schema.get_field_index(column)), shape, column, path, first_row)
-        first_row += batch.num_rows
-        if time.monotonic() > end:
-            break
-    return shape, first_row > 1
-
-
-def _first_row(batch: Any, names: list[str]) -> dict[str, Any]:
-    """The cells of the first row, as far as they can be decoded."""
-    try:
-        columns = {name: batch.column(batch.schema.get_field_index(name)) for name in names}
-        return {name: _without_json(column[0].as_py(), column.type) for name, column in columns.items()}
-    except (UnicodeDecodeError, ValueError):
-        return {}
-
-
-def _without_json(value: Any, kind: Any) -> Any:
-    """``value`` of Arrow's type ``kind`` with the parts that are stored as JSON decoded."""
-    import pyarrow as pa
-
-    if value is None:
-        return None
-    if isinstance(kind, pa.BaseExtensionType):
-        return json.loads(value) if isinstance(value, str) else value
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return [_without_json(item, kind.value_type) for item in value]
-    if pa.types.is_struct(kind):
-        return {field.name: _without_json(value[field.name], field.type) for field in kind}
-    return value
-
-
-def _check_column(array: Any, shape: RowShape, column: str, path: Path, first_row: int) -> None:
-    """Text without nulls is checked by Arrow, the rest cell by cell."""
-    import pyarrow as pa
-
-    if (
-        shape.cell == "text"
-        and not array.null_count
-        and (pa.types.is_string(array.type) or pa.types.is_large_string(array.type))
-    ):
-        try:
-            array.validate(full=True)
-            return
-        except pa.ArrowInvalid:
-            pass  # the loop below finds the row
-    stored_as_json = "json" in str(array.type)
-    for offset in range(len(array)):
-        try:
-            problem = cell_problem(
-                _without_json(array[offset].as_py(), array.type) if stored_as_json else array[offset].as_py(),
-                shape.cell,
-            )
-        except UnicodeDecodeError as error:
-            problem = f"is not UTF-8 (byte 0x{error.object[error.start]:02x} at position {error.start + 1})"
-        if problem:
-            raise bad_cell(str(path), f"row {first_row + offset}", column, problem)
-
-
-def load_split(source: DataSource) -> Dataset:
-    """The rows of ``source``.
-
-    Local files are read as they are, without the datasets library's guesses (no dates from text, no missing
-    values from the word "None"). Call :func:`check_source` first: the errors here are the library's for what
-    that did not reach.
-
-    Raises:
-        UserError: as :func:`check_source`.
-    """
-    if source.mixture:
-        return _load_mixture(source)
-    path = source.path
-    if path is None:
-        return hub.load(source.name or "", source.config, source.split)
-    folder = files.find(path)
-    selected = folder.files(source.split)
-    dataset = _load_saved(folder, source) if folder.saved else _load_files(selected, folder.format)
-    dataset = _slice(dataset, source.split)
-    if not len(dataset):
-        raise DataError("the data set holds no rows", where=str(source), fix="give a file with rows in it")
-    return dataset
-
-
-def _load_saved(folder: files.Folder, source: DataSource) -> Dataset:
-    import datasets
-
-    for path in folder.files(source.split):
-        for _ in files.batches(path, "arrow"):
-            """Offsets that point outside of the file end here, not in a crash later."""
-    loaded = datasets.load_from_disk(str(folder.root))
-    if isinstance(loaded, datasets.DatasetDict):
-        chosen = folder.files(source.split)
-        return loaded[next(name for name, paths in folder.splits.items() if paths == chosen)]
-    return loaded
-
-
-def _load_files(paths: tuple[Path, ...], form: files.Format) -> Dataset:
-    import datasets
-    import pyarrow as pa
-
-    if form in ("parquet", "json") and sum(path.stat().st_size for path in paths) > IN_MEMORY_BYTES:
-        return datasets.load_dataset(form, data_files=[str(path) for path in paths], split="train")
-    if form in ("json", "csv"):
-        rows = [row for path in paths for _, row in files.rows(path, form)]
-        return datasets.Dataset(_table_of_rows(rows), fingerprint=uuid.uuid4().hex)
-    tables = [_table(path, form) for path in paths]
-    try:
-        table = pa.concat_tables(
-            [table for table in tables if table.num_rows] or tables[:1], promote_options="default"
-        )
-    except pa.ArrowException as error:
-        raise DataError(
-            f"the files do not have the same columns: {error}",
-            where=f"{paths[0]} ... {paths[-1]}",
-            fix="make the columns equal",
-        ) from None
-    # the library would hash all rows, for caches that a table in memory does not have
-    return datasets.Dataset(table.replace_schema_metadata(None), fingerprint=uuid.uuid4().hex)
-
-
-def _table(path: Path, form: files.Format) -> Any:
-    import pyarrow as pa
-
-    batches = list(files.batches(path, form))
-    return pa.Table.from_batches(batches).replace_schema_metadata(None) if batches else pa.table({})
-
-
-def _table_of_rows(rows: list[files.Row]) -> Any:
-    import pyarrow as pa
-
-    names = dict.fromkeys(name for row in rows for name in row)
-    return pa.table({name: _column([row.get(name) for row in rows]) for name in names})
-
-
-def _column(cells: list[Any]) -> Any:
-    """``cells`` as an Arrow array that gives back exactly them.
-
-    Arrow would fill absent keys with nulls, widen 1 beside 1.5 and refuse mixed types, and a template writes
-    all of that into the prompt. Such a column is kept as JSON, as the datasets library does (``Json``).
-    """
-    import pyarrow as pa
-
-    try:
-        array = pa.array(cells)
-        if not pa.types.is_nested(array.type) or _canonical(array.to_pylist()) == _canonical(cells):
-            return array
-    except (pa.ArrowException, OverflowError):
-        pass
-    texts = [None if cell is None else json.dumps(cell, ensure_ascii=False) for cell in cells]
-    return pa.ExtensionArray.from_storage(pa.json_(), pa.array(texts, pa.string()))
-
-
-def _canonical(cells: list[Any]) -> str:
-    return json.dumps(cells, sort_keys=True)
-
-
-def _slice(dataset: Dataset, split: str) -> Dataset:
-    """``train[:100]``, ``train[10%:20%]``, as in the datasets library."""
-    if "[" not in split:
-        return dataset
-    from datasets import ReadInstruction
-
-    name = split.split("[")[0]
-    try:
-        parts = ReadInstruction.from_spec(split).to_absolute({name: len(dataset)})
-    except (ValueError, AssertionError) as error:
-        raise UsageError(
-            f"not a slice of a split: {error}",
-            where=split,
-            fix="write for example train[:1000] or train[10%:]",
-        ) from None
-    rows = [row for part in parts for row in range(part.from_, part.to)]
-    return dataset.select(rows)
-
-
-def _load_mixture(source: DataSource) -> Dataset:
-    from trl import DatasetMixtureConfig, get_dataset
-
-    entries = [_as_builder(entry) for entry in source.mixture]
-    try:
-        config = DatasetMixtureConfig(datasets=entries)
-        mixed = get_dataset(config)["train"]
-    except (ValueError, TypeError) as error:
-        raise DataError(
-            f"the mixture cannot be made: {error}", where="datasets", fix="see TRL's DatasetMixtureConfig"
-        ) from None
-    if not source.mixture_test_size:
-        return mixed
-    # TRL splits without a seed, so that two ranks, or a run and its resume, would hold out different rows.
-    return mixed.train_test_split(test_size=source.mixture_test_size, seed=source.seed)[source.split]
-
-
-def _as_builder(entry: dict[str, Any]) -> dict[str, Any]:
-    """TRL hands ``path`` to ``load_dataset``, which takes a folder or a hub name but no file."""
-    path = local_path(str(entry["path"]))
-    if path is None or entry.get("data_files") or entry.get("data_dir"):
-        return entry
-    folder = files.find(path)
-    split = entry.get("split") or "train"
-    chosen = [str(file) for file in folder.files(split)]
-    name = split.split("[")[0]
-    return entry | {"path": folder.format, "data_files": {name: chosen}, "split": split}
+        for number, (place, row) in enumerate(rows(path, form, known_columns(text_field))):
+            if shape is None:
+                shape = detect(row, f"{path}, {place}" if form == "json" else str(path), text_field)
+            missing = next((column for column in shape.columns if column not in row), None)
+            if missing and form in COLUMNAR:
+                raise DataError(f"there is no column '{missing}'; found {', '.join(row)}", where=str(path))
+            check_cells(row, shape, f"{path}, {place}")
+            if number % 1000 == 999 and time.monotonic() > end_s:
+                break
+    if shape is None:
+        raise DataError("the data set holds no rows", where=str(path), fix="give a file with rows in it")

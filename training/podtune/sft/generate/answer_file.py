@@ -21,7 +21,7 @@ from podtune.run.errors import (
     NotFound,
     UsageError,
 )
-from podtune.sft.data.files import rows_at
+from podtune.sft.data.readers import rows_at
 from podtune.sft.generate.answers import by_length
 from podtune.sft.model.template import Messages, prompt_and_answer
 

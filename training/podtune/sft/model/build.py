@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from podtune.run.errors import CannotCreate, DataError, UsageError
 from podtune.run.record import write_json
-from podtune.sft.data import files
+from podtune.sft.data.readers import rows_at
 from podtune.sft.model.template import CHAT_TEMPLATE, PAD, SPECIAL_TOKENS, TURN_END
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ def texts(data: Path) -> Iterator[str]:
     """The text of each row of a file, or of the training split of a folder, in file order, whatever shape the
     rows have.
     """
-    for row in files.rows_at(data):
+    for row in rows_at(data):
         yield "\n".join(_strings(row))
 
 

@@ -245,8 +245,8 @@ class FineTune:
         if not self.world.is_main:
             return
         measurements = self.progress.measurements()
-        data = self.rows.facts  # what is streamed is known by what of it was trained
-        length = data["tokens"] // data["rows"] if "rows" in data else tokens // (measurements.samples or 1)
+        info = self.rows.info  # of a stream the mean is known of what was trained
+        length = (info.tokens or 0) // info.rows if info.rows else tokens // (measurements.samples or 1)
         kind = CUDA_PEAK if self.world.device_type == "cuda" else RESIDENT_PEAK_SINCE_START
         self.record["measurements"] = replace(
             measurements,

@@ -1,0 +1,56 @@
+"""Kinds of Kubernetes objects that podtune makes or reads, and their names in paths of the API."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NamedTuple
+
+from podtune.cluster.job import pytorchjob, trainjob
+from podtune.run.errors import UsageError
+
+Json = dict[str, Any]
+
+
+class JobKind(NamedTuple):
+    """A kind of training job: where the API has it, and how its pods are found."""
+
+    version: str  # API group and version
+    plural: str
+    pods_label: str  # its value in a pod is the job's name
+    container: str  # the container that trains
+
+
+JOB_KINDS = {
+    "PyTorchJob": JobKind(
+        "kubeflow.org/v1", "pytorchjobs", f"{pytorchjob.LABEL}job-name", pytorchjob.CONTAINER
+    ),
+    "TrainJob": JobKind(
+        "trainer.kubeflow.org/v1alpha1", "trainjobs", f"{trainjob.LABEL}jobset-name", trainjob.NODE
+    ),
+}
+IRREGULAR_PLURALS = {"NetworkPolicy": "networkpolicies"}
+
+
+def plural_of(kind: str) -> str:
+    """The kind's name in paths of the API."""
+    return IRREGULAR_PLURALS.get(kind, f"{kind.lower()}s")
+
+
+def name_of(document: Json) -> str:
+    """The object's name."""
+    return str(document["metadata"]["name"])
+
+
+def checked_name(name: str, where: str) -> str:
+    """``name``, if Kubernetes could have such an object (RFC 1123): it becomes a part of paths of the API.
+
+    Raises:
+        UsageError: it could not.
+    """
+    if len(name) > 253 or not re.fullmatch(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?", name) or ".." in name:
+        raise UsageError(
+            f"{name!r} is not a name of Kubernetes (lower-case letters, digits, dashes, dots)",
+            where=where,
+            fix="podtune status lists the jobs, kubectl get namespaces the namespaces",
+        )
+    return name
