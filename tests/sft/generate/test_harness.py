@@ -129,7 +129,7 @@ def test_scores_are_those_of_base_and_tuned_model_and_stand_in_record_comparison
     assert choose["base"]["acc"] == pytest.approx(likeliest_share(micro_model, tasks))
     assert choose["tuned"]["acc"] == pytest.approx(likeliest_share(run_dir / "final", tasks))
     assert choose["base"]["acc"] != choose["tuned"]["acc"], "or this shows nothing"
-    assert choose["asked"]["harness"] == harness.version()
+    assert choose["asked"]["harness"] == harness.EvalSettings().for_record()["harness"]
     assert set(kept["scores"]["write"]["tuned"]) == {"exact_match", "exact_match_stderr"}
     assert final_figures(load_run(run_dir))["choose acc"] == choose["tuned"]["acc"]
 
@@ -142,15 +142,15 @@ def test_scores_are_those_of_base_and_tuned_model_and_stand_in_record_comparison
 def test_what_was_asked_in_the_same_way_is_not_asked_again(
     run_dir: Path, tasks: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    score, seen = harness.Harness.score, []
+    score, seen = harness.score, []
 
-    def scored(self: harness.Harness, model: Any, tokenizer: Any, task: str, batch_size: str = "8") -> Any:
+    def scored(model: Any, tokenizer: Any, task: str, **settings: Any) -> Any:
         seen.append(task)
         if len(seen) == 2:
             raise KeyboardInterrupt
-        return score(self, model, tokenizer, task, batch_size)
+        return score(model, tokenizer, task, **settings)
 
-    monkeypatch.setattr(harness.Harness, "score", scored)
+    monkeypatch.setattr(harness, "score", scored)
     words = (run_dir, "--tasks", "choose,write", "--task-folder", tasks, "--limit", 4, "--no-base")
     assert asked(*words).exit_code == 130
     ended = asked(*words, "--json")
@@ -161,7 +161,7 @@ def test_what_was_asked_in_the_same_way_is_not_asked_again(
     assert seen[3:] == ["choose", "write"], "of the base alone"
     assert asked(*words, "--again").exit_code == 0
     assert seen[5:] == ["choose", "write"]
-    monkeypatch.setattr(harness.Harness, "score", score)
+    monkeypatch.setattr(harness, "score", score)
     others = (run_dir, "--tasks", "choose", "--task-folder", tasks, "--limit", 5, "--no-base")
     assert asked(*others).exit_code == 0
     scores = json.loads((run_dir / RUN_FILE).read_text())["measurements"]["tasks"]["scores"]
@@ -192,7 +192,8 @@ def test_a_task_says_how_long_an_answer_may_be(micro_model: Path, tasks: Path) -
         return ids
 
     model.generate = generated
-    harness.Harness(["write"], tasks, harness.Asking(limit=2)).score(model, tokenizer, "write")
+    manager = harness.find_tasks(["write"], tasks)
+    harness.score(model, tokenizer, "write", manager, harness.EvalSettings(limit=2))
     assert max(lengths) <= 3
 
 
@@ -200,7 +201,7 @@ def test_a_task_says_how_long_an_answer_may_be(micro_model: Path, tasks: Path) -
     ("words", "says"),
     [
         (["--tasks", ","], "there is no name in it"),
-        (["--tasks", "choose", "--batch-size", "many"], "no number and not auto"),
+        (["--tasks", "choose", "--batch-size", "many"], "not a number and not auto"),
         (["--tasks", "choose", "--task-folder", "/nowhere"], "no such folder"),
     ],
 )

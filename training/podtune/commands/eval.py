@@ -7,7 +7,7 @@ import json
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -21,8 +21,6 @@ from podtune.run.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from podtune.run.record import Json
     from podtune.sft.source.model import Origin
 
@@ -51,7 +49,7 @@ def eval(
     """Ask a model the tasks of lm-evaluation-harness (pip install 'podtune[eval]').
 
     Of a run its final model is asked, and beside it the one that it started from. The scores are kept in its
-    run.json, so podtune compare and the run's page in Aim have them; a killed evaluation goes on with the
+    run.json, so podtune compare and the run's page in Aim have them; a killed evaluation resumes at the
     task that it was at, and tasks that were asked in the same way are not asked again.
 
     \b
@@ -66,11 +64,11 @@ def eval(
     from podtune.sft.generate import harness
     from podtune.sft.source.model import locate_model
 
-    names = [name for name in map(str.strip, tasks.split(",")) if name]
+    names = list(dict.fromkeys(name for name in map(str.strip, tasks.split(",")) if name))
     if not names:
         raise UsageError("there is no name in it", where="--tasks", fix="--tasks arc_easy")
     if batch_size != "auto" and not batch_size.isdecimal():
-        raise UsageError(f"{batch_size!r} is no number and not auto", where="--batch-size")
+        raise UsageError(f"{batch_size!r} is not a number and not auto", where="--batch-size")
     run_dir = Path(model).expanduser()
     record = read_record(run_dir)
     if record is not None:
@@ -78,25 +76,24 @@ def eval(
     origins = {"tuned" if record else "model": locate_model(resolve_run(model))}
     if record and base:
         origins = {"base": _base(record, run_dir)} | origins
-    models: dict[str, Callable[[], Any]] = {
-        name: partial(load, origin, trust_remote_code) for name, origin in origins.items()
-    }
-    kept = None if record is None or again else Measurements.read(record).tasks
+    settings = harness.EvalSettings(limit, fewshot, chat_template, seed)
+    manager = harness.find_tasks(names, task_folder)
     result = harness.evaluate(
-        harness.Harness(names, task_folder, harness.Asking(limit, fewshot, chat_template, seed)),
-        models,
-        kept,
-        (lambda result: None) if record is None else (lambda result: _keep(run_dir, result)),
-        batch_size=batch_size,
+        names,
+        {column: partial(load, origin, trust_remote_code) for column, origin in origins.items()},
+        partial(harness.score, manager=manager, settings=settings, batch_size=batch_size),
+        settings,
+        earlier=None if record is None or again else Measurements.read(record).tasks,
+        save=(lambda result: None) if record is None else partial(_save, run_dir),
     )
-    typer.echo(json.dumps(result, indent=2) if as_json else printable(table(result, list(models), names)))
+    typer.echo(json.dumps(result, indent=2) if as_json else printable(table(result, list(origins), names)))
     if record is not None:
         with contextlib.redirect_stdout(sys.stderr):
             _show_in_aim(run_dir)
 
 
 def _refuse_a_running_one(run_dir: Path, record: Json) -> None:
-    """Its end would write the record over what is kept here."""
+    """Refuse a run whose end would overwrite the record."""
     from podtune.run.follow import state
 
     if state(run_dir, record)[0] == "running":
@@ -122,8 +119,8 @@ def _base(record: Json, run_dir: Path) -> Origin:
         raise
 
 
-def _keep(run_dir: Path, result: Json) -> None:
-    """Into run.json, as it is by now."""
+def _save(run_dir: Path, result: Json) -> None:
+    """Write ``result`` into run.json as it is by now."""
     from podtune.run.follow import read_record
     from podtune.run.record import RUN_FILE, mapping, now, write_json
 
@@ -136,7 +133,7 @@ def _keep(run_dir: Path, result: Json) -> None:
 
 
 def _show_in_aim(run_dir: Path) -> None:
-    """In the Aim repositories that have the run."""
+    """Update the run in the Aim repositories that have it."""
     from podtune.run.aim.follower import known_repos
     from podtune.run.aim.sync import sync
 
@@ -148,9 +145,7 @@ def _show_in_aim(run_dir: Path) -> None:
 
 
 def table(result: Json, models: list[str], names: list[str]) -> str:
-    """The scores as text: a row for each metric, a column for each model; of a group its own if it has
-    any.
-    """
+    """Format the scores: a row for each metric, a column for each model; of a group its own if it has any."""
     from podtune.report.draw.tables import Column, Table
     from podtune.run.record import mapping
 
@@ -159,7 +154,7 @@ def table(result: Json, models: list[str], names: list[str]) -> str:
     if len(shown) < len(names):  # a group without a score of its own: whatever has one
         shown = [name for name, score in scores.items() if mapping(score).get(models[-1])]
     rows = [
-        [task, metric, *(_figure(scores[task], model, metric) for model in models), scores[task].get("rows")]
+        [task, metric, *(_cell(scores[task], model, metric) for model in models), scores[task].get("rows")]
         for task in shown
         for metric in scores[task].get(models[-1], {})
         if not metric.endswith("_stderr")
@@ -167,7 +162,7 @@ def table(result: Json, models: list[str], names: list[str]) -> str:
     return Table([Column("task"), Column("metric"), *map(Column, models), Column("rows")], rows).text()
 
 
-def _figure(score: Json, model: str, metric: str) -> str | None:
+def _cell(score: Json, model: str, metric: str) -> str | None:
     metrics = score.get(model, {})
     if metric not in metrics:
         return None
