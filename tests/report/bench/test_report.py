@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from podtune.plan.beside import plans
+from podtune.plan.predicted_vs_measured import plans
 from podtune.report.bench.records import fault_of
 from podtune.report.bench.report import report
 from podtune.run.collect import collect, emit_record

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from podtune.commands.data import app
 from podtune.run.errors import UserError
 from podtune.sft.data import inspect
+from podtune.sft.data.inspect_report import text
 from podtune.sft.data.load import load_split
 from podtune.sft.data.source import DataSource
 from podtune.sft.data.tokenise import Tokenised, tokenised
@@ -119,12 +120,12 @@ def test_a_terminal_gets_colour_and_a_file_gets_brackets(model: Path, rows: Path
     assert "[[It is 0. <|im_end|>\n]]" in plain
     assert "\x1b[" not in plain
     shown = inspect.inspect(DataSource(str(rows)), chatml(), TokenizeOptions())
-    assert "\x1b[32mIt is 0. <|im_end|>" in inspect.text(shown, colour=True)
+    assert "\x1b[32mIt is 0. <|im_end|>" in text(shown, colour=True)
 
 
 def test_a_folder_s_training_split_is_shown_unless_asked_otherwise(model: Path, tmp_path: Path) -> None:
-    for name, text in [("train", "a"), ("eval", "b")]:
-        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"text": text}) + "\n")
+    for name, content in [("train", "a"), ("eval", "b")]:
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"text": content}) + "\n")
     assert "a" in report("--data", tmp_path, "--model", model)["examples"][0][0]["text"]
     assert "b" in report("--data", tmp_path, "--model", model, "--split", "eval")["examples"][0][0]["text"]
 
@@ -152,6 +153,29 @@ def test_prepared_rows_are_found_by_training_s_own_call(model: Path, rows: Path,
     )
     assert found.from_cache
     assert str(found.path) == first[0]["path"]
+
+
+def test_a_training_yaml_says_what_is_inspected_and_prepared(model: Path, rows: Path, tmp_path: Path) -> None:
+    config = tmp_path / "sft.yaml"
+    config.write_text(
+        f"model_name_or_path: {model}\ndataset_name: {rows}\noutput_dir: {tmp_path / 'run'}\n"
+        "max_length: 128\nper_device_train_batch_size: 4\nlearning_rate: 1e-4\n"
+    )
+    assert report("--config", config) == report(
+        *("--data", rows, "--model", model, "--max-length", 128, "--per_device_train_batch_size", 4)
+    )
+    packed = report("--config", config, "--packing", "--max_length", 200)
+    assert (packed["max_length"], packed["packing"]["max_length"], packed["truncated"]["rows"]) == (
+        None,
+        200,
+        0,
+    )
+    words = ["prepare", "--config", str(config), "--output", str(tmp_path / "cache"), "--json"]
+    entry = json.loads(CliRunner().invoke(app, words, catch_exceptions=False).stdout)[0]
+    assert entry["rows_truncated"] == 1
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(UserError, match="unknown key 'max_lenght'"):
+        report("--config", config, "--max_lenght", 3)
 
 
 def test_ids_beyond_the_model_are_refused(model: Path, rows: Path, tmp_path: Path) -> None:

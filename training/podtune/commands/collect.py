@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from podtune.run.errors import CannotCreate, DataError, NotFound, UserError
+from podtune.commands.options import Namespace
+from podtune.run.errors import CannotCreate, DataError, NotFound, UsageError, printable
+
+if TYPE_CHECKING:
+    from podtune.run.collect import Collection
 
 
 def collect(
@@ -17,9 +22,7 @@ def collect(
         list[str] | None, typer.Argument(help="Log files, or - for standard input.", metavar="LOGFILE...")
     ] = None,
     job: Annotated[str, typer.Option(help="Read the logs of this job's pods on the cluster instead.")] = "",
-    namespace: Annotated[
-        str, typer.Option("-n", "--namespace", help="Of the job; the kubeconfig's if left out.")
-    ] = "",
+    namespace: Namespace = "",
     output: Annotated[
         str, typer.Option(help="Write each record to a folder below this one, as run.json.")
     ] = "",
@@ -28,8 +31,7 @@ def collect(
         bool, typer.Option("--json", help="The records themselves, and what is damaged.")
     ] = False,
 ) -> None:
-    """Find the records that runs printed to their logs. Each comes back exactly, or is named as missing or
-    damaged.
+    """Find the records that runs printed to their logs; each comes back exactly, or is named as damaged.
 
     Exit code 0: all records exact. 65: one is missing or damaged.
 
@@ -39,63 +41,61 @@ def collect(
       podtune collect pod-0.log pod-1.log --json
       podtune collect --job my-run --output results
     """
-    import sys
-
-    from podtune.run.collect import collect as collect_lines
-    from podtune.run.collect import collect_files
-    from podtune.run.errors import printable
-
     if bool(logs) == bool(job):
-        raise UserError(
-            "give log files, or a job",
-            fix="podtune collect LOGFILE..., or podtune collect --job NAME",
-            code=2,
-        )
-    if job:
-        from podtune.cluster.live.follow import logs_of
-
-        collection = collect_lines(logs_of(job, namespace))
-        logs = [f"the pods of {job}"]
-    elif logs == ["-"]:
-        sys.stdin.reconfigure(errors="replace")  # type: ignore[union-attr]
-        collection = collect_lines(sys.stdin)
-    else:
-        for log in logs or []:
-            if not Path(log).is_file():
-                raise NotFound("no such file", where=log, fix="give the log files of the run's pods")
-        try:
-            collection = collect_files([Path(log) for log in logs or []])
-        except OSError as error:
-            raise NotFound(f"cannot be read: {error.strerror}", where=str(error.filename)) from None
+        fix = "podtune collect LOGFILE..., or podtune collect --job NAME"
+        raise UsageError("give log files, or a job", fix=fix)
+    collection = _collected(logs or [], job, namespace)
     if output:
-        try:
-            for record, digest in zip(collection.records, collection.digests, strict=True):
-                name = re.sub(r"[^A-Za-z0-9._-]+", "-", str(record.get("name") or "run")).strip(".-") or "run"
-                folder = Path(output) / f"{name[:100]}-{digest}"
-                _keep(folder, record)
-                if not as_json:
-                    typer.echo(f"{folder}/run.json: {printable(str(record.get('status')))}")
-        except OSError as error:
-            raise CannotCreate(
-                f"cannot be written: {error.strerror}", where=str(error.filename or output)
-            ) from None
+        _write(collection, Path(output), quiet=as_json)
     missing = max(0, expect - len(collection.records) - len(collection.damaged))
     if as_json:
         damaged = [{"tag": record.tag, "reason": record.reason} for record in collection.damaged]
-        typer.echo(
-            json.dumps({"records": collection.records, "damaged": damaged, "missing": missing}, indent=2)
-        )
+        content = {"records": collection.records, "damaged": damaged, "missing": missing}
+        typer.echo(json.dumps(content, indent=2))
     else:
         typer.echo(f"{len(collection.records)} exact, {len(collection.damaged)} damaged, {missing} missing")
     if collection.damaged or missing:
-        what = [str(record) for record in collection.damaged] + (
-            [(f"{missing} of {expect} expected records are missing")] if missing else []
-        )
+        what = [str(record) for record in collection.damaged]
+        what += [f"{missing} of {expect} expected records are missing"] if missing else []
         raise DataError(
             "; ".join(what),
-            where=", ".join(logs or []),
+            where=f"the pods of {job}" if job else ", ".join(logs or []),
             fix="collect the complete logs: kubectl logs --tail=-1, before rotation",
         )
+
+
+def _collected(logs: list[str], job: str, namespace: str) -> Collection:
+    from podtune.run import collect as records
+
+    if job:
+        from podtune.cluster.live.follow import logs_of
+
+        return records.collect(logs_of(job, namespace))
+    if logs == ["-"]:
+        sys.stdin.reconfigure(errors="replace")  # type: ignore[union-attr]
+        return records.collect(sys.stdin)
+    for log in logs:
+        if not Path(log).is_file():
+            raise NotFound("no such file", where=log, fix="give the log files of the run's pods")
+    try:
+        return records.collect_files(map(Path, logs))
+    except OSError as error:
+        raise NotFound(f"cannot be read: {error.strerror}", where=str(error.filename)) from None
+
+
+def _write(collection: Collection, output: Path, *, quiet: bool) -> None:
+    """Write each record to a folder of its own below ``output``."""
+    try:
+        for record, digest in zip(collection.records, collection.digests, strict=True):
+            name = re.sub(r"[^A-Za-z0-9._-]+", "-", str(record.get("name") or "run")).strip(".-") or "run"
+            folder = output / f"{name[:100]}-{digest}"
+            _keep(folder, record)
+            if not quiet:
+                typer.echo(f"{folder}/run.json: {printable(str(record.get('status')))}")
+    except OSError as error:
+        raise CannotCreate(
+            f"cannot be written: {error.strerror}", where=str(error.filename or output)
+        ) from None
 
 
 def _keep(folder: Path, record: dict[str, Any]) -> None:

@@ -1,15 +1,19 @@
-"""podtune data: build a question-answer set, look at what would be trained, tokenise ahead of a job."""
+"""podtune data: build a question-answer set, inspect what would be trained, tokenise ahead of a job."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from podtune.run.errors import working
+from podtune.run.errors import warn, working
+
+if TYPE_CHECKING:
+    from podtune.sft.config.settings import Settings
 
 app = typer.Typer(
     help="Build a question-answer set, see what would be trained, tokenise ahead of a job.",
@@ -45,163 +49,127 @@ def build(
     print(f"{output}: {files}; {card['objects']:,} objects; kinds: {', '.join(card['kinds'])}")
 
 
-Data = Annotated[str, typer.Option(help="File, folder or hub name.")]
-Model = Annotated[str, typer.Option(help="Model folder or hub id; its tokenizer is used.")]
-MaxLength = Annotated[int, typer.Option(min=2, help="Longest row in tokens.")]
-AssistantOnly = Annotated[bool, typer.Option(help="Train only the assistant's turns of messages.")]
-CompletionOnly = Annotated[
-    bool | None, typer.Option(help="Train only completions; default: if there are prompts.")
-]
-TextField = Annotated[str, typer.Option(help="Column of plain text.")]
+CONTEXT = {"ignore_unknown_options": True, "allow_extra_args": True}  # they are the fine-tune's
+Config = Annotated[Path | None, typer.Option(help="Training YAML, as python -m podtune.training takes it.")]
+Data = Annotated[str | None, typer.Option(help="File, folder or hub name: short for --dataset_name.")]
+Model = Annotated[str | None, typer.Option(help="Folder or hub id: short for --model_name_or_path.")]
 
 
-@app.command()
+def _settings(context: typer.Context, config: Path | None, data: str | None, model: str | None) -> Settings:
+    """The configuration that training would read, of which data, model and tokens are used here."""
+    from podtune.sft.config import settings
+
+    named = {"config": config, "dataset_name": data, "model_name_or_path": model}
+    words = [word for key, value in named.items() if value is not None for word in (f"--{key}", str(value))]
+    return settings.read(["--output_dir", ".", *words, *context.args])  # nothing is written there
+
+
+def _tokenizer_options(settings: Settings) -> dict[str, Any]:
+    keys = ("eos_token", "pad_token", "chat_template_path", "trust_remote_code")
+    return {key: settings.value(key) for key in keys}
+
+
+@app.command(context_settings=CONTEXT)
 def inspect(
-    data: Data,
-    model: Model,
+    context: typer.Context,
+    config: Config = None,
+    data: Data = None,
+    model: Model = None,
     split: Annotated[
         str | None, typer.Option(help="Split to look at, also with a slice: 'train[:1000]'.")
     ] = None,
-    max_length: MaxLength = 1024,
-    truncation_mode: Annotated[str, typer.Option(help="keep_start or keep_end.")] = "keep_start",
-    assistant_only_loss: AssistantOnly = False,
-    completion_only_loss: CompletionOnly = None,
-    dataset_text_field: TextField = "text",
-    chat_template_path: Annotated[
-        str | None, typer.Option(help="Template (.jinja) or model to take it from.")
-    ] = None,
-    eos_token: Annotated[str | None, typer.Option(help="EOS token, if not the tokenizer's own.")] = None,
-    pad_token: Annotated[str | None, typer.Option(help="Padding token, if not the tokenizer's own.")] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Rows of a batch, for the share of padding.")] = 8,
-    trust_remote_code: Annotated[bool, typer.Option(help="Run Python code that the model brings.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
-    """Show what would be trained: rows, tokens, lengths, what is cut off, what the loss sees, three rows with
-    it marked.
+    """Show what would be trained: rows, tokens, lengths, cuts, and three rows with the loss mask marked.
 
-    The options are those of training, and the rows are made by the same code.
+    All other options are those of training, and the rows are made by the same code.
 
     \b
     Examples:
+      podtune data inspect --config sft.yaml
       podtune data inspect --data datasets/qa --model models/tiny
-      podtune data inspect --data chats.jsonl --model HuggingFaceTB/SmolLM3-3B --assistant-only-loss
-      --max-length 2048 --json
+      podtune data inspect --data chats.jsonl --model HuggingFaceTB/SmolLM3-3B --max_length 2048 --json
     """
+    settings = _settings(context, config, data, model)
     from podtune.sft.data.inspect import inspect as inspect_rows
-    from podtune.sft.data.inspect import stop_ids_of, text, where_to_look
+    from podtune.sft.data.inspect import source_to_inspect, stop_ids_of
+    from podtune.sft.data.inspect_report import text
     from podtune.sft.data.source import check_source
     from podtune.sft.data.tokenizer import TokenizeOptions, load_tokenizer
     from podtune.sft.source.model import locate_model, vocabulary_size
 
-    source = where_to_look(data, split)
-    check_source(source, text_field=dataset_text_field)
+    source = source_to_inspect(settings.sources.train, split)
+    check_source(source, text_field=settings.value("dataset_text_field"))
     working("tokenising")
-    origin = locate_model(model)
+    origin = locate_model(settings.value("model_name_or_path"), settings.value("model_revision"))
     report = inspect_rows(
         source,
-        load_tokenizer(
-            origin,
-            eos_token=eos_token,
-            pad_token=pad_token,
-            chat_template_path=chat_template_path,
-            trust_remote_code=trust_remote_code,
-        ),
-        TokenizeOptions(
-            max_length, truncation_mode, completion_only_loss, assistant_only_loss, dataset_text_field
-        ),
-        batch_size=batch_size,
-        model_vocab_size=vocabulary_size(origin, trust_remote_code),
+        load_tokenizer(origin, **_tokenizer_options(settings)),
+        TokenizeOptions.of(settings.value, packed=settings.value("packing")),
+        pack_length=settings.value("max_length"),
+        batch_size=settings.value("per_device_train_batch_size"),
+        vocabulary=vocabulary_size(origin, settings.value("trust_remote_code")),
         stop_ids=stop_ids_of(origin),
     )
-    print(
-        json.dumps(report.as_json(), indent=2, ensure_ascii=False)
-        if as_json
-        else text(report, colour=sys.stdout.isatty())
-    )
+    if as_json:
+        print(json.dumps(dataclasses.asdict(report), indent=2, ensure_ascii=False))
+    else:
+        print(text(report, colour=sys.stdout.isatty()))
 
 
-@app.command("prepare")
+@app.command("prepare", context_settings=CONTEXT)
 def prepare_rows(
-    data: Data,
-    model: Model,
+    context: typer.Context,
     output: Annotated[
         Path, typer.Option(help="Folder for tokenised data; give it to training as --tokenized_cache.")
     ],
-    max_length: MaxLength = 1024,
-    truncation_mode: Annotated[str, typer.Option(help="keep_start or keep_end.")] = "keep_start",
-    packing: Annotated[bool, typer.Option(help="Training will pack rows.")] = False,
-    assistant_only_loss: AssistantOnly = False,
-    completion_only_loss: CompletionOnly = None,
-    dataset_text_field: TextField = "text",
-    chat_template_path: Annotated[
-        str | None, typer.Option(help="Template (.jinja) or model to take it from.")
-    ] = None,
-    eos_token: Annotated[str | None, typer.Option(help="EOS token, if not the tokenizer's own.")] = None,
-    pad_token: Annotated[str | None, typer.Option(help="Padding token, if not the tokenizer's own.")] = None,
-    eval_dataset_name: Annotated[
-        str | None, typer.Option(help="Evaluation set, if it is not a split of the data.")
-    ] = None,
+    config: Config = None,
+    data: Data = None,
+    model: Model = None,
     wait: Annotated[
         float,
         typer.Option(min=0, help="Longest wait for another process that prepares the same, in seconds."),
     ] = 3600.0,
-    trust_remote_code: Annotated[bool, typer.Option(help="Run Python code that the model brings.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was prepared as JSON.")] = False,
 ) -> None:
     """Tokenise a data set into a folder, so that the processes of a job find it there.
 
     Any number of pods may run this at once on a shared volume: one works, the others wait for it. What is
     there already is kept. A name in the folder stands for rows, tokenizer and options, so that nothing stale
-    is ever used.
+    is ever used. All other options are those of training.
 
     \b
     Examples:
-      podtune data prepare --data datasets/qa --model models/tiny --output /cache/tokenized
-      podtune data prepare --data user/chats --model HuggingFaceTB/SmolLM3-3B --max-length 4096 --output
-      /cache/tokenized --json
+      podtune data prepare --config sft.yaml --output /cache/tokenized
+      podtune data prepare --data datasets/qa --model models/tiny --output /cache/tokenized --json
     """
-    from podtune.run.errors import warn
+    settings = _settings(context, config, data, model)
     from podtune.sft.data.source import Sources
     from podtune.sft.data.tokenise import tokenised_source
     from podtune.sft.data.tokenizer import TokenizeOptions, load_tokenizer
     from podtune.sft.source.model import locate_model, vocabulary_size
 
-    sources = Sources.of(
-        {
-            "dataset_name": data,
-            "eval_dataset_name": eval_dataset_name,
-            "dataset_text_field": dataset_text_field,
-            "eval_strategy": "steps",
-            "tokenized_cache": output,
-        }
-    )
+    # an evaluation split is prepared, too, whatever asks for it later
+    sources = Sources.of({"eval_strategy": "steps", **settings.values, "tokenized_cache": output})
     sources.check()
     working("tokenising")
-    origin = locate_model(model)
-    tokenizer = load_tokenizer(
-        origin,
-        eos_token=eos_token,
-        pad_token=pad_token,
-        chat_template_path=chat_template_path,
-        trust_remote_code=trust_remote_code,
-    )
-    options = TokenizeOptions(
-        None if packing else max_length,
-        truncation_mode,
-        completion_only_loss,
-        assistant_only_loss,
-        dataset_text_field,
-    )
+    origin = locate_model(settings.value("model_name_or_path"), settings.value("model_revision"))
+    tokenizer = load_tokenizer(origin, **_tokenizer_options(settings))
+    vocabulary = vocabulary_size(origin, settings.value("trust_remote_code"))
+    packs, eval_packs = settings.value("packing"), settings.value("eval_packing")
     prepared = [
         tokenised_source(
             source,
             tokenizer,
-            options,
-            vocabulary=vocabulary_size(origin, trust_remote_code),
+            TokenizeOptions.of(settings.value, packed=packed),
+            vocabulary=vocabulary,
             cache_dir=sources.cache_dir,
             wait_s=wait,
         ).summary(source)
-        for source in (sources.train, sources.evaluation)
+        for source, packed in (
+            (sources.train, packs),
+            (sources.evaluation, packs if eval_packs is None else eval_packs),
+        )
         if source is not None
     ]
     if as_json:

@@ -68,23 +68,23 @@ def _asked(what: str) -> str:
 
 
 def look_at(data: str) -> str:
-    """What the rows are, in words; a local file is checked as training would check it.
+    """Describe the rows in words; a local file is checked as training would check it.
 
     Raises:
         UserError: the file is absent or holds no columns that can be trained.
     """
     if not Path(data).expanduser().exists():
         return f"rows of {data}, from the hub"
-    from podtune.sft.data.inspect import where_to_look
-    from podtune.sft.data.source import check_source
+    from podtune.sft.data.inspect import source_to_inspect
+    from podtune.sft.data.source import DataSource, check_source
 
-    check_source(where_to_look(data, None))
+    check_source(source_to_inspect(DataSource(data), None))
     return f"rows of {data}, with columns that can be trained"
 
 
 @dataclass(frozen=True)
 class Choice:
-    """How a model is trained on these GPUs. ``plan`` is None where its shape or the hardware is not known."""
+    """A way to train a model on these GPUs; ``plan`` is None where its shape or the hardware is unknown."""
 
     strategy: str
     lora: bool
@@ -108,6 +108,7 @@ def choose(model: str, gpus: int, nodes: int, hardware: str, max_length: int) ->
     from podtune.plan.hardware import hardware_row
     from podtune.plan.models import shape_of
     from podtune.plan.plan import estimate
+    from podtune.plan.setup import TrainingSetup
 
     row = hardware_row(hardware)
     try:
@@ -120,17 +121,17 @@ def choose(model: str, gpus: int, nodes: int, hardware: str, max_length: int) ->
     for lora in (False, True):
         for strategy in dict.fromkeys((simple, "fsdp" if ranks > 1 else simple)):
             for batch in BATCHES:
-                plan = estimate(
+                setup = TrainingSetup(
                     shape,
-                    strategy=strategy,
-                    world_size=ranks,
-                    nodes=nodes,
+                    strategy,
+                    ranks,
                     precision=frozen if lora else autocast,
                     batch_size=batch * ranks,
+                    nodes=nodes,
                     activation_checkpointing="full",
-                    hardware=row,
                     lora_r=LORA_R if lora else None,
                 )
+                plan = estimate(setup, row)
                 best = plan
                 if plan.fits:
                     kind = "LoRA" if lora else "all weights"

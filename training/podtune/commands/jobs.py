@@ -203,8 +203,9 @@ def delete(
 
 
 def _follow(cluster: Cluster, name: str) -> None:
-    """Follow to the end; exit code 0 for Succeeded, 1 for Failed with the reasons and last lines. Ctrl-C only
-    detaches.
+    """Follow the job to its end: exit code 0 for Succeeded, 1 for Failed with reasons and last lines.
+
+    Ctrl-C only detaches.
     """
     from podtune.cluster.live.follow import JobFollower, last_lines
     from podtune.cluster.live.status import status_of

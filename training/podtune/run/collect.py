@@ -40,8 +40,7 @@ _NUMBERED = re.compile(re.escape(MARKER) + r" ([0-9a-f]{12})(?: |$)")
 
 
 def emit_record(record: Json, stream: IO[str]) -> None:
-    """Print the record between versioned markers, compressed, in short numbered lines with length and
-    checksum.
+    """Print the record between versioned markers, in short numbered lines with length and checksum.
 
     Format: a begin line with the id, the count of lines, the bytes of JSON and their SHA-256; the lines ``id
     index payload`` (zlib, base64); an end line with the id.
@@ -75,9 +74,7 @@ class DamagedRecord:
 
 @dataclass
 class Collection:
-    """What a log holds: ``records`` are exact, in the order in which they began; ``damaged`` names the
-    others.
-    """
+    """The records of a log: exact ones in the order in which they began, and the names of damaged ones."""
 
     records: list[Json] = field(default_factory=list)
     digests: list[str] = field(default_factory=list)  # whole: a tag is twelve digits, which a forger can hit
@@ -86,7 +83,7 @@ class Collection:
 
 @dataclass
 class _Parts:
-    """What was found under one tag."""
+    """The lines found under one tag."""
 
     headers: set[tuple[int, int, str]] = field(default_factory=set)  # lines, bytes, sha256
     chunks: dict[int, list[str]] = field(default_factory=dict)  # every text seen for a line's number
@@ -112,7 +109,7 @@ def collect(lines: Iterable[str]) -> Collection:
 
 
 def collect_files(paths: Iterable[Path]) -> Collection:
-    """The same for files, read as one log; bytes that are not UTF-8 are no obstacle.
+    """The records in files, read as one log; bytes that are not UTF-8 are replaced.
 
     Raises:
         OSError: a file that cannot be read.
@@ -158,6 +155,7 @@ def _sort_in(line: str, by_tag: dict[str, _Parts]) -> bool:
 
 
 def _assemble(tag: str, parts: _Parts, unpacker: _Unpacker) -> tuple[Json, str] | DamagedRecord:
+    """The record of a tag and its digest, by the first of its begin lines that its content bears out."""
     if not parts.headers:
         return DamagedRecord(tag, "its begin line is missing, broken or cut in two")
     reason = ""
@@ -198,9 +196,7 @@ class _Unpacker:
         self.left = MAX_UNPACKED
 
     def unpack(self, text: str, size: int) -> bytes | None:
-        """The ``size`` bytes that ``text`` stands for; None if they are not as many, or the budget is
-        spent.
-        """
+        """The ``size`` bytes packed in ``text``; None if they are not as many, or the budget is spent."""
         self.left -= size + len(text)
         if self.left < 0:
             return None

@@ -1,5 +1,4 @@
-"""Reading a run's files while they grow: new metrics lines since a position, and whether the run still goes
-on. No torch.
+"""Reading a run's files while they grow: new metrics lines, and the state of the run. No torch.
 
 The position survives a restart of the reader, and a metrics file that was cut back by a resume is noticed.
 """
@@ -25,7 +24,7 @@ MAX_DEPTH = 4
 
 @dataclass(frozen=True)
 class Position:
-    """How far a metrics file was read: ``offset`` in bytes, and the SHA-256 of the bytes just before it."""
+    """The end of what was read: ``offset`` in bytes, and the SHA-256 of the bytes just before it."""
 
     offset: int = 0
     digest: str = ""
@@ -42,8 +41,7 @@ class MetricsTail:
         self.broken = 0  # lines that were read and are none
 
     def read(self) -> tuple[list[Json], bool]:
-        """The new entries, and True if the file is no longer the one read before, in which case they start at
-        its top.
+        """The new entries; with True, those of another file from its top, not the one read before.
 
         A torn last line stays unread until it is complete; a complete line that is no metrics line is
         skipped and counted in ``broken``.
@@ -77,9 +75,7 @@ def _digest(file: int, offset: int) -> str:
 
 
 def read_record(run_dir: Path) -> Json | None:
-    """run.json of ``run_dir``, or None while there is none (or it is of a schema that this version does not
-    know).
-    """
+    """The run.json of ``run_dir``; None while there is none, or for a schema that is not known."""
     try:
         record: Any = json.loads((Path(run_dir) / RUN_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -88,9 +84,7 @@ def read_record(run_dir: Path) -> Json | None:
 
 
 def state(run_dir: Path, record: Json) -> tuple[str, str]:
-    """Status and reason of a run as they are, not as the file was left: a dead process cannot write its own
-    end.
-    """
+    """Status and reason of a run, also of a process that died and could not write its own end."""
     status, reason = str(record.get("status", "running")), str(record.get("reason") or "")
     if status == "running":
         alive = life(run_dir)
@@ -110,9 +104,7 @@ def _untouched_s(run_dir: Path) -> float:
 
 
 def find_runs(root: Path) -> list[Path]:
-    """Folders with a run.json at or below ``root``, not deeper than four levels and not inside another
-    run.
-    """
+    """Folders with a run.json at or below ``root``, at most four levels deep, none inside another run."""
     if (root / RUN_FILE).exists():
         return [root]
     run_dirs: list[str] = []

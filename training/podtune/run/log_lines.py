@@ -1,4 +1,4 @@
-"""What a run prints while it goes on, and how those lines are read again from a log. Needs no torch.
+"""Lines that a run prints while it trains, and their parser. Needs no torch.
 
 The printer and the parser of each line stand together, because ``podtune watch JOB`` knows of a run in a
 cluster only what its pods' logs say. :func:`parse` gives back entries in the shape of metrics.jsonl, as exact
@@ -46,23 +46,21 @@ def head_line(
     rows: int | None,
     tokens: int | None,
 ) -> str:
-    """What runs where: the first line of a training. Rows that are streamed are not counted."""
+    """The first line of a training: name, strategy, devices and data. Streamed rows are not counted."""
     where = f"{world_size} x {device_type} ({nnodes} node{'s' if nnodes > 1 else ''})"
     data = "streamed rows" if rows is None else f"{rows:,} rows, {tokens:,} tokens"
     return f"{name}: {strategy} on {where}, {parameters:,} trained parameters, {data}"
 
 
 def start_line(done: int, max_steps: int) -> str:
-    """Where the steps begin: at 0, or at the checkpoint that the run resumes from."""
+    """The line at the first step: 0, or that of the checkpoint from which the run resumes."""
     return f"training: steps {done} to {max_steps}"
 
 
 def train_line(
     step: int, max_steps: int, train: Json, system: Json | None = None, nproc_per_node: int = 1
 ) -> str:
-    """One tidy line: step, loss, gradient norm, learning rate, real tokens a second, time left, and each
-    pod's use of its machine.
-    """
+    """The line of a step: loss, gradient norm, learning rate, real tokens/s, time left, each pod's memory."""
     line = f"step {step:>{len(str(max_steps))}}/{max_steps}  loss {train['loss']:.4f}"
     if "grad_norm" in train:
         line += f"  grad {train['grad_norm']:.3f}"
@@ -91,13 +89,14 @@ def _use(pod: Json) -> str:
 
 
 def eval_line(step: int, metrics: Json) -> str:
-    """One line for an evaluation."""
+    """The line of an evaluation."""
     return f"eval at step {step}  loss {metrics['loss']:.4f}  perplexity {metrics['perplexity']:.2f}"
 
 
 def per_pod(system: Json, nproc_per_node: int) -> list[Json]:
-    """Each pod's use, of a system line: memory of its largest rank, mean utilisation of its GPUs; pods in the
-    order of their ranks.
+    """Each pod's use of its machine, in the order of ranks, from a system entry.
+
+    Memory is that of the pod's largest rank, utilisation the mean of its GPUs.
     """
     if "per_pod" in system:
         return list(system["per_pod"])
@@ -118,25 +117,22 @@ def per_pod(system: Json, nproc_per_node: int) -> list[Json]:
 
 
 def is_slow(system: Json) -> bool:
-    """Whether a rank holds up the others."""
+    """True if a rank holds up the others."""
     return float(system.get("slowest_ratio") or 0.0) > SLOW_RATIO
 
 
 def waits_for_data(system: Json) -> bool:
-    """Whether steps wait for data so long that it matters."""
-    return float(system.get("data_wait_share") or 0.0) > (
-        DATA_WAIT_SHARE_GPU if "gpu_memory_gib" in system else DATA_WAIT_SHARE
-    )
+    """True if steps wait for data so long that it matters."""
+    limit = DATA_WAIT_SHARE_GPU if "gpu_memory_gib" in system else DATA_WAIT_SHARE
+    return float(system.get("data_wait_share") or 0.0) > limit
 
 
 def duration(seconds: float) -> str:
     """``75`` as ``1m15s``."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole}s"
-    return (
-        f"{whole // 60}m{whole % 60:02d}s" if whole < 3600 else f"{whole // 3600}h{whole % 3600 // 60:02d}m"
-    )
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
+    return f"{minutes // 60}h{minutes % 60:02d}m"
 
 
 def parse(line: str) -> list[Json]:
@@ -150,27 +146,13 @@ def parse(line: str) -> list[Json]:
     if match := _TRAIN.fullmatch(line):
         return _train_entries(match)
     if match := _EVAL.fullmatch(line):
-        return [
-            {
-                "split": "eval",
-                "step": int(match[1]),
-                "loss": _float(match[2]),
-                "perplexity": _float(match[3]),
-            }
-        ]
+        loss, perplexity = _float(match[2]), _float(match[3])
+        return [{"split": "eval", "step": int(match[1]), "loss": loss, "perplexity": perplexity}]
     if match := _START.fullmatch(line):
         return [{"split": "start", "step": int(match[1]), "max_steps": int(match[2])}]
     if match := _HEAD.match(line):
-        sizes = {key: int(match[key]) for key in ("world_size", "nnodes")}
-        return [
-            {
-                "split": "head",
-                "name": match["name"],
-                "strategy": match["strategy"],
-                "device": match["device"],
-                **sizes,
-            }
-        ]
+        words = {key: match[key] for key in ("name", "strategy", "device")}
+        return [{"split": "head", **words, **{key: int(match[key]) for key in ("world_size", "nnodes")}}]
     return []
 
 
@@ -191,10 +173,8 @@ def _train_entries(match: re.Match[str]) -> list[Json]:
         train["grad_norm"] = _float(match[4])
     if match[6]:
         train["tokens_per_s"] = _float(match[6])
-        hours, minutes_of_hour, minutes, seconds_of_minute, seconds = (
-            int(match[index] or 0) for index in range(7, 12)
-        )
-        train["eta_s"] = float(hours * 3600 + (minutes_of_hour + minutes) * 60 + seconds_of_minute + seconds)
+        parts = (int(match[index] or 0) for index in range(7, 12))  # of 2h05m, 1m15s or 40s
+        train["eta_s"] = float(sum(n * unit for n, unit in zip(parts, (3600, 60, 60, 1, 1), strict=True)))
     system = _parse_system(match["system"] or "")
     return [train] + ([{"split": "system", "step": step, **system}] if system else [])
 
@@ -204,15 +184,11 @@ def _parse_system(part: str) -> Json:
     for word in part.strip().split("  "):
         kind, _, rest = word.partition(" ")
         if kind in ("gpu", "memory"):
-            pods = [_POD.fullmatch(pod) for pod in rest.split(", ")]
             memory = "gpu_memory_gib" if kind == "gpu" else "rss_gib"
+            names = ("gpu_utilisation_percent", memory)
             system["per_pod"] = [
-                {
-                    name: float(value)
-                    for name, value in (("gpu_utilisation_percent", pod[1]), (memory, pod[2]))
-                    if value
-                }
-                for pod in pods
+                {name: float(value) for name, value in zip(names, pod.groups(), strict=True) if value}
+                for pod in map(_POD.fullmatch, rest.split(", "))
                 if pod
             ]
             sizes = [pod[memory] for pod in system["per_pod"] if memory in pod]

@@ -128,8 +128,9 @@ def _read_values(name: Path) -> Values:
 
 
 def _merge(into: Values, values: Values, *, lists: bool = False) -> None:
-    """Put ``values`` over ``into``. Lists are replaced; with ``lists`` element by element, None keeping the
-    one that is there.
+    """Put ``values`` over ``into``.
+
+    Lists are replaced; with ``lists`` element by element, None keeping the one that is there.
     """
     for key, value in values.items():
         present = into.get(key)

@@ -1,6 +1,4 @@
-"""The ``# --`` comments of a chart's values.yaml as rows: path, default, text. The table in its README is
-made of them.
-"""
+"""The ``# --`` comments of a chart's values.yaml as rows, of which the table in its README is made."""
 
 from __future__ import annotations
 
@@ -23,8 +21,9 @@ class DocumentedValue:
 
 
 def documented(values_file: Path) -> list[DocumentedValue]:
-    """The documented values in the order of the file. A comment belongs to the key below it, over all that it
-    holds.
+    """The documented values in the order of the file.
+
+    A comment belongs to the key below it, with everything inside that key.
     """
     text = values_file.read_text(encoding="utf-8")
     defaults = yaml.safe_load(text)

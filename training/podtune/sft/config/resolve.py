@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -77,17 +78,10 @@ class Arguments:
             training.packing_strategy if packs and not prepared else None
             for packs in (training.packing, eval_packs)
         )
-        tokens = TokenizeOptions(
-            max_length=None if packing or prepared else training.max_length,
-            truncation_mode=training.truncation_mode,
-            completion_only_loss=training.completion_only_loss,
-            assistant_only_loss=training.assistant_only_loss,
-            dataset_text_field=training.dataset_text_field,
-        )
         evaluates = "eval_strategy" if training.eval_strategy != "no" else "answer_rows"
         return RowOptions(
-            tokens,
-            dataclasses.replace(tokens, max_length=None if eval_packing or prepared else training.max_length),
+            TokenizeOptions.of(functools.partial(getattr, training), packed=bool(packing)),
+            TokenizeOptions.of(functools.partial(getattr, training), packed=bool(eval_packing)),
             packing=packing,
             eval_packing=eval_packing,
             max_length=training.max_length,

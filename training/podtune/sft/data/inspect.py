@@ -1,6 +1,4 @@
-"""What will be trained, seen before any GPU time is paid for: made from the very rows that training would
-get.
-"""
+"""A description of a data set as it would be trained, made from the very rows that training would get."""
 
 from __future__ import annotations
 
@@ -8,14 +6,22 @@ import bisect
 import dataclasses
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from podtune.sft.data import files
 from podtune.sft.data.encode import IGNORED
+from podtune.sft.data.inspect_report import (
+    EmptyMask,
+    Lengths,
+    Packing,
+    Padding,
+    Report,
+    Segment,
+    StopToken,
+    Truncated,
+)
 from podtune.sft.data.load import load_split
 from podtune.sft.data.source import DataSource
 from podtune.sft.data.tokenise import tokenised
@@ -31,97 +37,69 @@ _BARS = 10
 _EXAMPLE_CHARACTERS = 1200
 
 
-@dataclass(frozen=True)
-class Segment:
-    """A stretch of a row, decoded, that is trained or is not."""
-
-    text: str
-    trained: bool
-
-
-@dataclass(frozen=True)
-class Report:
-    """``facts`` is JSON-ready; ``examples`` are three rows as segments."""
-
-    facts: dict[str, Any]
-    examples: list[list[Segment]]
-
-    def as_json(self) -> dict[str, Any]:
-        """Facts and examples in one object."""
-        return self.facts | {
-            "examples": [[dataclasses.asdict(segment) for segment in row] for row in self.examples]
-        }
-
-
 def inspect(
     source: DataSource,
     tokenizer: PreTrainedTokenizerBase,
     options: TokenizeOptions,
     *,
+    pack_length: int | None = None,
     batch_size: int = 8,
-    model_vocab_size: int | None = None,
+    vocabulary: int | None = None,
     stop_ids: frozenset[int] = frozenset(),
-    cache_dir: Path | None = None,
 ) -> Report:
     """Tokenise ``source`` as training would and describe the result.
 
     Args:
-        source: what to look at; check it first.
+        source: the rows; check it first.
         tokenizer: of the model.
         options: as for training.
+        pack_length: tokens of a packed row; None: ``options.max_length``.
         batch_size: rows of a batch, for the share of padding.
-        model_vocab_size: rows of the model's embedding, if known.
+        vocabulary: rows of the model's embedding, if known.
         stop_ids: tokens that end generation, beside the tokenizer's EOS.
-        cache_dir: as for :func:`podtune.sft.data.tokenise.tokenised`.
 
     Raises:
-        UserError: what training would refuse.
+        UserError: a row, or a tokenizer, that training would refuse.
     """
     raw = load_split(source)
-    rows = tokenised(raw, source, tokenizer, options, vocabulary=model_vocab_size, cache_dir=cache_dir)
-    warnings = list(rows.warnings)
-    stats = rows.stats
-    ids, labels, offsets = _flat(rows.dataset)
+    made = tokenised(raw, source, tokenizer, options, vocabulary=vocabulary)
+    stats, warnings = made.stats, list(made.warnings)
+    ids, labels, offsets = _flat(made.dataset)
     lengths = np.diff(offsets)
     stops = stop_ids | ({tokenizer.eos_token_id} if tokenizer.eos_token_id is not None else set())
-    stop = _stop_trained(labels, offsets, frozenset(stops))
-    share = stop / max(1, stats.rows_kept)
-    if share < 0.9:
+    names = [str(tokenizer.convert_ids_to_tokens(number)) for number in sorted(stops)]
+    stop_rows = _stop_trained(labels, offsets, frozenset(stops))
+    stop_share = stop_rows / max(1, stats.rows_kept)
+    if stop_share < 0.9:
         warnings.append(
-            f"a stop token ({_names(tokenizer, stops)}) is trained at the end of {share:.0%} of the rows "
-            "only: "
-            "the model may not learn to stop"
+            f"a stop token ({', '.join(names) or 'none is known'}) is trained at the end of {stop_share:.0%} "
+            "of the rows only: the model may not learn to stop"
         )
-    facts: dict[str, Any] = {
-        "source": str(source),
-        "shape": rows.shape,
-        "columns": list(raw.column_names),
-        "fingerprint": stats.fingerprint,
-        "rows": stats.rows,
-        "tokens": stats.tokens,
-        "trained_tokens": stats.trained_tokens,
-        "trained_share": round(stats.trained_tokens / max(1, stats.tokens), 4),
-        "length": _length_facts(lengths, stats.longest),
-        "max_length": options.max_length,
-        "truncated": {
-            "rows": stats.rows_truncated,
-            "share": round(stats.rows_truncated / max(1, stats.rows), 4),
-            "tokens_cut": stats.cut_tokens,
-            "policy": options.truncation_mode,
-        },
-        "empty_mask": {"dropped_rows": stats.rows_dropped, "kept_rows": stats.rows_untrained},
-        "stop_token": {
-            "tokens": [tokenizer.convert_ids_to_tokens(number) for number in sorted(stops)],
-            "rows": stop,
-            "share": round(share, 4),
-        },
-        "packing": {"max_length": options.max_length, "fill": _packing_fill(lengths, options.max_length)}
-        if options.max_length
-        else None,
-        "padding": {"batch_size": batch_size, "waste": _padding_waste(lengths, batch_size)},
-        "warnings": warnings,
-    }
-    return Report(facts, [_segments(tokenizer, ids, labels, offsets, row) for row in _chosen(len(lengths))])
+    pack_length = pack_length or options.max_length
+    return Report(
+        source=str(source),
+        shape=made.shape,
+        columns=list(raw.column_names),
+        fingerprint=stats.fingerprint,
+        rows=stats.rows,
+        tokens=stats.tokens,
+        trained_tokens=stats.trained_tokens,
+        trained_share=round(stats.trained_tokens / max(1, stats.tokens), 4),
+        length=_lengths(lengths, stats.longest),
+        max_length=options.max_length,
+        truncated=Truncated(
+            rows=stats.rows_truncated,
+            share=round(stats.rows_truncated / max(1, stats.rows), 4),
+            tokens_cut=stats.cut_tokens,
+            policy=options.truncation_mode,
+        ),
+        empty_mask=EmptyMask(stats.rows_dropped, stats.rows_untrained),
+        stop_token=StopToken(names, stop_rows, round(stop_share, 4)),
+        packing=Packing(pack_length, _packing_fill(lengths, pack_length)) if pack_length else None,
+        padding=Padding(batch_size, _padding_waste(lengths, batch_size)),
+        warnings=warnings,
+        examples=[_segments(tokenizer, ids, labels, offsets, row) for row in _chosen(len(lengths))],
+    )
 
 
 def _flat(dataset: Any) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int64]]:
@@ -142,9 +120,7 @@ def _flat(dataset: Any) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[n
 
 
 def _stop_trained(labels: NDArray[np.int32], offsets: NDArray[np.int64], stops: frozenset[int]) -> int:
-    """Rows whose last three trained tokens hold a stop token; templates write a line break or two after
-    it.
-    """
+    """Rows whose last three trained tokens hold a stop token: templates write line breaks behind it."""
     count = 0
     for start, end in itertools.pairwise(offsets.tolist()):
         row = labels[start:end]
@@ -153,19 +129,7 @@ def _stop_trained(labels: NDArray[np.int32], offsets: NDArray[np.int64], stops: 
     return count
 
 
-def _names(tokenizer: PreTrainedTokenizerBase, ids: set[int] | frozenset[int]) -> str:
-    return (
-        ", ".join(str(tokenizer.convert_ids_to_tokens(number)) for number in sorted(ids)) or "none is known"
-    )
-
-
-def _length_facts(lengths: NDArray[np.int64], longest: int) -> dict[str, Any]:
-    """Lengths in tokens as trained, and a histogram with edges at round numbers; ``longest`` is before the
-    cut.
-    """
-    if not len(lengths):
-        return {}
-    percentiles = {f"p{point}": int(np.percentile(lengths, point)) for point in (50, 90, 95, 99)}
+def _lengths(lengths: NDArray[np.int64], longest: int) -> Lengths:
     width = _round_up(int(lengths.max()) / _BARS)
     edges = np.arange(0, int(lengths.max()) + width, width)
     counts, _ = np.histogram(lengths, bins=np.append(edges, edges[-1] + width))
@@ -173,16 +137,20 @@ def _length_facts(lengths: NDArray[np.int64], longest: int) -> dict[str, Any]:
         {"from": int(edge), "below": int(edge + width), "rows": int(count)}
         for edge, count in zip(edges, counts, strict=True)
     ]
-    while bars and not bars[-1]["rows"]:
+    while not bars[-1]["rows"]:
         bars.pop()
-    return {
-        "min": int(lengths.min()),
-        "mean": round(float(lengths.mean()), 1),
-        **percentiles,
-        "max": int(lengths.max()),
-        "max_before_cut": longest,
-        "histogram": bars,
-    }
+    p50, p90, p95, p99 = (int(np.percentile(lengths, point)) for point in (50, 90, 95, 99))
+    return Lengths(
+        min=int(lengths.min()),
+        mean=round(float(lengths.mean()), 1),
+        p50=p50,
+        p90=p90,
+        p95=p95,
+        p99=p99,
+        max=int(lengths.max()),
+        max_before_cut=longest,
+        histogram=bars,
+    )
 
 
 def _round_up(value: float) -> int:
@@ -232,7 +200,6 @@ def _batches(lengths: NDArray[np.int64], batch_size: int) -> Iterator[NDArray[np
 
 
 def _chosen(rows: int) -> list[int]:
-    """The first, the middle and the last row."""
     return sorted({0, rows // 2, rows - 1}) if rows else []
 
 
@@ -259,67 +226,13 @@ def _segments(
     return segments
 
 
-def text(report: Report, *, colour: bool) -> str:
-    """The report for a terminal; trained tokens are green, or in ``[[ ]]`` without colour."""
-    facts = report.facts
-    lines = [
-        f"{facts['source']}: {facts['rows']:,} rows of the shape {facts['shape']} "
-        f"({', '.join(facts['columns'])})",
-        f"tokens     {facts['tokens']:,}, of which {facts['trained_tokens']:,} are trained "
-        f"({facts['trained_share']:.0%})",
-    ]
-    if length := facts["length"]:
-        lines.append(
-            f"length     {length['min']} to {length['max']} tokens, mean {length['mean']}, "
-            f"half below {length['p50']}, 95% below {length['p95']}"
-        )
-        most = max(bar["rows"] for bar in length["histogram"])
-        for bar in length["histogram"]:
-            lines.append(
-                f"  {bar['from']:>6} to {bar['below'] - 1:<6} {bar['rows']:>8,}  "
-                f"{'#' * round(40 * bar['rows'] / most)}"
-            )
-    cut = facts["truncated"]
-    lines += [
-        f"truncated  {cut['rows']:,} rows ({cut['share']:.1%}) are longer than max_length "
-        f"{facts['max_length']}; "
-        f"{cut['tokens_cut']:,} tokens are cut off ({cut['policy']})",
-        f"loss mask  empty in {facts['empty_mask']['dropped_rows'] + facts['empty_mask']['kept_rows']:,} "
-        "rows",
-        f"stop token {' '.join(map(str, facts['stop_token']['tokens'])) or 'none'}: "
-        f"trained in {facts['stop_token']['share']:.1%} of the rows",
-    ]
-    if facts["packing"]:
-        lines.append(
-            f"packing    to {facts['packing']['max_length']} tokens fills {facts['packing']['fill']:.1%}"
-        )
-    lines.append(
-        f"padding    wastes {facts['padding']['waste']:.1%} of a batch of {facts['padding']['batch_size']}"
-    )
-    lines += [f"warning    {warning}" for warning in facts["warnings"]]
-    for number, row in enumerate(report.examples, 1):
-        lines += [
-            "",
-            f"--- row {number} of {len(report.examples)} (trained tokens "
-            f"{'in green' if colour else 'in [[ ]]'})",
-            _marked(row, colour),
-        ]
-    return "\n".join(lines)
-
-
-def _marked(row: list[Segment], colour: bool) -> str:
-    left, right = ("\x1b[32m", "\x1b[0m") if colour else ("[[", "]]")
-    return "".join(f"{left}{segment.text}{right}" if segment.trained else segment.text for segment in row)
-
-
-def where_to_look(data_path: str, split: str | None) -> DataSource:
-    """The source that ``--data`` and ``--split`` mean: the training split unless said otherwise."""
-    source = DataSource(name=data_path)
+def source_to_inspect(source: DataSource, split: str | None) -> DataSource:
+    """``source`` with its ``split``; without one, with the first that a folder without a train split has."""
     source.fetch()
     if split:
         return dataclasses.replace(source, split=split)
     path = source.path
-    if path is not None and path.exists():
+    if source.split == "train" and path is not None and path.exists():
         names = files.find(path).splits
         return dataclasses.replace(source, split="train" if "train" in names else next(iter(names)))
     return source

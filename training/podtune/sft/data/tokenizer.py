@@ -1,5 +1,4 @@
-"""The tokenizer of a fine-tune: loaded with what the configuration changes, and checked against rows and
-model.
+"""The tokenizer of a fine-tune: loaded with the configuration's changes, checked against rows and model.
 
 Imports nothing heavy by itself.
 """
@@ -8,9 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from podtune.run.errors import ConfigError, NotFound, UserError
 from podtune.sft.data.shapes import RowShape
@@ -25,7 +25,7 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 
 @dataclass(frozen=True)
 class TokenizeOptions:
-    """What of a row becomes tokens, and which of them are trained; the names are SFTConfig's.
+    """The part of a row that becomes tokens, and the tokens that are trained; the names are SFTConfig's.
 
     Attributes:
         max_length: longest row in tokens; None leaves rows whole (and is what packing needs).
@@ -40,6 +40,19 @@ class TokenizeOptions:
     completion_only_loss: bool | None = None
     assistant_only_loss: bool = False
     dataset_text_field: str = "text"
+
+    @classmethod
+    def of(cls, value: Callable[[str], Any], *, packed: bool) -> TokenizeOptions:
+        """From a configuration's ``value`` of a key; rows that will be ``packed`` are not cut."""
+        given = value("dataset_kwargs")
+        prepared = isinstance(given, dict) and given.get("skip_prepare_dataset")  # neither cut nor packed
+        return cls(
+            max_length=None if packed or prepared else value("max_length"),
+            truncation_mode=value("truncation_mode"),
+            completion_only_loss=value("completion_only_loss"),
+            assistant_only_loss=value("assistant_only_loss"),
+            dataset_text_field=value("dataset_text_field"),
+        )
 
 
 def load_tokenizer(
@@ -171,9 +184,7 @@ def _tokenizer_warnings(
 
 
 def unknown_roles(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, shape: RowShape) -> list[str]:
-    """A warning about roles, in the first thousand rows, that the chat template does not speak of: it may
-    write or drop them.
-    """
+    """A warning about roles in the first thousand rows that the chat template may write or drop."""
     if not shape.conversational:
         return []
     rows = dataset.select_columns(list(shape.columns))[:1000]
@@ -225,9 +236,7 @@ def training_template(tokenizer: PreTrainedTokenizerBase, options: TokenizeOptio
 
 
 def is_plain_fast(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """True if text becomes ids by the Rust tokenizer alone and templates are rendered by transformers
-    itself.
-    """
+    """True if the Rust tokenizer alone makes ids of text and transformers itself renders templates."""
     from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
     kind = type(tokenizer)

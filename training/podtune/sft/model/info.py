@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from podtune.plan.models import shape_of
 from podtune.plan.plan import Plan, estimate
+from podtune.plan.setup import TrainingSetup
 from podtune.plan.shapes import Opaque, Shape
 from podtune.run.errors import UserError
 from podtune.sft.data.tokenizer import load_tokenizer
@@ -164,8 +165,6 @@ def _plans(shape: Shape, batch_size: int, precision: str) -> list[Plan]:
     """Plan one process, then each strategy over 2 and 8 ranks with the same rows a rank."""
     worlds = [("single", 1), *((strategy, ranks) for strategy in STRATEGIES for ranks in RANKS)]
     return [
-        estimate(
-            shape, strategy=strategy, world_size=ranks, precision=precision, batch_size=batch_size * ranks
-        )
+        estimate(TrainingSetup(shape, strategy, ranks, precision, batch_size * ranks))
         for strategy, ranks in worlds
     ]
