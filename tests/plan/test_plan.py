@@ -8,17 +8,24 @@ from typing import Any
 
 import pytest
 
-from podtune.plan.beside import plans
+from podtune.plan import plan as planner
 from podtune.plan.fit import cheapest_fits
-from podtune.plan.hardware import ROWS, hardware_row, peak_flops
-from podtune.plan.layout import PLANNED, bubble_share, partition
+from podtune.plan.hardware import ROWS, Hardware, hardware_row, peak_flops
+from podtune.plan.layout import bubble_share, partition
 from podtune.plan.models import KNOWN, shape_of
-from podtune.plan.plan import GIB, Plan, estimate, estimate_all, state_bytes
-from podtune.plan.shapes import Kept, Opaque, Transformer
+from podtune.plan.plan import GIB, Plan
+from podtune.plan.predicted_vs_measured import plans
+from podtune.plan.setup import PLANNED, TrainingSetup
+from podtune.plan.shapes import Kept, Opaque, Shape, Transformer
+from podtune.plan.states import state_bytes
 from podtune.run.errors import UserError
 from podtune.run.record import Measurements, Spread
 
 ZERO_EXAMPLE = 7_500_000_000
+
+
+def estimate(shape: Shape, *, hardware: Hardware | None = None, **settings: Any) -> Plan:
+    return planner.estimate(TrainingSetup(shape, **settings), hardware)
 
 
 def states_gb(plan: Plan) -> float:
@@ -105,10 +112,10 @@ def test_the_counted_bytes_of_real_cells_come_out() -> None:
 
 def test_hsdp_shards_inside_a_machine_and_reduces_between() -> None:
     plan = estimate(Opaque(10**9), strategy="hsdp", world_size=16, batch_size=16, nodes=2)
-    by_kind = {one["kind"]: one for one in plan.communication}
-    assert by_kind["all_gather"]["ranks"] == 8
-    assert by_kind["all_reduce"]["ranks"] == 2
-    assert by_kind["all_reduce"]["between_nodes"]
+    by_kind = {one.kind: one for one in plan.communication}
+    assert by_kind["all_gather"].ranks == 8
+    assert by_kind["all_reduce"].ranks == 2
+    assert by_kind["all_reduce"].between_nodes
     assert plan.weights_gib == pytest.approx(2e9 / 8 / GIB)
 
 
@@ -230,7 +237,9 @@ def test_what_cannot_be_is_refused_with_what_would_do(settings: dict[str, Any], 
 
 
 def test_a_resnet_is_not_divided_by_heads_and_says_so_in_the_table_of_all() -> None:
-    found, refused = estimate_all(shape_of("resnet50"), world_size=2, batch_size=64)
+    found, refused = planner.estimate_all(
+        TrainingSetup(shape_of("resnet50"), "ddp", world_size=2, batch_size=64)
+    )
     assert "tensor" in refused
     assert {"ddp", "fsdp", "pipeline-gpipe"} <= {plan.strategy for plan in found}
 
@@ -326,7 +335,7 @@ def test_the_command_gives_the_promised_json_and_needs_no_torch() -> None:
     assert found["total_gib"] - found["buffers_gib"] == pytest.approx(7.5e9 * 16 / 64 / 2**30)
     assert found["buffers_gib"] == pytest.approx(5e8 * 4 / 2**30, rel=0.01)
     code = (
-        "import sys, podtune.commands.bench, podtune.plan.beside, podtune.sweep.case_runner; "
+        "import sys, podtune.commands.bench, podtune.plan.predicted_vs_measured, podtune.sweep.case_runner; "
         "print('torch' in sys.modules)"
     )
     assert (
@@ -398,25 +407,28 @@ def test_what_is_unknown_is_absent_and_not_zero() -> None:
 
 def test_the_cheapest_changes_that_fit_are_named_and_do_fit() -> None:
     shape = shape_of("SmolLM3-3B", 1024)
-    settings = {"strategy": "single", "world_size": 1, "precision": "bf16-autocast", "batch_size": 8}
-    changes = cheapest_fits(shape, 44.4, fused_head=True, **settings)
+    settings: dict[str, Any] = {"strategy": "single", "world_size": 1, "batch_size": 8}
+    settings |= {"precision": "bf16-autocast"}
+    setup = TrainingSetup(shape, **settings, fused_head=True)
+    changes = cheapest_fits(setup, 44.4)
     assert len(changes) == 3
     for change in changes:
-        plan = estimate(shape, **change.settings)
+        plan = planner.estimate(change.setup)
         assert plan == change.plan
         assert plan.total_gib < 44.4
     assert "8-bit" in changes[0].text
     assert "checkpoint every layer" in changes[0].text
     assert any(change.text == "LoRA of rank 16 on bf16 weights" for change in changes)
-    assert cheapest_fits(shape, 1, **settings) == []
+    assert cheapest_fits(TrainingSetup(shape, **settings), 1) == []
 
 
 def test_more_cards_keep_the_rows_of_each() -> None:
-    settings = {"strategy": "single", "world_size": 1, "batch_size": 8, "precision": "bf16-autocast"}
-    changes = cheapest_fits(shape_of("SmolLM3-3B", 1024), 22, fused_head=True, **settings)
-    over = [change.settings for change in changes if change.settings["strategy"] == "fsdp"]
+    settings: dict[str, Any] = {"strategy": "single", "world_size": 1, "batch_size": 8}
+    settings |= {"precision": "bf16-autocast"}
+    changes = cheapest_fits(TrainingSetup(shape_of("SmolLM3-3B", 1024), **settings, fused_head=True), 22)
+    over = [change.setup for change in changes if change.setup.strategy == "fsdp"]
     assert over
-    assert all(changed["batch_size"] == 8 * changed["world_size"] for changed in over)
+    assert all(changed.batch_size == 8 * changed.world_size for changed in over)
 
 
 def test_hsdp_needs_two_groups_of_two_as_in_training() -> None:

@@ -150,14 +150,17 @@ def submit(
 def plan_memory(model: str, *, strategy: str, world_size: int, **settings: Any) -> Plan:
     """Memory, traffic and step time of a strategy, before anything is started: ``podtune bench plan``.
 
-    ``settings`` are those of :func:`podtune.plan.plan.estimate`: ``precision``, ``batch_size``, ``nodes`` and
-    more; ``hardware`` is a name such as ``"H100"`` and ``sequence_length`` a number of tokens.
+    ``settings`` are the fields of :class:`podtune.plan.setup.TrainingSetup` (``precision``, ``batch_size``,
+    ``nodes`` and more) and the arguments of :func:`podtune.plan.plan.estimate`; ``hardware`` is a name such
+    as ``"H100"`` and ``sequence_length`` a number of tokens.
     """
     from podtune.plan.hardware import hardware_row
     from podtune.plan.models import shape_of
     from podtune.plan.plan import estimate
+    from podtune.plan.setup import TrainingSetup
 
-    if isinstance(settings.get("hardware"), str):
-        settings["hardware"] = hardware_row(settings["hardware"])
+    on = {name: settings.pop(name) for name in ("interconnect", "utilisation") if name in settings}
+    row = settings.pop("hardware", None)
     shape = shape_of(model, settings.pop("sequence_length", None))
-    return estimate(shape, strategy=strategy, world_size=world_size, **settings)
+    setup = TrainingSetup(shape, strategy, world_size, **settings)
+    return estimate(setup, hardware_row(row) if isinstance(row, str) else row, **on)

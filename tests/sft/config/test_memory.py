@@ -130,7 +130,7 @@ def test_every_strategy_has_a_plan_by_the_card_with_least_free(
     assert found.plan.world_size == 4
 
 
-def test_a_cpu_has_nothing_to_estimate_memory(model: Path) -> None:
+def test_a_cpu_has_nothing_to_estimate(model: Path) -> None:
     assert estimate_memory(arguments(model, world=World()), locate_model(model), World(), [1024]) is None
 
 

@@ -59,8 +59,9 @@ def aim_ui(
         ),
     ] = None,
 ) -> None:
-    """Aim's web page, for this machine's own browser: no other web site is answered, and no variable of the
-    environment is in its processes.
+    """Aim's web page, for this machine's own browser.
+
+    No other web site is answered, and no variable of the environment is in its processes.
 
     \b
     Examples:

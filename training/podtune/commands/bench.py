@@ -1,26 +1,27 @@
-"""podtune bench: plan (formulas, no run), run (a sweep of measured cells), report (tables, plots and what
-they say).
-"""
+"""podtune bench: plan (formulas, no run), run (a sweep of measured cells), report (tables and plots)."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
 from podtune.plan.hardware import ROWS
-from podtune.plan.plan import OPTIMIZERS, PRECISIONS, RECOMPUTE
+from podtune.plan.plan import RECOMPUTE
+from podtune.plan.states import OPTIMIZERS, PRECISIONS
 from podtune.run.errors import PEER_LOST, SOFTWARE, UNAVAILABLE, UsageError, working
 from podtune.run.record import Json, finite
 
 if TYPE_CHECKING:
     from podtune.plan.plan import Plan
+    from podtune.plan.shapes import Checkpointing
+    from podtune.sweep.cases import CaseSweep
 
 app = typer.Typer(
-    help="Measure, and foretell, what each way of distributing the work costs.", no_args_is_help=True
+    help="Measure and predict the cost of each way to distribute the work.", no_args_is_help=True
 )
 
 DEFAULT_HARDWARE = "L40S"
@@ -72,9 +73,10 @@ def plan(
       podtune bench plan --model SmolLM3-3B --strategy single --precision bf16 --lora-r 16 --fused-head
       --activation-checkpointing full --batch-size 8 --sequence-length 1024
     """
-    from podtune.plan import plan as planner
     from podtune.plan.hardware import hardware_row, link_row
     from podtune.plan.models import shape_of
+    from podtune.plan.plan import default_batch_size, estimate, estimate_all
+    from podtune.plan.setup import TrainingSetup
     from podtune.plan.shapes import Opaque
 
     if bool(model) == bool(params):
@@ -82,38 +84,37 @@ def plan(
             "give --model or --params, one of them", where="podtune bench plan", fix="--model tinygpt-124m"
         )
     shape = shape_of(model, sequence_length) if model else Opaque(_count(params), sequence_length or 1024)
-    if activation_checkpointing not in planner.RECOMPUTE:
+    if activation_checkpointing not in RECOMPUTE:
         raise UsageError(
             f"unknown '{activation_checkpointing}'",
             where="--activation-checkpointing",
-            fix=f"one of {', '.join(planner.RECOMPUTE)}",
+            fix=f"one of {', '.join(RECOMPUTE)}",
         )
-    settings: dict[str, Any] = {
-        "world_size": world_size,
-        "precision": precision,
-        "batch_size": batch_size
-        if batch_size is not None
-        else planner.default_batch_size(model, world_size, accumulation),
-        "hardware": hardware_row(hardware),
-        "interconnect": link_row(interconnect) if interconnect else None,
-        "nodes": nodes,
-        "micro_batches": micro_batches,
-        "accumulation": accumulation,
-        "activation_checkpointing": activation_checkpointing,
-        "optimizer": optimizer,
-        "lora_r": lora_r,
-        "lora_dropout": lora_dropout,
-        "quantized": quantized,
-        "fused_head": fused_head,
-        "zero_bucket": True,  # as the benchmark sets DeepSpeed up
-    }
+    if batch_size is None:
+        batch_size = default_batch_size(model, world_size, accumulation)
+    setup = TrainingSetup(
+        shape,
+        strategy,
+        world_size,
+        precision=precision,
+        batch_size=batch_size,
+        nodes=nodes,
+        micro_batches=micro_batches,
+        accumulation=accumulation,
+        activation_checkpointing=cast("Checkpointing", activation_checkpointing),
+        optimizer=optimizer,
+        lora_r=lora_r,
+        lora_dropout=lora_dropout,
+        quantized=quantized,
+        fused_head=fused_head,
+        zero_bucket=True,  # as the benchmark sets DeepSpeed up
+    )
+    row, link = hardware_row(hardware), link_row(interconnect) if interconnect else None
     if strategy != "all":
-        plan_of_strategy = planner.estimate(shape, strategy=strategy, **settings)
-        typer.echo(
-            json.dumps(plan_of_strategy.as_json(), indent=2) if as_json else _table([plan_of_strategy])
-        )
+        planned = estimate(setup, row, interconnect=link)
+        typer.echo(json.dumps(planned.as_json(), indent=2) if as_json else _table([planned]))
         return
-    plans, refused = planner.estimate_all(shape, **settings)
+    plans, refused = estimate_all(setup, row, link)
     if not plans:
         raise UsageError(next(iter(refused.values())), where="podtune bench plan")
     if as_json:
@@ -160,24 +161,17 @@ def run(
 
     from podtune.commands.preflight import step_zero
     from podtune.run.distributed import in_pod, read_pod
-    from podtune.sweep import cases
     from podtune.sweep.case_runner import CaseRunner
+    from podtune.sweep.cases import expand
     from podtune.sweep.runner import SweepStopped
 
-    if bool(preset) == bool(sweep):
-        fix = f"--preset {' or '.join(cases.preset_names())}, or --sweep FILE"
-        raise UsageError("give --preset or --sweep, one of them", where="podtune bench run", fix=fix)
-    requested = cases.read_sweep(sweep or cases.preset(preset))
-    if timeout_per_cell is not None:
-        if timeout_per_cell <= 0:
-            raise UsageError(f"{timeout_per_cell:g} is not a positive number", where="--timeout-per-cell")
-        requested = dataclasses.replace(requested, timeout_per_cell_s=timeout_per_cell)
+    requested = _requested(preset, sweep, timeout_per_cell)
     pod = read_pod() if in_job else None
     if preflight and pod and (code := step_zero(sweep, wait_s=wait)):
         # final: only training has something to resume
         raise typer.Exit(UNAVAILABLE if code == PEER_LOST else code)
     nodes, nproc_per_node = (pod.nnodes, pod.nproc_per_node) if pod else (1, None)
-    expansion = cases.expand(requested, nodes=nodes, nproc_per_node=nproc_per_node)
+    expansion = expand(requested, nodes=nodes, nproc_per_node=nproc_per_node)
     first = pod is None or pod.node_rank == 0
     emit = sys.stdout if not as_json and in_pod() and first else None
     try:
@@ -190,12 +184,24 @@ def run(
         found = {"cells": states, "impossible": expansion.impossible, "output": str(output)}
         typer.echo(json.dumps(found, indent=2))
     if first:
-        typer.echo(
-            f"{len(states)} cells, {failed} failed; next: podtune bench report {output}",
-            err=True,
-        )
+        typer.echo(f"{len(states)} cells, {failed} failed; next: podtune bench report {output}", err=True)
     if failed and pod is None:  # in a job a failed cell is a result; an exit code would only restart the pod
         raise typer.Exit(SOFTWARE)
+
+
+def _requested(preset: str, file: Path | None, timeout_s: float | None) -> CaseSweep:
+    """The sweep of a preset or a file, with the time limit of the command line."""
+    from podtune.sweep import cases
+
+    if bool(preset) == bool(file):
+        fix = f"--preset {' or '.join(cases.preset_names())}, or --sweep FILE"
+        raise UsageError("give --preset or --sweep, one of them", where="podtune bench run", fix=fix)
+    requested = cases.read_sweep(file or cases.preset(preset))
+    if timeout_s is None:
+        return requested
+    if timeout_s <= 0:
+        raise UsageError(f"{timeout_s:g} is not a positive number", where="--timeout-per-cell")
+    return dataclasses.replace(requested, timeout_per_cell_s=timeout_s)
 
 
 @app.command("report")
@@ -205,8 +211,7 @@ def report(
     ],
     as_json: Annotated[bool, typer.Option("--json", help="What the report says, for scripts.")] = False,
 ) -> None:
-    """Tables, plots and sentences from the records below DIR: which strategy to use, why, and what cannot be
-    compared.
+    """Compare the records below DIR: which strategy to use, why, and what cannot be compared.
 
     Writes report.html (one page, no network needed), report.md and report.csv into DIR.
     Records of different precision, batch, device or commit are never put into one comparison.
@@ -218,7 +223,7 @@ def report(
     """
     from collections.abc import Iterable
 
-    from podtune.plan.beside import plans
+    from podtune.plan.predicted_vs_measured import plans
     from podtune.report.bench.report import report as write_report
     from podtune.run.collect import collect
     from podtune.run.errors import printable
@@ -264,10 +269,9 @@ def _table(plans: list[Plan]) -> str:
     from podtune.report.draw.tables import Column, Table, Value
 
     first = plans[0]
-    columns = [Column("strategy")]
-    for title in ("weights", "gradients", "optimizer", "activations", "head", "buffers", "total GiB"):
-        columns.append(Column(title, "right"))
-    columns += [Column(title, "right") for title in ("sent/step", "bubble", "step", "fits", "limited by")]
+    memory = ("weights", "gradients", "optimizer", "activations", "head", "buffers", "total GiB")
+    titles = (*memory, "sent/step", "bubble", "step", "fits", "limited by")
+    columns = [Column("strategy"), *(Column(title, "right") for title in titles)]
     rows: list[list[Value]] = []
     for plan in plans:
         parts = (plan.weights_gib, plan.gradients_gib, plan.optimizer_gib, plan.activations_gib)

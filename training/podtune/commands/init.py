@@ -108,6 +108,7 @@ def choose(model: str, gpus: int, nodes: int, hardware: str, max_length: int) ->
     from podtune.plan.hardware import hardware_row
     from podtune.plan.models import shape_of
     from podtune.plan.plan import estimate
+    from podtune.plan.setup import TrainingSetup
 
     row = hardware_row(hardware)
     try:
@@ -120,17 +121,17 @@ def choose(model: str, gpus: int, nodes: int, hardware: str, max_length: int) ->
     for lora in (False, True):
         for strategy in dict.fromkeys((simple, "fsdp" if ranks > 1 else simple)):
             for batch in BATCHES:
-                plan = estimate(
+                setup = TrainingSetup(
                     shape,
-                    strategy=strategy,
-                    world_size=ranks,
-                    nodes=nodes,
+                    strategy,
+                    ranks,
                     precision=frozen if lora else autocast,
                     batch_size=batch * ranks,
+                    nodes=nodes,
                     activation_checkpointing="full",
-                    hardware=row,
                     lora_r=LORA_R if lora else None,
                 )
+                plan = estimate(setup, row)
                 best = plan
                 if plan.fits:
                     kind = "LoRA" if lora else "all weights"

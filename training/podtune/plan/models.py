@@ -1,6 +1,4 @@
-"""The models that are known by name, and those of a config.json, as shapes. Needs no torch: the planner, the
-sweep and the benchmark's modules share them.
-"""
+"""Shapes of the models that are known by name, and of a config.json. Needs no torch."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""What a model asks of a machine, from its shape alone: parameters, FLOPs, activations, boundaries. Needs no
-torch.
-"""
+"""Parameters, FLOPs, activations and boundaries of a model, from its shape alone. Needs no torch."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ Checkpointing = Literal["none", "selective", "every-second", "full", "sequential
 
 @dataclass(frozen=True)
 class Kept:
-    """What decides how many bytes a layer keeps.
+    """Widths that decide how many bytes a layer keeps.
 
     Args:
         stored: bytes of an element of the residual stream: 4 on 32-bit weights, also under autocast.
@@ -38,8 +36,7 @@ class Kept:
 
 @dataclass(frozen=True)
 class Transformer:
-    """A decoder: GPT-2 like (``gated`` False, learned ``positions``, biases) or Llama like (``gated`` True,
-    neither).
+    """A decoder like GPT-2 (``gated`` False, learned ``positions``, biases) or like Llama (``gated`` alone).
 
     ``vocabulary`` counts the rows of the embedding; ``folder`` is that of the config.json it was read from.
     """
@@ -106,15 +103,11 @@ class Transformer:
 
     @property
     def divisible(self) -> int:
-        """Parameters that tensor parallelism divides: the layers' linear maps. Embedding, head and norms stay
-        whole.
-        """
+        """Parameters that tensor parallelism divides: the layers' linear maps."""
         return self.layers * sum(inputs * outputs for inputs, outputs in self.linears)
 
     def lora_parameters(self, rank: int) -> int:
-        """Trainable parameters of LoRA of ``rank`` on every linear map of every layer (Hu et al. 2021,
-        section 4.1).
-        """
+        """Parameters of LoRA of ``rank`` on every linear map of every layer (Hu et al. 2021, section 4.1)."""
         return self.layers * sum(rank * (inputs + outputs) for inputs, outputs in self.linears)
 
     def layer_bytes(self, kept: Kept, tensor_ranks: int = 1) -> float:
@@ -153,8 +146,9 @@ class Transformer:
         return self.sequence_length * (norms + (attention + mlp) / tensor_ranks)
 
     def backward_bytes(self, kept: Kept, tensor_ranks: int = 1) -> float:
-        """Gradients alive at once while a layer's backward pass runs: of its widest tensors, and of the
-        residual stream before and behind it.
+        """Bytes of gradients alive at once in a layer's backward pass, for one sequence.
+
+        Of its widest tensors, and of the residual stream before and behind it.
         """
         widest = kept.compute * (2.0 if self.gated else 1.0) * self.intermediate / tensor_ranks
         widest += kept.adapter_passing * self.intermediate  # the input of the last map is the widest
@@ -251,9 +245,7 @@ class ConvNet:
     divisible = 0  # convolutions are not divided
 
     def layer_bytes(self, kept: Kept, tensor_ranks: int = 1) -> float:
-        """Bytes that one block keeps for one image, on average: each convolution's output twice (before and
-        after norm).
-        """
+        """Bytes that one block keeps for one image, on average: each output before and after its norm."""
         outputs = sum(outputs * side * side for _, outputs, _, side in self.convolutions)
         return 2.0 * kept.compute * outputs / self.units / tensor_ranks
 
@@ -289,9 +281,7 @@ class ConvNet:
 
 @dataclass(frozen=True)
 class Opaque:
-    """A model of which only the count of parameters is known: no activations, 6 FLOPs a parameter and
-    token.
-    """
+    """A model known by its count of parameters: no activations, 6 FLOPs a parameter and token."""
 
     parameters: int
     sequence_length: int = 1024

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from podtune.plan.fit import cheapest_fits
 from podtune.plan.models import shape_of
 from podtune.plan.plan import USABLE, Plan, estimate
+from podtune.plan.setup import TrainingSetup
 from podtune.plan.shapes import Checkpointing, Shape
 from podtune.run.distributed import World
 from podtune.run.errors import OutOfMemory, UserError, warn
@@ -89,14 +90,14 @@ def estimate_memory(
     tokens = longest_mean(
         lengths, training.per_device_train_batch_size, padding_free=bool(training.padding_free)
     )
-    settings = plan_settings(arguments, world)
     free_to_choose = arguments.checkpointing_open
     asked: Checkpointing = "full" if training.activation_checkpointing else "none"
     levels = CHECKPOINTING if free_to_choose else (asked,)
     try:
         config = (base_of(origin) if origin.is_adapter else origin).file("config.json")
-        shape = shape_of(str(config), tokens)
-        plans = {level: estimate(shape, **settings, activation_checkpointing=level) for level in levels}
+        setup = training_setup(shape_of(str(config), tokens), arguments, world)
+        setups = {level: replace(setup, activation_checkpointing=level) for level in levels}
+        plans = {level: estimate(each) for level, each in setups.items()}
     except UserError:
         return None
     free = torch.tensor(float(torch.cuda.mem_get_info()[0]), dtype=torch.double)
@@ -106,7 +107,7 @@ def estimate_memory(
     level = next((each for each, plan in plans.items() if plan.total_gib <= USABLE * card), None)
     if level is None:
         level = list(plans)[-1]
-        error = _too_large(shape, plans[level], card, name, settings | {"activation_checkpointing": level})
+        error = _too_large(setups[level], plans[level], card, name)
         if arguments.run.memory_check:
             raise error
         warn(f"{error.what}; memory_check is off")
@@ -134,8 +135,8 @@ def longest_mean(lengths: Sequence[int], batch_size: int, *, padding_free: bool)
     return math.ceil(int(shuffled[:whole].reshape(-1, batch_size).sum(1).max()) / batch_size)
 
 
-def plan_settings(arguments: Arguments, world: World) -> dict[str, Any]:
-    """Make the keywords of :func:`podtune.plan.plan.estimate` for a fine-tune, but its checkpointing."""
+def training_setup(shape: Shape, arguments: Arguments, world: World) -> TrainingSetup:
+    """Make the planner's setup of a fine-tune on GPUs, but for its checkpointing."""
     training, model = arguments.training, arguments.model
     half = bool(training.bf16 or training.fp16)
     if model.dtype in ("bfloat16", "float16"):
@@ -146,25 +147,25 @@ def plan_settings(arguments: Arguments, world: World) -> dict[str, Any]:
         precision = "fp32"
     groups = world.nnodes if world.nnodes > 1 else 2  # copies of the weights under hsdp
     optimizer = next((plan for part, plan in OPTIMIZERS.items() if part in str(training.optim)), "adamw")
-    return {
-        "strategy": arguments.strategy,
-        "world_size": world.world_size,
-        "nodes": world.nnodes,
-        **({"shard_size": world.world_size // groups} if arguments.strategy == "hsdp" else {}),
-        "batch_size": arguments.global_batch_size,
-        "accumulation": training.gradient_accumulation_steps,
-        "precision": precision,
-        "optimizer": optimizer,
-        "lora_r": model.lora_r if model.use_peft else None,
-        "lora_dropout": model.lora_dropout if model.use_peft else 0.0,
-        "quantized": bool(model.load_in_4bit),
-        "fused_head": True,
-        "bucket_view": True,
-    }
+    return TrainingSetup(
+        shape,
+        arguments.strategy,
+        world.world_size,
+        precision=precision,
+        batch_size=arguments.global_batch_size,
+        nodes=world.nnodes,
+        accumulation=training.gradient_accumulation_steps,
+        optimizer=optimizer,
+        lora_r=model.lora_r if model.use_peft else None,
+        lora_dropout=model.lora_dropout if model.use_peft else 0.0,
+        quantized=bool(model.load_in_4bit),
+        fused_head=True,
+        shard_size=world.world_size // groups if arguments.strategy == "hsdp" else None,
+    )
 
 
-def _too_large(shape: Shape, plan: Plan, card: float, name: str, settings: dict[str, Any]) -> UserError:
-    changes = cheapest_fits(shape, card, **settings)
+def _too_large(setup: TrainingSetup, plan: Plan, card: float, name: str) -> UserError:
+    changes = cheapest_fits(setup, card)
     ways = "; or ".join(f"{change.text} ({change.plan.total_gib:.0f} GiB)" for change in changes)
     return OutOfMemory(
         f"the training does not fit: about {plan.total_gib:.1f} GiB a GPU (weights {plan.weights_gib:.1f}, "

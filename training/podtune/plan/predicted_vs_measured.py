@@ -1,0 +1,91 @@
+"""Plans of benchmark cases that were measured, so that theory stands beside them. Needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from podtune.plan.hardware import Hardware, hardware_row
+from podtune.plan.models import shape_of
+from podtune.plan.plan import Plan, estimate
+from podtune.plan.setup import TrainingSetup
+from podtune.run.errors import UserError
+from podtune.run.record import Json, Measurements
+
+# The benchmark keeps fp32 weights and runs the products in these.
+PRECISIONS = {"fp32": "fp32", "bf16": "bf16-autocast", "fp16": "fp16-autocast", "fp8": "fp8-autocast"}
+_SAME = (
+    *("precision", "global_batch_size", "sequence_length", "activation_checkpointing"),
+    *("compile", "optimizer", "threads", "norm"),
+)
+
+
+def plans(records: Iterable[Json]) -> list[Plan | None]:
+    """A plan for each record, None where the formulas do not cover it or the record lacks what they need.
+
+    The compute rate is taken from the ``single`` case of the same model and settings where there is one: a
+    plan then predicts what distributing costs, not how fast this machine multiplies. Otherwise it is the
+    peak times 0.4. A case that ran on a CPU has no time.
+    """
+    all_records = list(records)
+    rates: dict[tuple[str, ...], float] = {}
+    for record in all_records:
+        if record.get("strategy") == "single" and record.get("status") == "ok":
+            rate = _rate(record)
+            if rate is not None:
+                rates[_comparison_key(record)] = rate
+    return [_plan(record, rates.get(_comparison_key(record))) for record in all_records]
+
+
+def _comparison_key(record: Json) -> tuple[str, ...]:
+    """Everything that two cases share whose speeds are comparable: all but strategy and world size."""
+    config, hardware = record.get("config", {}), record.get("provenance", {}).get("hardware", {})
+    device = str(hardware.get("gpu") or hardware.get("cpu") or "unknown")
+    return (str(record.get("model")), *(repr(config.get(name)) for name in _SAME), device)
+
+
+def _rate(record: Json) -> float | None:
+    """FLOP/s that one process reached, by the planner's count of FLOPs."""
+    step_time = Measurements.read(record).step_time_s
+    plan = _plan(record, None)
+    return plan.flops_per_step / step_time.p50 if plan and step_time and step_time.p50 > 0 else None
+
+
+def _plan(record: Json, rate: float | None) -> Plan | None:
+    try:
+        setup = _setup(record)
+        hardware = _hardware(record)
+        if hardware is None or rate is None:
+            return estimate(setup, hardware)
+        # measured, the update of the weights included
+        flops = {**hardware.flops, setup.precision.removesuffix("-autocast"): rate}
+        return estimate(setup, replace(hardware, flops=flops, memory_bandwidth=float("inf")), utilisation=1.0)
+    except (UserError, KeyError, TypeError):
+        return None
+
+
+def _setup(record: Json) -> TrainingSetup:
+    config = record.get("config", {})
+    return TrainingSetup(
+        shape_of(record["model"], config.get("sequence_length") or None),
+        strategy=record["strategy"],
+        world_size=record["world_size"],
+        precision=PRECISIONS.get(config.get("precision", ""), ""),
+        batch_size=record["global_batch_size"],
+        nodes=record.get("nnodes", 1),
+        micro_batches=config.get("micro_batches") or None,
+        accumulation=config.get("accumulation", 1),
+        activation_checkpointing=config.get("activation_checkpointing", "none"),
+        optimizer=config.get("optimizer", "adamw"),
+        shard_size=config.get("shard_size") or None,
+        zero_bucket=True,
+        bucket_view=config.get("gradient_as_bucket_view") is not False,
+    )
+
+
+def _hardware(record: Json) -> Hardware | None:
+    """The row of the record's GPU; None for a CPU, and for a GPU without one."""
+    try:
+        return hardware_row(record.get("provenance", {}).get("hardware", {})["gpu"])
+    except (UserError, KeyError):
+        return None
