@@ -17,7 +17,7 @@ import warnings
 from pathlib import Path
 
 from podtune.bench.case.command_line import read_options
-from podtune.bench.case.record import CellRecord, Ended, prepare_output
+from podtune.bench.case.record import CaseRecord, Ended, prepare_output
 from podtune.bench.models import Size
 from podtune.bench.options import Options
 from podtune.run import errors
@@ -36,13 +36,13 @@ def main(arguments: list[str] | None = None) -> int:
     except UserError as error:
         return errors.report(error) if world.is_main else error.code
     _configure(options, world)
-    return _run_cell(options, size, output)
+    return _run_case(options, size, output)
 
 
-def _run_cell(options: Options, size: Size, output: Path) -> int:
+def _run_case(options: Options, size: Size, output: Path) -> int:
     from podtune.bench.case.watchdog import Watchdog
 
-    record = CellRecord(options, output)
+    record = CaseRecord(options, output)
 
     def hang(doing: str) -> None:
         reason = f"hang: nothing ended for {watchdog.patience:.0f} s while {doing}"
@@ -56,10 +56,11 @@ def _run_cell(options: Options, size: Size, output: Path) -> int:
         world = setup_distributed(options.timeout_s, use_cpu=options.cpu)
         record.identify(world)
         from podtune.bench.case.device import refuse_what_the_device_lacks
-        from podtune.bench.case.loop import CellRun, measure
+        from podtune.bench.case.loop import measure
+        from podtune.bench.case.run import CaseRun
 
         refuse_what_the_device_lacks(options, world)
-        run = CellRun(options, size, world, watchdog)
+        run = CaseRun(options, size, world, watchdog)
         measurements = measure(run)
         run = None  # its model goes before the process group does
         cleanup_distributed()
@@ -71,7 +72,7 @@ def _run_cell(options: Options, size: Size, output: Path) -> int:
 
 
 def _configure(options: Options, world: World) -> None:
-    """What must be set before torch is loaded, and how torchrun ends us when a peer has failed."""
+    """Set what torch reads when it is loaded, and take SIGTERM, by which torchrun ends us after a peer."""
     if options.cpu:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     os.environ["OMP_NUM_THREADS"] = str(options.threads)

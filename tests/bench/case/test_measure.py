@@ -15,9 +15,11 @@ import pytest
 
 from podtune.bench.case.command_line import read_options
 from podtune.bench.case.communication import sent_bytes
-from podtune.bench.case.loop import CellRun, compare_losses, measure
+from podtune.bench.case.loop import measure
 from podtune.bench.case.measure import PeakMemory, Telemetry
+from podtune.bench.case.parity import compare_losses
 from podtune.bench.case.profiling import exposed_seconds
+from podtune.bench.case.run import CaseRun
 from podtune.bench.case.watchdog import Watchdog
 from podtune.bench.options import Options
 from podtune.run.distributed import World
@@ -125,7 +127,7 @@ def test_batch_norm_over_a_split_batch_leaves_parity_undefined() -> None:
 
 
 def test_without_parity_there_is_no_speed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("podtune.bench.case.loop._reference_losses", lambda run: [6.0] * 5)
+    monkeypatch.setattr("podtune.bench.case.loop.reference_losses", lambda run: [6.0] * 5)
     words = [
         "--model",
         "tinygpt-test",
@@ -140,7 +142,7 @@ def test_without_parity_there_is_no_speed(monkeypatch: pytest.MonkeyPatch) -> No
     ]
     options, size, _ = read_options(words, World())
     watchdog = Watchdog(60, lambda doing: pytest.exit(f"hang while {doing}"))
-    found = measure(CellRun(options, size, World(), watchdog))
+    found = measure(CaseRun(options, size, World(), watchdog))
     watchdog.stop()
     assert found.parity is not None
     assert found.parity.status == "failed"

@@ -112,7 +112,8 @@ def arguments(cell: str) -> list[str]:
 
 def alone(cell: str) -> Json:
     """One process needs no torchrun: this one."""
-    from podtune.bench.case.loop import CellRun, measure
+    from podtune.bench.case.loop import measure
+    from podtune.bench.case.run import CaseRun
     from podtune.bench.case.watchdog import Watchdog
 
     world = World()
@@ -121,7 +122,7 @@ def alone(cell: str) -> Json:
     try:
         return {
             "config": asdict(options),
-            "measurements": measure(CellRun(options, size, world, watchdog)).to_json(),
+            "measurements": measure(CaseRun(options, size, world, watchdog)).to_json(),
         }
     finally:
         watchdog.stop()
@@ -221,14 +222,14 @@ import sys, torch
 ask = torch.is_autocast_enabled
 torch.is_autocast_enabled = lambda device="cpu": ask("cpu")  # DeepSpeed asks without a device: of CUDA
 from podtune.bench.case.command_line import read_options
-from podtune.bench.case.loop import CellRun
+from podtune.bench.case.run import CaseRun
 from podtune.bench.case.watchdog import Watchdog
 from podtune.run.distributed import read_world, setup_distributed
 words = ["--model", "tinygpt-test", "--precision", "bf16", "--cpu", "--global-batch-size", "2"]
 world = setup_distributed(60, use_cpu=True)
 for strategy in ("zero2", "zero3"):
     options, size, _ = read_options([*words, "--strategy", strategy], read_world())
-    run = CellRun(options, size, world, Watchdog(60, sys.exit))
+    run = CaseRun(options, size, world, Watchdog(60, sys.exit))
     zero = run.setup(strategy, world, options)
     zero.model.blocks[1].up.register_forward_hook(lambda layer, x, y: print(strategy, y.dtype))
     zero.train_step(run.batches(zero.rows, 1)[0])

@@ -1,6 +1,4 @@
-"""The options of one cell. This dataclass is the one place where they stand: the command line, the keys of a
-sweep and the documents' table are made from it. Needs no torch.
-"""
+"""The options of one benchmark case: command line, sweep keys and the documents' table come from here."""
 
 # ruff: noqa: RUF009 - _option is dataclasses.field with our two keys
 
@@ -23,7 +21,7 @@ def _option(default: Any, about: str, *, least: int | None = None) -> Any:
 
 @dataclass(frozen=True)
 class Options:
-    """One cell. None, or 0 for a count, was not asked for: the default is the model's or the strategy's."""
+    """One case. None, or 0 for a count, is unset: the default is the model's or the strategy's."""
 
     model: str = field(metadata={"help": f"{', '.join(BENCHMARK_MODELS)} or hf:PATH"})
     strategy: str = field(metadata={"help": ", ".join(PLANNED)})

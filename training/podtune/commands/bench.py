@@ -1,6 +1,4 @@
-"""podtune bench: plan (formulas, no run), run (a sweep of measured cells), report (tables, plots and what
-they say).
-"""
+"""podtune bench: plan (formulas, no run), run (a sweep of measured cells), report (tables and plots)."""
 
 from __future__ import annotations
 
@@ -20,6 +18,7 @@ from podtune.run.record import Json, finite
 if TYPE_CHECKING:
     from podtune.plan.plan import Plan
     from podtune.plan.shapes import Checkpointing
+    from podtune.sweep.cases import CaseSweep
 
 app = typer.Typer(
     help="Measure and predict the cost of each way to distribute the work.", no_args_is_help=True
@@ -162,24 +161,17 @@ def run(
 
     from podtune.commands.preflight import step_zero
     from podtune.run.distributed import in_pod, read_pod
-    from podtune.sweep import cases
     from podtune.sweep.case_runner import CaseRunner
+    from podtune.sweep.cases import expand
     from podtune.sweep.runner import SweepStopped
 
-    if bool(preset) == bool(sweep):
-        fix = f"--preset {' or '.join(cases.preset_names())}, or --sweep FILE"
-        raise UsageError("give --preset or --sweep, one of them", where="podtune bench run", fix=fix)
-    requested = cases.read_sweep(sweep or cases.preset(preset))
-    if timeout_per_cell is not None:
-        if timeout_per_cell <= 0:
-            raise UsageError(f"{timeout_per_cell:g} is not a positive number", where="--timeout-per-cell")
-        requested = dataclasses.replace(requested, timeout_per_cell_s=timeout_per_cell)
+    requested = _requested(preset, sweep, timeout_per_cell)
     pod = read_pod() if in_job else None
     if preflight and pod and (code := step_zero(sweep, wait_s=wait)):
         # final: only training has something to resume
         raise typer.Exit(UNAVAILABLE if code == PEER_LOST else code)
     nodes, nproc_per_node = (pod.nnodes, pod.nproc_per_node) if pod else (1, None)
-    expansion = cases.expand(requested, nodes=nodes, nproc_per_node=nproc_per_node)
+    expansion = expand(requested, nodes=nodes, nproc_per_node=nproc_per_node)
     first = pod is None or pod.node_rank == 0
     emit = sys.stdout if not as_json and in_pod() and first else None
     try:
@@ -192,12 +184,24 @@ def run(
         found = {"cells": states, "impossible": expansion.impossible, "output": str(output)}
         typer.echo(json.dumps(found, indent=2))
     if first:
-        typer.echo(
-            f"{len(states)} cells, {failed} failed; next: podtune bench report {output}",
-            err=True,
-        )
+        typer.echo(f"{len(states)} cells, {failed} failed; next: podtune bench report {output}", err=True)
     if failed and pod is None:  # in a job a failed cell is a result; an exit code would only restart the pod
         raise typer.Exit(SOFTWARE)
+
+
+def _requested(preset: str, file: Path | None, timeout_s: float | None) -> CaseSweep:
+    """The sweep of a preset or a file, with the time limit of the command line."""
+    from podtune.sweep import cases
+
+    if bool(preset) == bool(file):
+        fix = f"--preset {' or '.join(cases.preset_names())}, or --sweep FILE"
+        raise UsageError("give --preset or --sweep, one of them", where="podtune bench run", fix=fix)
+    requested = cases.read_sweep(file or cases.preset(preset))
+    if timeout_s is None:
+        return requested
+    if timeout_s <= 0:
+        raise UsageError(f"{timeout_s:g} is not a positive number", where="--timeout-per-cell")
+    return dataclasses.replace(requested, timeout_per_cell_s=timeout_s)
 
 
 @app.command("report")
@@ -207,8 +211,7 @@ def report(
     ],
     as_json: Annotated[bool, typer.Option("--json", help="What the report says, for scripts.")] = False,
 ) -> None:
-    """Tables, plots and sentences from the records below DIR: which strategy to use, why, and what cannot be
-    compared.
+    """Compare the records below DIR: which strategy to use, why, and what cannot be compared.
 
     Writes report.html (one page, no network needed), report.md and report.csv into DIR.
     Records of different precision, batch, device or commit are never put into one comparison.
@@ -266,10 +269,9 @@ def _table(plans: list[Plan]) -> str:
     from podtune.report.draw.tables import Column, Table, Value
 
     first = plans[0]
-    columns = [Column("strategy")]
-    for title in ("weights", "gradients", "optimizer", "activations", "head", "buffers", "total GiB"):
-        columns.append(Column(title, "right"))
-    columns += [Column(title, "right") for title in ("sent/step", "bubble", "step", "fits", "limited by")]
+    memory = ("weights", "gradients", "optimizer", "activations", "head", "buffers", "total GiB")
+    titles = (*memory, "sent/step", "bubble", "step", "fits", "limited by")
+    columns = [Column("strategy"), *(Column(title, "right") for title in titles)]
     rows: list[list[Value]] = []
     for plan in plans:
         parts = (plan.weights_gib, plan.gradients_gib, plan.optimizer_gib, plan.activations_gib)

@@ -62,11 +62,10 @@ def sweep(
     """
     from podtune.run.record import RUN_FILE
     from podtune.sweep.runner import SweepStopped
-    from podtune.sweep.trials import TrialRunner, read_sweep
+    from podtune.sweep.trials import TrialRunner, read_sweep, start_here
 
     if values:
         trials, begin = _in_the_cluster(file, values, sets or [], namespace, context)
-        runner = TrialRunner(trials, output, begin, at_once, _say)
     elif sets or namespace or context or at_once > 1:
         raise UsageError(
             "--set, --at-once, --namespace and --context are for a sweep in a cluster",
@@ -74,9 +73,9 @@ def sweep(
             fix="add -f VALUES, or leave them out",
         )
     else:
-        runner = TrialRunner(read_sweep(file), output, say=_say)
+        trials, begin = read_sweep(file), start_here
     try:
-        states = runner.run()
+        states = TrialRunner(trials, output, begin, at_once, _say).run()
     except SweepStopped as stopped:
         left = "; jobs in the cluster continue, `podtune delete NAME` ends one" if values else ""
         typer.echo(f"stopped; finished runs are in {output}, and the same command resumes{left}", err=True)

@@ -1,8 +1,8 @@
-"""What a job needs on its volumes before it trains, got once for all pods: model, data, tokens, and a marker.
+"""The content of a job's volumes, fetched or made once for all pods: model, data, tokens, and a marker.
 
 ``podtune prepare`` runs it in the init container of every pod. One pod takes the lock and works; the others
-say whom and what they wait for. With the marker of the same configuration there nothing is done, in a tenth
-of a second, so that a restart costs nothing. Imports torch only to tokenise.
+print its name and its work. Where the marker of the same configuration lies, nothing is left to do: a restart
+costs a tenth of a second. Imports torch only to tokenise.
 """
 
 from __future__ import annotations
@@ -43,25 +43,10 @@ SAY_EVERY_S = 30.0
 MOST_KILLS = 3
 # Keys of SFTConfig that decide the tokens; the others may need a GPU or a world that this step does not have.
 TOKEN_KEYS = (
-    *(
-        "max_length",
-        "truncation_mode",
-        "completion_only_loss",
-        "assistant_only_loss",
-        "dataset_text_field",
-        "dataset_num_proc",
-    ),
-    *(
-        "eos_token",
-        "pad_token",
-        "chat_template_path",
-        "trust_remote_code",
-        "packing",
-        "packing_strategy",
-        "eval_packing",
-    ),
-    *("shuffle_dataset", "seed", "dataset_kwargs", "eval_strategy", "eval_on_start", "do_eval"),
-    *("eval_steps", "max_steps", "output_dir"),
+    *("max_length", "truncation_mode", "completion_only_loss", "assistant_only_loss", "dataset_text_field"),
+    *("dataset_num_proc", "eos_token", "pad_token", "chat_template_path", "trust_remote_code"),
+    *("packing", "packing_strategy", "eval_packing", "shuffle_dataset", "seed", "dataset_kwargs"),
+    *("eval_strategy", "eval_on_start", "do_eval", "eval_steps", "max_steps", "output_dir"),
 )
 TOKEN_CLASSES = ("ScriptArguments", "DatasetMixtureConfig", "RunArguments")
 NOT_HERE = ("strategy", "global_batch_size", "aim_repo", "run_name")
@@ -120,8 +105,7 @@ def prepare(
 
 @contextlib.contextmanager
 def _attempt(counter: Path) -> Iterator[None]:
-    """Count the attempts that were killed before they could end, and give up after :data:`MOST_KILLS` in a
-    row.
+    """Count attempts that were killed, and give up after :data:`MOST_KILLS` in a row.
 
     The operator makes a pod whose init container was killed again without any limit.
     """
@@ -141,37 +125,29 @@ def _attempt(counter: Path) -> Iterator[None]:
 
 
 def decides_tokens(key: str) -> bool:
-    """True if ``key`` of the configuration has a say in what is fetched and tokenised."""
+    """True if ``key`` of the configuration decides what is fetched or tokenised."""
     return key in (*TOKEN_KEYS, *MODEL_KEYS) or (
         config.known_keys()[key]["class"] in TOKEN_CLASSES and key not in NOT_HERE
     )
 
 
 def _urls(values: dict[str, Any]) -> list[str]:
-    """What of the configuration lies in object storage: model first."""
-    data = [entry.get("path") for entry in values.get("datasets") or ()]
-    names = [
-        values.get("model_name_or_path"),
-        values.get("dataset_name"),
-        values.get("eval_dataset_name"),
-        *data,
-    ]
+    """The URLs of the configuration in object storage, that of the model first."""
+    keys = ("model_name_or_path", "dataset_name", "eval_dataset_name")
+    names = [*map(values.get, keys), *(entry.get("path") for entry in values.get("datasets") or ())]
     return [str(name) for name in dict.fromkeys(names) if object_store.is_url(name)]
 
 
 def key(values: dict[str, Any], build: str, versions: Mapping[str, str] = MappingProxyType({})) -> str:
-    """The name of the marker: a hash of what decides the content of the volumes, with the ``versions`` of
-    what lies in object storage.
-    """
-    relevant = {
-        key: value for key, value in values.items() if key not in ("output_dir", "max_steps", "eval_steps")
-    }
+    """The marker's name: a hash of all that decides the volumes, ``versions`` of URLs included."""
+    without = ("output_dir", "max_steps", "eval_steps")
+    relevant = {key: value for key, value in values.items() if key not in without}
     parts = [relevant, build, *([versions] if versions else [])]
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:20]
 
 
 def _steps(values: dict[str, Any], build: str) -> list[tuple[str, Callable[[], object]]]:
-    """What has to be done, in order, each with the words in which others are told of it."""
+    """The work in its order, each step with the words that waiting pods print."""
     model, revision = str(values["model_name_or_path"]), values.get("model_revision")
     local = source.local_path(model)
     steps: list[tuple[str, Callable[[], object]]] = [
@@ -192,15 +168,11 @@ def _steps(values: dict[str, Any], build: str) -> list[tuple[str, Callable[[], o
                 "prepare.build empty",
             )
         if not data.exists():
-            steps.append(
-                (
-                    (f"making the question-answer set {data}"),
-                    lambda: _podtune("data", "build", "--output", data),
-                )
-            )
+            make_data = functools.partial(_podtune, "data", "build", "--output", data)
+            steps.append((f"making the question-answer set {data}", make_data))
         if not local.exists():
             words = ("model", "build", "--size", build, "--data", data, "--output", local)
-            steps.append((f"making the {build} model {local}", lambda: _podtune(*words)))
+            steps.append((f"making the {build} model {local}", functools.partial(_podtune, *words)))
     elif local is None:
         steps.append((f"downloading {model}", lambda: _download(model, revision)))
     elif not object_store.is_url(model) and not local.exists():
@@ -214,7 +186,7 @@ def _steps(values: dict[str, Any], build: str) -> list[tuple[str, Callable[[], o
 
 
 def _podtune(*words: object) -> None:
-    """Another podtune command, with its output and its exit code."""
+    """Run another podtune command; it prints for itself, and this one ends with its exit code."""
     done = subprocess.run([sys.executable, "-m", "podtune.cli", *map(str, words)])
     if done.returncode:
         raise UserError(
@@ -226,9 +198,9 @@ def _podtune(*words: object) -> None:
 
 
 def _download(name: str, revision: str | None) -> None:
-    """The model into HF_HOME, its pickled weights left out."""
+    """Download the model into HF_HOME, without pickled weights."""
     hub.check(name, "model")
-    if hub.offline():  # it is in the cache, says the check
+    if hub.offline():  # the check has found it in the cache
         return
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError
@@ -268,9 +240,7 @@ def _tokenise(values: dict[str, Any]) -> None:
 
 
 class _Waiting:
-    """Says what the lock's holder does: the holder writes it beside the lock, those who wait print it now and
-    then.
-    """
+    """The work of the lock's holder, which writes it beside the lock, and those who wait print it."""
 
     def __init__(self, lock: Path) -> None:
         self.file = lock.with_suffix(".doing")
@@ -291,13 +261,9 @@ class _Waiting:
         if time.monotonic() - self.said > SAY_EVERY_S:
             self.said = time.monotonic()
             with contextlib.suppress(OSError):
-                waited = time.monotonic() - self.started
-                print(
-                    f"podtune prepare: waiting for {self.file.read_text(encoding='utf-8')} ({waited:.0f} "
-                    "s "
-                    "so far)",
-                    flush=True,
-                )
+                holder = self.file.read_text(encoding="utf-8")
+                waited_s = time.monotonic() - self.started
+                print(f"podtune prepare: waiting for {holder} ({waited_s:.0f} s so far)", flush=True)
         return False
 
 

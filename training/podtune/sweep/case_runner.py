@@ -92,7 +92,7 @@ class CaseRunner:
                     name=case.name,
                     start=partial(self._start, case, index, limit_s),
                     limit_s=limit_s + (0.0 if self._server else START_S),
-                    judge=partial(self._judge, case),
+                    conclude=partial(self._conclude, case),
                     summary=partial(self._summary, case),
                     before="kept" if finished or absent else None,
                 )
@@ -142,7 +142,7 @@ class CaseRunner:
             index=index,
         )
 
-    def _judge(self, case: Case, outcome: Outcome) -> State:
+    def _conclude(self, case: Case, outcome: Outcome) -> State:
         """Complete the record: that of a failure where the processes left none."""
         if not self._writes:
             return "ok" if outcome.code == 0 else "error"

@@ -56,8 +56,7 @@ class CaseSweep:
     timeout_per_cell_s: float = 600.0
     skip_impossible: bool = False
     launch: Literal["torchrun", "fork"] = "torchrun"
-    """``fork``: one process loads torch, and forks the ranks of one case after another. For cases of a few
-    seconds on a CPU, where torchrun's own start would take most of the time."""
+    """``fork``: torch is loaded once and every rank is forked; for cases of a few seconds on a CPU."""
 
 
 @dataclass(frozen=True)
@@ -103,8 +102,7 @@ def read_sweep(path: Path) -> CaseSweep:
     """Parse a sweep file.
 
     Raises:
-        UserError: unreadable, an unknown key (names the nearest), or a value of the wrong kind; with file and
-        key.
+        UserError: unreadable, an unknown key, or a value of the wrong kind; with file and key.
     """
     content = read_mapping(path, fix="give a sweep file, or --preset", usage="see podtune bench run --help")
     keys = {field.name: field for field in fields(CaseSweep)}
@@ -129,21 +127,24 @@ def _counts(value: Any) -> tuple[int, ...] | None:
     return _some(value, lambda item: isinstance(item, int) and not isinstance(item, bool) and item > 0)
 
 
+def _only(kind: type) -> Callable[[Any], Any]:
+    return lambda value: value if isinstance(value, kind) else None
+
+
+NAMES = ("a name or a list of names", _names)
+COUNTS = ("a positive number or a list of them", _counts)
 #: by key: its kind in words, and its value as the field of CaseSweep holds it, None if it is of another kind
 KINDS: dict[str, tuple[str, Callable[[Any], Any]]] = {
-    "models": ("a name or a list of names", _names),
-    "strategies": (
-        "a name or a list of names",
-        lambda value: tuple(STRATEGIES) if value == "all" else _names(value),
-    ),
-    "world_sizes": ("a positive number or a list of them", _counts),
-    "precisions": ("a name or a list of names", _names),
-    "global_batch_sizes": ("a positive number or a list of them", _counts),
+    "models": NAMES,
+    "strategies": (NAMES[0], lambda value: tuple(STRATEGIES) if value == "all" else _names(value)),
+    "world_sizes": COUNTS,
+    "precisions": NAMES,
+    "global_batch_sizes": COUNTS,
     "compile": ("true, false or a list of both", lambda value: _some(value, lambda x: isinstance(x, bool))),
-    "options": ("a mapping", lambda value: value if isinstance(value, dict) else None),
-    "per_model": ("a mapping", lambda value: value if isinstance(value, dict) else None),
+    "options": ("a mapping", _only(dict)),
+    "per_model": ("a mapping", _only(dict)),
     "timeout_per_cell_s": ("a positive number of seconds", seconds),
-    "skip_impossible": ("true or false", lambda value: value if isinstance(value, bool) else None),
+    "skip_impossible": ("true or false", _only(bool)),
     "launch": ("torchrun or fork", lambda value: value if value in ("torchrun", "fork") else None),
 }
 
@@ -188,8 +189,7 @@ def expand(sweep: CaseSweep, *, nodes: int = 1, nproc_per_node: int | None = Non
         nodes, nproc_per_node: the job that the cases run in; on one machine any world size is one node.
 
     Raises:
-        UserError: an unknown model or strategy, a wrong option; or an impossible combination, unless the
-        sweep skips those.
+        UserError: an unknown name, a wrong option; an impossible combination, unless the sweep skips those.
     """
     _check_names(sweep)
     cases: list[Case] = []
@@ -247,11 +247,7 @@ def _check_names(sweep: CaseSweep) -> None:
 
 
 def _local_ranks(world_size: int, nodes: int, nproc_per_node: int | None, *, on_cpu: bool) -> int:
-    """Processes on each machine.
-
-    Raises:
-        UserError: the job has not so many pods, or this machine not so many GPUs.
-    """
+    """Processes on each machine; an error if the job has too few pods, or this machine too few GPUs."""
     local = world_size if nproc_per_node is None else min(world_size, nproc_per_node)
     if world_size % local or world_size // local > nodes:
         raise ConfigError(
@@ -295,13 +291,7 @@ def _arguments(flags: Flags) -> list[str]:
 def code_hash() -> str:
     """A hash of the benchmark's own code: a case measured by other code is measured again."""
     digest = hashlib.sha256()
-    files = [
-        ROOT / "benchmark.py",
-        *sorted((ROOT / "bench").rglob("*.py")),
-        *sorted((ROOT / "run").glob("*.py")),
-        *(ROOT / "plan" / name for name in ("models.py", "shapes.py")),
-        ROOT / "sweep" / "processes.py",
-    ]
-    for path in files:
+    patterns = ("benchmark.py", "bench/**/*.py", "run/*.py", "plan/models.py", "plan/shapes.py")
+    for path in sorted(path for pattern in (*patterns, "sweep/processes.py") for path in ROOT.glob(pattern)):
         digest.update(path.relative_to(ROOT).as_posix().encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]

@@ -45,7 +45,7 @@ class Running(Protocol):
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended: its exit code, None if it was ended at the time limit, and how long it took."""
+    """The end of a run: its exit code, None if it was ended at the time limit, and its duration."""
 
     code: int | None
     seconds: float
@@ -57,7 +57,7 @@ class Job:
 
     Args:
         limit_s: seconds that it may take.
-        judge: completes the records of one that has ended, and gives its state.
+        conclude: completes the records of one that has ended, and gives its state.
         summary: how it ended, in a line for people.
         is_worse: true while it runs if it is to be stopped for its results so far.
         before: the state of one that need not be started.
@@ -66,7 +66,7 @@ class Job:
     name: str
     start: Callable[[], Running]
     limit_s: float
-    judge: Callable[[Outcome], State]
+    conclude: Callable[[Outcome], State]
     summary: Callable[[State], str]
     is_worse: Callable[[], bool] = lambda: False
     before: State | None = None
@@ -158,7 +158,7 @@ class SweepRunner:
         return _Started(job, job.start(), time.monotonic())
 
     def _state(self, each: _Started, wait_s: float) -> State | None:
-        """How it ended, None while it runs."""
+        """The state of one that has ended, None while it runs."""
         code = each.running.poll(wait_s)
         if code is None:
             if each.job.is_worse():
@@ -168,7 +168,7 @@ class SweepRunner:
                 return None
             each.running.end()
         self._durations.append(each.seconds)
-        return each.job.judge(Outcome(code, each.seconds))
+        return each.job.conclude(Outcome(code, each.seconds))
 
     def _ended(self, job: Job, state: State) -> None:
         self.states[job.name] = state

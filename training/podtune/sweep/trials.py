@@ -228,7 +228,7 @@ class TrialRunner:
                 name=trial.name,
                 start=partial(self._start, trial),
                 limit_s=self.sweep.timeout_s,
-                judge=partial(self._judge, trial),
+                conclude=partial(self._conclude, trial),
                 summary=partial(self._summary, trial),
                 is_worse=partial(self._is_worse, trial),
                 before="stopped" if trial.name in stopped else self._kept(trial),
@@ -253,7 +253,7 @@ class TrialRunner:
         folder.mkdir(exist_ok=True)
         return self.begin(trial, folder)
 
-    def _judge(self, trial: Trial, outcome: Outcome) -> State:
+    def _conclude(self, trial: Trial, outcome: Outcome) -> State:
         if outcome.code is None:
             self.say(f"    {trial.name}: not done after {self.sweep.timeout_s:.0f} s, ended")
         return "ok" if outcome.code == 0 else "failed"

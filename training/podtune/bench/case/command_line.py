@@ -1,6 +1,4 @@
-"""The command line of one cell and its checks. Needs no torch: a wrong value is answered before anything is
-loaded.
-"""
+"""The command line of one case and its checks, without torch: a wrong value is answered at once."""
 
 from __future__ import annotations
 

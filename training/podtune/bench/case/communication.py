@@ -66,9 +66,7 @@ def sent_bytes(collective: str, message: int, ranks: int) -> float:
 
 
 class CountCommunication(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts while it is entered: ``calls``, ``message_bytes`` and ``sent_bytes`` by collective, of this
-    rank.
-    """
+    """``calls``, ``message_bytes`` and ``sent_bytes`` of this rank by collective, while it is entered."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -44,12 +44,11 @@ class CountMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def of_step(self, step: Callable[[], None], model: nn.Module) -> CountedMemory:
-        """Take a step, at least the third (DDP builds its buckets again in the second), and say what its
-        tensors took on this rank.
+        """Take a step, at least the third, and count what its tensors take on this rank.
 
-        Weights, gradients and optimizer (with master weights of its own) are those found when the optimizer
-        steps. Activations are whatever else the step makes before that, at its fullest moment; buffers were
-        there before it.
+        DDP builds its buckets again in the second. Weights, gradients and optimizer (with master weights of
+        its own) are those found when the optimizer steps. Activations are whatever else the step makes before
+        that, at its fullest moment; buffers were there before it.
         """
         weights, gradients, states = self._numbers(map(_held, model.parameters())), set[int](), set[int]()
         updates: list[int] = []
@@ -127,6 +126,6 @@ class _Peak:
 
 
 def _held(parameter: nn.Parameter) -> Tensor:
-    """What a rank holds of a weight: under ZeRO-3 the partition that DeepSpeed keeps beside it."""
+    """The part of a weight that this rank holds: under ZeRO-3 DeepSpeed keeps it beside the weight."""
     held: Tensor = getattr(parameter, "ds_tensor", parameter)
     return held

@@ -30,9 +30,7 @@ class Rows(Protocol):
 
 
 def share(step: int, global_batch_size: int, part: int, parts: int) -> range:
-    """The row numbers of ``part`` of the global batch of ``step``: disjoint over the parts, and together all
-    of it.
-    """
+    """Row numbers of ``part`` of the global batch of ``step``: disjoint, and together all of it."""
     size = global_batch_size // parts
     start = step * global_batch_size + part * size
     return range(start, start + size)
@@ -59,8 +57,7 @@ def _generator(seed: int, number: int) -> torch.Generator:
 
 
 class SyntheticTokens:
-    """A Markov chain: nine times of ten the next token is a fixed function of the last one, else any of the
-    alphabet.
+    """A Markov chain: nine times of ten the next token is a fixed function of the last one, else any.
 
     A model that learns the function ends near 0.1 ln(alphabet) + 0.33 nats; it starts at ln(vocabulary).
     """
@@ -84,9 +81,7 @@ class SyntheticTokens:
 
 
 class SyntheticImages:
-    """Every class has a coarse pattern of 8 x 8 colours; an image is its class's pattern, enlarged, in
-    noise.
-    """
+    """Images of classes: a class has a pattern of 8 x 8 colours, an image is that, enlarged, in noise."""
 
     def __init__(self, classes: int, side: int, seed: int) -> None:
         self.classes, self.side, self.seed = classes, side, seed

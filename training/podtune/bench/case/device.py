@@ -1,4 +1,4 @@
-"""What this machine's device cannot do, said before the model is built."""
+"""Limits of this machine's device, checked before the model is built."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Instruments: memory, host-to-device copies, FLOPs, the machine's own counters. All of them off the
-clock.
-"""
+"""Instruments, all off the clock: memory, host-to-device copies, FLOPs, the machine's own counters."""
 
 from __future__ import annotations
 
@@ -23,9 +21,7 @@ COPIES = 10
 
 
 def memory_gib(device: str) -> dict[str, float]:
-    """GiB at the moment of running out: the allocator's peaks and what the device had; on the CPU the
-    resident peak.
-    """
+    """GiB when memory ran out: the allocator's peaks and the device; on the CPU the resident peak."""
     if not device.startswith("cuda"):
         peak = PeakMemory(device).gib()
         return {} if peak is None else {"resident_peak_gib": peak}
@@ -80,7 +76,7 @@ class PeakMemory:
 
 
 def held_gib(model: nn.Module) -> float:
-    """What this rank holds of the model's weights; of a sharded weight, its shard."""
+    """GiB of the model's weights on this rank; of a sharded weight, its shard."""
     local = [p.to_local() if isinstance(p, DTensor) else p for p in model.parameters()]
     return sum(p.numel() * p.element_size() for p in local) / GIB
 
@@ -101,8 +97,7 @@ def host_to_device_gb_per_s(batch: Batch, device: str) -> float | None:
 
 
 def flops_per_row(build_model: BuildModel, sequence_length: int) -> int:
-    """Floating-point operations of forward and backward over one row, counted by torch while it runs on no
-    data at all.
+    """FLOPs of forward and backward over one row, counted by torch on the meta device.
 
     These are the model's: what activation checkpointing computes again is not counted, and attention counts
     as the whole square (PaLM, Chowdhery et al. 2022, appendix B), so that utilisation means the same for
@@ -117,9 +112,7 @@ def flops_per_row(build_model: BuildModel, sequence_length: int) -> int:
 
 
 class Telemetry:
-    """Samples the GPU (utilisation, memory, power) and the host (CPU, resident memory) twice a second, in a
-    thread.
-    """
+    """A thread that samples GPU (utilisation, memory, power) and host (CPU, memory) twice a second."""
 
     PERIOD_S = 0.5
 

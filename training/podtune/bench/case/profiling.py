@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,34 @@ TOP = 20
 Interval = tuple[float, float]
 
 
-def profile_step(
-    step: Callable[[], None], output: Path, options: Options, world: World
-) -> tuple[Json | None, float | None]:
-    """Every rank takes the steps; rank 0 writes trace, operators and memory picture.
+@dataclass(frozen=True)
+class Profile:
+    """A profiled step of rank 0; the files lie in the case's folder.
 
-    Returns, on rank 0, ``profile`` of the measurements, and with several ranks the seconds of the step in
-    which bytes were on their way and nothing was computed.
+    ``exposed_s``: with several ranks the seconds in which bytes were on their way and nothing was computed.
+    """
+
+    step_s: float
+    top_operators: list[Json]
+    has_memory_timeline: bool
+    exposed_s: float | None
+
+    def to_json(self) -> Json:
+        """``profile`` of the measurements."""
+        memory = {"memory_timeline": MEMORY} if self.has_memory_timeline else {}
+        return {
+            "trace": TRACE,
+            "operators": OPERATORS,
+            "step_s": self.step_s,
+            "top_operators": self.top_operators,
+            **memory,
+        }
+
+
+def profile_step(step: Callable[[], None], output: Path, options: Options, world: World) -> Profile | None:
+    """Take the steps on every rank; rank 0 writes trace, operators and memory picture.
+
+    None on other ranks, and without ``--profile``.
     """
     if options.memory_snapshot:
         torch.cuda.memory._record_memory_history()
@@ -35,7 +57,7 @@ def profile_step(
             torch.cuda.memory._dump_snapshot(str(output / SNAPSHOT))  # type: ignore[no-untyped-call]
         torch.cuda.memory._record_memory_history(enabled=None)
     if not options.profile:
-        return None, None
+        return None
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if world.device_type == "cuda" else [])
     with profile(activities=activities, record_shapes=True, profile_memory=True) as profiler:
         started = time.perf_counter()
@@ -44,21 +66,18 @@ def profile_step(
             torch.cuda.synchronize()
         seconds = time.perf_counter() - started
     if not world.is_main:
-        return None, None
+        return None
     profiler.export_chrome_trace(str(output / TRACE))
     averages = profiler.key_averages()
     by = "self_cuda_time_total" if world.device_type == "cuda" else "self_cpu_time_total"
     (output / OPERATORS).write_text(averages.table(sort_by=by, row_limit=TOP), encoding="utf-8")
     events: list[Json] = json.loads((output / TRACE).read_text(encoding="utf-8"))["traceEvents"]
-    measured: Json = {
-        "trace": TRACE,
-        "operators": OPERATORS,
-        "step_s": seconds,
-        "top_operators": top_operators(averages, world.device_type),
-    }
-    if draw_memory(events, output / MEMORY):
-        measured["memory_timeline"] = MEMORY
-    return measured, exposed_seconds(events) if world.world_size > 1 else None
+    return Profile(
+        step_s=seconds,
+        top_operators=top_operators(averages, world.device_type),
+        has_memory_timeline=draw_memory(events, output / MEMORY),
+        exposed_s=exposed_seconds(events) if world.world_size > 1 else None,
+    )
 
 
 def top_operators(averages: Iterable[Any], device_type: str) -> list[Json]:

@@ -1,4 +1,4 @@
-"""The record of one cell, however it ends: written once, by the rank that ends it first. Needs no torch."""
+"""The record of one case, however it ends: written once, by the rank that ends it first. Needs no torch."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def prepare_output(options: Options, world: World) -> Path:
     return output
 
 
-class CellRecord:
-    """What this rank knows of the cell; :meth:`end` writes it unless another rank has done so."""
+class CaseRecord:
+    """The record as this rank knows it; :meth:`end` writes it unless another rank has done so."""
 
     def __init__(self, options: Options, output: Path) -> None:
         self.output = output
@@ -135,7 +135,7 @@ class CellRecord:
 
 
 def summary(record: Json) -> str:
-    """How a cell went, in a line for people; the record holds the rest."""
+    """A line for people on how a case went; the record holds the rest."""
     if record.get("status") != "ok":
         return f"{record.get('status', 'no record')}: {' '.join(str(record.get('reason', '')).split())[:160]}"
     measured = Measurements.read(record)

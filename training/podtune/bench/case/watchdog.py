@@ -1,6 +1,4 @@
-"""A hang is a result: if no step ends in time, the record says so and the process goes, whatever thread is
-stuck.
-"""
+"""A watchdog for hangs: if no step ends in time, the record says so and the process goes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the benchmark trains: found by name without torch; :func:`build` makes the module.
+"""Models of the benchmark: found by name without torch; :func:`build` makes the module.
 
 No file of this package imports torch.distributed: a model says what it is made of (its blocks in order, which
 linear layers divide by column or row), and the strategies decide what to do with that.

@@ -1,5 +1,4 @@
-"""Residual networks (He et al. 2015, "Deep Residual Learning"): ResNet-18 for CIFAR and ResNet-50 for
-ImageNet.
+"""Residual networks (He et al. 2015): ResNet-18 for CIFAR and ResNet-50 for ImageNet.
 
 The norm is GroupNorm unless batch is asked for. Batch norm's statistics belong to whatever part of the batch
 a process happens to see, so with it every way of splitting the batch is another function, and equal losses
@@ -28,9 +27,7 @@ def convolution(channels_in: int, channels_out: int, kernel: int, stride: int = 
 
 
 class Residual(nn.Module):
-    """Convolutions with a shortcut around them: two 3x3, or the 1x1, 3x3, 1x1 bottleneck with its stride on
-    the 3x3.
-    """
+    """Convolutions with a shortcut: two 3x3, or the 1x1, 3x3, 1x1 bottleneck with its stride on the 3x3."""
 
     def __init__(self, channels_in: int, channels: int, stride: int, expansion: int, norm: str) -> None:
         super().__init__()

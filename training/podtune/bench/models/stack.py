@@ -1,6 +1,4 @@
-"""A model as blocks in a row, which is all that a strategy needs to know to cut it, shard it or checkpoint
-it.
-"""
+"""A model as blocks in a row: all that a strategy needs to know to cut, shard or checkpoint it."""
 
 from __future__ import annotations
 
@@ -53,9 +51,7 @@ class Stack(nn.Module):
         self.segments = 0
 
     def forward(self, x: Tensor) -> Tensor:
-        """Inputs of a batch (or the previous part's activations) to logits (or activations for the next
-        part).
-        """
+        """Inputs, or the previous part's activations, to logits, or activations for the next part."""
         if self.segments and torch.is_grad_enabled():
             run: Callable[..., Tensor] = checkpoint_sequential  # torch leaves it untyped
             return run(list(self.blocks), self.segments, x, use_reentrant=False)
@@ -64,9 +60,11 @@ class Stack(nn.Module):
         return x
 
     def checkpoint_activations(self, how: Checkpointing) -> None:
-        """Trade memory for computing again. ``full``: every inner block, or ``every-second``; ``selective``:
-        every one, but matrix products and attention are kept; ``sequential``: torch's checkpoint_sequential
-        over about sqrt(blocks) segments (Chen et al. 2016).
+        """Trade memory for recomputation.
+
+        ``full``: every inner block, or ``every-second``; ``selective``: every one, but matrix products and
+        attention are kept; ``sequential``: torch's checkpoint_sequential over about sqrt(blocks) segments
+        (Chen et al. 2016).
         """
         if how == "sequential":
             self.segments = max(1, math.isqrt(len(self.blocks)))
@@ -79,9 +77,7 @@ class Stack(nn.Module):
         return torch.zeros(1, sequence_length, dtype=torch.long)
 
     def part(self, start: int, end: int) -> Stack:
-        """Blocks ``start`` to ``end`` (exclusive) as a model of their own; the blocks are shared, not
-        copied.
-        """
+        """Blocks ``start`` to ``end`` (exclusive) as a model of their own, shared, not copied."""
         blocks = list(self.blocks)[start:end]
         return Stack(blocks, [block for block in blocks if block in self.inner])
 
@@ -110,7 +106,5 @@ def _checkpointed(
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """The mean over all targets; ``logits`` is (batch, classes) or (batch, time, vocabulary). Both kinds of
-    model use it.
-    """
+    """The mean over all targets; ``logits`` is (batch, classes) or (batch, time, vocabulary)."""
     return nn.functional.cross_entropy(logits.flatten(0, -2).float(), targets.flatten())

@@ -26,9 +26,10 @@ class Embedding(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal self-attention. ``qkv`` puts out head after head, each with its query, key and value, so that a
-    slice of its rows is a set of whole heads: that is what lets tensor parallelism cut it by column without
-    shuffling.
+    """Causal self-attention.
+
+    ``qkv`` puts out head after head, each with its query, key and value, so that a slice of its rows is a set
+    of whole heads: that is what lets tensor parallelism cut it by column without shuffling.
     """
 
     def __init__(self, size: Transformer) -> None:
@@ -38,9 +39,7 @@ class Attention(nn.Module):
         self.out = nn.Linear(size.hidden, size.hidden)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(batch, time, width) to the same. The number of heads is read off ``qkv``'s output: a rank may hold
-        a part.
-        """
+        """(batch, time, width) to the same; a rank may hold a part of the heads, counted off ``qkv``."""
         batch, time, _ = x.shape
         query, key, value = self.qkv(x).view(batch, time, -1, 3, self.head_width).permute(3, 0, 2, 1, 4)
         mixed = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
@@ -82,8 +81,9 @@ class Head(nn.Module):
 
 
 class TinyGPT(Stack):
-    """Embedding, ``layers`` blocks, head. The padded rows of the vocabulary are never a target and learn to
-    be unlikely.
+    """Embedding, ``layers`` blocks, head.
+
+    The padded rows of the vocabulary are never a target and learn to be unlikely.
     """
 
     def __init__(self, size: Transformer) -> None:
@@ -100,9 +100,7 @@ class TinyGPT(Stack):
         self.initialise(size.layers)
 
     def initialise(self, layers: int) -> None:
-        """GPT-2's: normal with deviation 0.02; what writes to the residual stream is scaled by 1/sqrt(2
-        layers).
-        """
+        """GPT-2's weights: deviation 0.02, 1/sqrt(2 layers) of it where a layer writes to the residual."""
         for name, module in self.named_modules():
             if isinstance(module, nn.Linear):
                 writes_residual = name.endswith(("attention.out", "down"))

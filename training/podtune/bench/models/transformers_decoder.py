@@ -1,6 +1,4 @@
-"""Any transformers causal language model as a stack of blocks, read off its parts: embedding, layers, norm,
-head.
-"""
+"""A transformers causal language model as a stack of blocks: embedding, layers, norm and head."""
 
 from __future__ import annotations
 

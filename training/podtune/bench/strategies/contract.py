@@ -1,5 +1,4 @@
-"""What a strategy is: ``setup`` from a model factory, an optimizer factory and the world, then
-``train_step(batch) -> loss``.
+"""The contract of a strategy: ``setup`` from factories and the world, then ``train_step(batch) -> loss``.
 
 The loop knows nothing else of a strategy, and a strategy knows nothing of clocks, records or other
 strategies.
@@ -19,9 +18,7 @@ from podtune.run.distributed import World
 
 
 class Batch(NamedTuple):
-    """Rows of one step: token ids (rows, time) with targets (rows, time), or images (rows, 3, h, w) with
-    labels (rows,).
-    """
+    """Rows of one step: token ids and targets (rows, time), or images (rows, 3, h, w) and labels (rows,)."""
 
     inputs: Tensor
     targets: Tensor
@@ -52,9 +49,7 @@ class Strategy(Protocol):
     """What this rank holds of the model."""
 
     def train_step(self, batch: Batch) -> Tensor:
-        """Forward, backward and update on this rank's rows; the mean loss over the global batch, the same on
-        every rank.
-        """
+        """Train on this rank's rows; on every rank the mean loss over the global batch."""
         ...
 
 

@@ -31,7 +31,6 @@ class Zero:
     ) -> None:
         deepspeed = _import_deepspeed(world)
         self.rows = (world.rank, world.world_size)
-        self.ranks = world.world_size
         self.accumulation = options.accumulation
         self.arithmetic = Arithmetic(options, world)
         self.model = prepare(build_model(), options, world.device)
@@ -58,15 +57,13 @@ class Zero:
             self.engine.backward(loss)
             self.engine.step()
             losses.append(loss.detach() / self.accumulation)
-        return mean_over(torch.stack(losses).sum(), self.ranks)
+        return mean_over(torch.stack(losses).sum(), self.rows[1])
 
 
 def configuration(
     options: Options, world: World, parameters: int, largest_block: int, dtype: torch.dtype | None
 ) -> dict[str, Any]:
-    """DeepSpeed's configuration. Weights are fp32 and the products follow autocast to ``dtype``, as under
-    every other strategy.
-    """
+    """DeepSpeed's configuration: fp32 weights, products under autocast to ``dtype``, as everywhere here."""
     overlap = options.overlap is not False and world.device_type == "cuda"
     zero: dict[str, Any] = {
         "stage": 2,

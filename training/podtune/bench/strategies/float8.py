@@ -1,5 +1,4 @@
-"""Linear layers that multiply in fp8 (Micikevicius et al. 2022, "FP8 formats for deep learning"): e4m3
-forward, e5m2 gradients.
+"""Linear layers that multiply in fp8 (Micikevicius et al. 2022): e4m3 forward, e5m2 gradients.
 
 Weights stay fp32. Each operand is scaled by its own largest magnitude just before the product; results are
 bf16.
@@ -20,9 +19,7 @@ TILE = 16  # the sizes that fp8 matrix units take
 
 
 def multiply_in_float8(model: Stack) -> None:
-    """Change the linear layers of the inner blocks in place; embedding and head keep their precision, as is
-    usual.
-    """
+    """Change the linear layers of the inner blocks in place; embedding and head keep their precision."""
     for block in model.inner:
         for module in block.modules():
             if (
@@ -34,9 +31,7 @@ def multiply_in_float8(model: Stack) -> None:
 
 
 def linear(module: nn.Linear, x: Tensor) -> Tensor:
-    """(..., in) to (..., out) in bf16. The number of rows, all leading dimensions together, must be a
-    multiple of 16.
-    """
+    """(..., in) to (..., out) in bf16; the leading dimensions together are a multiple of 16 rows."""
     rows = x.flatten(0, -2).to(torch.bfloat16)
     product: Tensor = Float8Product.apply(rows, module.weight)  # type: ignore[no-untyped-call]
     if module.bias is not None:

@@ -1,9 +1,9 @@
-"""Fully sharded data parallelism (Zhao et al. 2023) by ``fully_shard``: weights, gradients and optimizer
-state cut over the ranks.
+"""Fully sharded data parallelism (Zhao et al. 2023) by ``fully_shard``.
 
-One unit per block and one for the rest. ``fsdp`` gathers every unit for forward and again for backward: with
-S bytes of weights and N ranks, a rank sends 3 (N-1)/N S. ``fsdp-grad-op`` keeps the gathered weights in
-between: 2 (N-1)/N S. ``hsdp`` shards inside groups (a node) and all-reduces the gradient shards between them.
+Weights, gradients and optimizer state are cut over the ranks, one unit per block and one for the rest.
+``fsdp`` gathers every unit for forward and again for backward: with S bytes of weights and N ranks, a rank
+sends 3 (N-1)/N S. ``fsdp-grad-op`` keeps the gathered weights in between: 2 (N-1)/N S. ``hsdp`` shards inside
+groups (a node) and all-reduces the gradient shards between them.
 """
 
 from __future__ import annotations
@@ -12,42 +12,36 @@ import contextlib
 from contextlib import AbstractContextManager
 
 import torch
-from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from podtune.bench.models.stack import Stack
 from podtune.bench.options import Options
-from podtune.bench.strategies.contract import Batch, BuildModel, BuildOptimizer
-from podtune.bench.strategies.step import Arithmetic, forward_backward, mean_over, prepare
+from podtune.bench.strategies.contract import BuildModel, BuildOptimizer
+from podtune.bench.strategies.step import Arithmetic, WholeModel, prepare
 from podtune.run.distributed import World
 
 
-class FullyShardedDataParallel:
+def setup(
+    build_model: BuildModel, build_optimizer: BuildOptimizer, world: World, options: Options
+) -> WholeModel:
     """Every rank: a shard of every parameter, its share of the rows."""
+    arithmetic = Arithmetic(options, world)
+    model = prepare(build_model(), options, world.device)
+    sharded = shard(model, device_mesh(world, options), arithmetic.dtype, options)
 
-    def __init__(
-        self, build_model: BuildModel, build_optimizer: BuildOptimizer, world: World, options: Options
-    ) -> None:
-        self.rows = (world.rank, world.world_size)
-        self.ranks = world.world_size
-        self.arithmetic = Arithmetic(options, world)
-        self.model = prepare(build_model(), options, world.device)
-        self.sharded = shard(self.model, device_mesh(world, options), self.arithmetic.dtype, options)
-        self.optimizer = build_optimizer(self.model.parameters())
-        self.accumulation = options.accumulation
-
-    def train_step(self, batch: Batch) -> Tensor:
-        """Gradients are reduced once, in the last backward of an accumulation; until then they are kept
-        whole.
-        """
-        loss = forward_backward(self.model, batch, self.arithmetic, self.accumulation, self._communicate_last)
-        self.arithmetic.update(self.optimizer)
-        return mean_over(loss, self.ranks)
-
-    def _communicate_last(self, last: bool) -> AbstractContextManager[object]:
-        self.sharded.set_requires_gradient_sync(last)
+    def reduce_in_the_last(last: bool) -> AbstractContextManager[object]:
+        sharded.set_requires_gradient_sync(last)  # until then the gradients are kept whole
         return contextlib.nullcontext()
+
+    return WholeModel(
+        model,
+        build_optimizer(model.parameters()),
+        arithmetic,
+        options.accumulation,
+        rows=(world.rank, world.world_size),
+        before_piece=reduce_in_the_last,
+    )
 
 
 def device_mesh(world: World, options: Options) -> DeviceMesh:
@@ -74,6 +68,3 @@ def shard(model: Stack, mesh: DeviceMesh, dtype: torch.dtype | None, options: Op
         unit.set_modules_to_forward_prefetch(units[index + 1 : index + 1 + ahead])
         unit.set_modules_to_backward_prefetch(units[max(0, index - ahead) : index][::-1])
     return outer
-
-
-setup = FullyShardedDataParallel

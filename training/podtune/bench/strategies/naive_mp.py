@@ -1,5 +1,4 @@
-"""Naive model parallelism, written out: each rank holds consecutive blocks, and only one rank works at a
-time.
+"""Naive model parallelism: each rank holds consecutive blocks, and only one rank works at a time.
 
 Activations are sent forward and their gradients back, each the size of the boundary, so with P ranks of equal
 cost the machine runs at 1/P of what it could: the reason why pipelines exist.
@@ -13,8 +12,8 @@ from torch import Tensor
 
 from podtune.bench.options import Options
 from podtune.bench.strategies.contract import Batch, BuildModel, BuildOptimizer
-from podtune.bench.strategies.split import TiedGradients, parts_by_cost
-from podtune.bench.strategies.step import Arithmetic, prepare
+from podtune.bench.strategies.split import cut
+from podtune.bench.strategies.step import Arithmetic
 from podtune.run.distributed import World
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -30,10 +29,7 @@ class NaiveModelParallel:
         self, build_model: BuildModel, build_optimizer: BuildOptimizer, world: World, options: Options
     ) -> None:
         self.rank, self.last, self.device = world.rank, world.world_size - 1, world.device
-        whole = build_model()
-        parts = parts_by_cost(build_model, options.sequence_length, world.world_size)
-        self.model = prepare(whole.part(*parts[world.rank]), options, world.device)
-        self.tied = TiedGradients(whole, parts, world.rank)
+        self.model, self.tied = cut(build_model, world, options)
         self.optimizer = build_optimizer(self.model.parameters())
         self.arithmetic = Arithmetic(options, world)
         self.accumulation = options.accumulation

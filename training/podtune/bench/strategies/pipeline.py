@@ -1,5 +1,4 @@
-"""Pipeline parallelism by torch.distributed.pipelining: consecutive blocks on every rank, the batch in
-micro-batches.
+"""Pipeline parallelism by torch.distributed.pipelining: the batch goes through the ranks in micro-batches.
 
 ``pipeline-gpipe`` (Huang et al. 2019) runs all forwards, then all backwards; ``pipeline-1f1b`` (Narayanan et
 al. 2019) alternates them, so that a rank keeps the activations of at most P micro-batches instead of M. Both
@@ -15,17 +14,15 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 
 from podtune.bench.options import Options
 from podtune.bench.strategies.contract import Batch, BuildModel, BuildOptimizer
-from podtune.bench.strategies.split import TiedGradients, parts_by_cost
-from podtune.bench.strategies.step import Arithmetic, prepare
+from podtune.bench.strategies.split import cut
+from podtune.bench.strategies.step import Arithmetic
 from podtune.run.distributed import World
 
 SCHEDULES = {"pipeline-gpipe": ScheduleGPipe, "pipeline-1f1b": Schedule1F1B}
 
 
 class Autocast(nn.Module):
-    """A part of the model whose forward runs in the chosen precision; its backward must not run under
-    autocast.
-    """
+    """A part of the model whose forward runs under autocast; its backward must not."""
 
     def __init__(self, part: nn.Module, arithmetic: Arithmetic) -> None:
         super().__init__()
@@ -47,10 +44,7 @@ class Pipeline:
         self, build_model: BuildModel, build_optimizer: BuildOptimizer, world: World, options: Options
     ) -> None:
         self.rank, self.last, self.device = world.rank, world.world_size - 1, world.device
-        whole = build_model()
-        parts = parts_by_cost(build_model, options.sequence_length, world.world_size)
-        part = prepare(whole.part(*parts[world.rank]), options, world.device)
-        self.tied = TiedGradients(whole, parts, world.rank)
+        part, self.tied = cut(build_model, world, options)
         self.optimizer = build_optimizer(part.parameters())
         self.arithmetic = Arithmetic(options, world)
         self.model = Autocast(part, self.arithmetic)

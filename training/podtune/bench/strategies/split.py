@@ -1,6 +1,4 @@
-"""Cutting a model into consecutive parts for model-parallel strategies, evenly by cost, and keeping tied
-weights equal.
-"""
+"""Cutting a model into consecutive parts of equal cost, and keeping tied weights equal."""
 
 from __future__ import annotations
 
@@ -12,14 +10,15 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from podtune.bench.models.stack import Stack
+from podtune.bench.options import Options
 from podtune.bench.strategies.contract import BuildModel
+from podtune.bench.strategies.step import prepare
 from podtune.plan.layout import even_parts
+from podtune.run.distributed import World
 
 
 def forward_flops_by_block(blocks: Sequence[nn.Module], inputs: torch.Tensor) -> list[int]:
-    """Operations of each block's forward over ``inputs``; everything on the meta device, where nothing is
-    computed.
-    """
+    """FLOPs of each block's forward over ``inputs``, on the meta device, where nothing is computed."""
     counts = []
     x = inputs
     for block in blocks:
@@ -36,6 +35,14 @@ def parts_by_cost(build_model: BuildModel, sequence_length: int, parts: int) -> 
         model = build_model()
         counts = forward_flops_by_block(list(model.blocks), model.example_row(sequence_length))
     return even_parts([float(count) for count in counts], parts)
+
+
+def cut(build_model: BuildModel, world: World, options: Options) -> tuple[Stack, TiedGradients]:
+    """This rank's blocks, on its device, and what keeps its tied weights equal. A collective call."""
+    whole = build_model()
+    parts = parts_by_cost(build_model, options.sequence_length, world.world_size)
+    part = prepare(whole.part(*parts[world.rank]), options, world.device)
+    return part, TiedGradients(whole, parts, world.rank)
 
 
 class TiedGradients:

@@ -1,12 +1,11 @@
-"""Forward, backward and update as every strategy does them: precision, accumulation, optimizer. No strategy
-is known here.
-"""
+"""Forward, backward and update as every strategy does them: precision, accumulation, optimizer."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from podtune.bench.options import Options
 from podtune.bench.strategies.contract import Batch, BuildOptimizer
 from podtune.run.distributed import World
 
+BeforePiece = Callable[[bool], AbstractContextManager[object]]
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
 
 
@@ -50,18 +50,21 @@ class Arithmetic:
         optimizer.zero_grad(set_to_none=True)
 
 
+def no_context(last: bool) -> AbstractContextManager[object]:
+    """The context of a piece where there is nothing to hold back."""
+    return contextlib.nullcontext()
+
+
 def forward_backward(
     model: nn.Module,
     batch: Batch,
     arithmetic: Arithmetic,
     pieces: int,
-    before_piece: Callable[[bool], AbstractContextManager[object]] = lambda last: contextlib.nullcontext(),
+    before_piece: BeforePiece = no_context,
 ) -> Tensor:
-    """Accumulate the gradients of ``pieces`` equal parts of ``batch``; the mean loss of this rank's rows,
-    detached.
+    """Accumulate the gradients of ``pieces`` equal parts of ``batch``; the mean loss of its rows, detached.
 
-    ``before_piece(last)`` gives the context of a part: where a strategy holds its communication back until
-    the last one.
+    ``before_piece(last)`` gives the context of a part.
     """
     losses = []
     for index, piece in enumerate(batch.split(pieces)):
@@ -74,9 +77,7 @@ def forward_backward(
 
 
 def prepare(model: Stack, options: Options, device: str) -> Stack:
-    """Move a model (or a rank's part of one) to its device and apply what was chosen for every strategy
-    alike.
-    """
+    """Move a model, or a rank's part of one, to its device; apply fp8, checkpointing and compilation."""
     model.to(device)
     if options.precision == "fp8":
         from podtune.bench.strategies.float8 import multiply_in_float8
@@ -90,9 +91,7 @@ def prepare(model: Stack, options: Options, device: str) -> Stack:
 
 
 def optimizer_factory(options: Options) -> BuildOptimizer:
-    """AdamW, fused unless asked otherwise, or SGD with momentum, over what a rank holds; the same for every
-    strategy.
-    """
+    """AdamW, fused unless told otherwise, or SGD with momentum, over the parameters that a rank holds."""
 
     def build(parameters: Iterable[nn.Parameter] | Iterable[dict[str, Any]]) -> Optimizer:
         if options.optimizer == "sgd":
@@ -108,3 +107,26 @@ def mean_over(loss: Tensor, ranks: int) -> Tensor:
     """The mean of equal shares' losses, on every rank."""
     dist.all_reduce(loss)
     return loss / ranks
+
+
+@dataclass
+class WholeModel:
+    """One rank of a strategy whose ranks each run the whole model, forward and backward, on their rows.
+
+    ``model`` may be wrapped, sharded or cut inside its layers; ``before_piece`` holds back what the wrapper
+    communicates until the last piece of an accumulation.
+    """
+
+    model: nn.Module
+    optimizer: Optimizer
+    arithmetic: Arithmetic
+    accumulation: int
+    rows: tuple[int, int] = (0, 1)
+    before_piece: BeforePiece = no_context
+
+    def train_step(self, batch: Batch) -> Tensor:
+        """Accumulate, update; the loss of the global batch."""
+        loss = forward_backward(self.model, batch, self.arithmetic, self.accumulation, self.before_piece)
+        self.arithmetic.update(self.optimizer)
+        parts = self.rows[1]
+        return mean_over(loss, parts) if parts > 1 else loss

@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Entry:
-    """One strategy: the module with its ``setup``, what it divides among the processes, and the choices that
-    it honours.
-    """
+    """One strategy: the module with its ``setup``, what it divides, and the choices that it honours."""
 
     module: str
     divides: Literal["nothing", "batch", "layers", "equal layers", "heads"]

@@ -50,8 +50,8 @@ class Sandbox:
             if path in KEPT or mount["name"] not in volumes:
                 continue
             local = self._volume(pod, volumes[mount["name"]])
-            for part in str(mount.get("subPath") or "").split("/") if mount.get("subPath") else ():
-                local /= file_name(part, "subPath")
+            if sub_path := mount.get("subPath"):
+                local = local.joinpath(*(file_name(part, "subPath") for part in str(sub_path).split("/")))
             local.mkdir(parents=True, exist_ok=True)
             folders[path] = local
         return folders

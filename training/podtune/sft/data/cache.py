@@ -34,11 +34,9 @@ def default_folder() -> Path:
 
 
 def default_folder_if_usable() -> Path | None:
-    """:func:`default_folder` if it can be written, else None: a run must not fail for want of a cache nobody
-    asked for.
-    """
+    """:func:`default_folder` if it can be written, else None."""
     folder = default_folder()
-    try:
+    try:  # a run must not fail for want of a cache that nobody asked for
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:
         return None
@@ -46,7 +44,7 @@ def default_folder_if_usable() -> Path | None:
 
 
 def read(folder: Path, key: str) -> tuple[Path, Info] | None:
-    """The data file and the info of an entry, or None if it is absent or not what its info says.
+    """The data file and the info of an entry, or None if it is absent or differs from its info.
 
     Its bytes are read and compared only if the file is not the one that was written: changed, or copied.
     """
@@ -66,7 +64,7 @@ def read(folder: Path, key: str) -> tuple[Path, Info] | None:
 def get_or_make(
     folder: Path, key: str, make: Callable[[Path], Info], *, wait_s: float = WAIT_S
 ) -> tuple[Path, Info, bool]:
-    """The entry's data file, its info, and whether it was there already.
+    """The entry's data file, its info, and True if it was there already.
 
     ``make(path)`` writes the data file and returns the info. At most one process at a time runs it for a key.
 
@@ -123,9 +121,7 @@ def _write(folder: Path, key: str, make: Callable[[Path], Info]) -> tuple[Path, 
 
 # ---- the fingerprint of rows ----
 def fingerprint_of_tables(names: list[str], tables: Iterable[Any]) -> str:
-    """The hash of the named columns of Arrow tables, as if the tables were one. The order of columns does not
-    count.
-    """
+    """The hash of the named columns, in any order, of Arrow tables that are taken as one."""
     hashers: dict[str, Any] = {}
     for table in tables:
         for name in names:
@@ -188,7 +184,7 @@ def _feed(hashers: dict[str, Any], part: str, values: Any) -> None:
 
 
 def _content(binary: Any) -> memoryview:
-    """The bytes of a large_binary array without nulls, as one piece."""
+    """The bytes of a large_binary array without nulls, in one piece."""
     import numpy as np
 
     _, offsets, data = binary.buffers()

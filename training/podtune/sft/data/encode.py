@@ -188,7 +188,7 @@ class Encoder:
         generation_prompt: bool,
         spans: bool,
     ) -> tuple[list[str], list[list[tuple[int, int]]] | None]:
-        """Texts, and for each the (start, end) of what the template marks as generated, in characters."""
+        """Texts, and for each the spans (start, end in characters) that the template marks as generated."""
         chats = [
             [{key: value for key, value in message.items() if value is not None} for message in chat]
             for chat in chats
@@ -265,7 +265,7 @@ class Encoder:
     def _by_row(
         self, columns: Columns, prompts: list[Any] | None, wholes: list[Any]
     ) -> tuple[list[list[int]], list[NDArray[np.bool_] | None], int]:
-        """TRL's own way, for tokenizers that override how text becomes tokens."""
+        """Tokenise as TRL does, row by row, for tokenizers that override how text becomes tokens."""
         from trl.data_utils import _tokenize
 
         extra = self._template_arguments(columns, len(wholes)) or [{}] * len(wholes)
@@ -409,8 +409,9 @@ def rendered(
     spans: bool,
     variables: dict[str, Any],
 ) -> tuple[list[str], list[list[tuple[int, int]]]]:
-    """transformers' rendering. Messages of plain text need none of its conversions, which take longer than
-    the template.
+    """Render ``chats`` as transformers does: the texts, and the spans that the template marks as generated.
+
+    Messages of plain text skip its conversions, which take longer than the template.
     """
     from transformers.utils import chat_template_utils as library
 
@@ -441,7 +442,7 @@ def rendered(
 
 
 def span_mask(encoding: Any, spans: list[tuple[int, int]]) -> NDArray[np.bool_]:
-    """Tokens within character spans, as transformers' ``apply_chat_template`` finds them."""
+    """A mask of the tokens within character spans, as ``apply_chat_template`` of transformers makes it."""
     mask = np.zeros(len(encoding.ids), dtype=np.bool_)
     for start, end in spans:
         first, last = encoding.char_to_token(start), encoding.char_to_token(end - 1)

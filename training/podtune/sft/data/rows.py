@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RowOptions:
-    """What a configuration makes of its rows; the names are SFTConfig's and RunArguments'.
+    """Options of a run's rows; the names are SFTConfig's and RunArguments'.
 
     Attributes:
         tokens: of the training set.
@@ -281,9 +281,7 @@ def packed_tokens(dataset: Dataset) -> dict[str, int]:
 
 
 def cut_by_packing(dataset: Dataset, max_length: int, strategy: str) -> list[str]:
-    """A warning if packing will cut rows: ``bfd`` throws away what is beyond ``max_length``, the others carry
-    it over.
-    """
+    """A warning if packing cuts rows: ``bfd`` drops the tokens beyond ``max_length``."""
     import pyarrow.compute as pc
 
     rows = dataset.with_format("arrow")

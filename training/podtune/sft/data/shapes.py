@@ -1,6 +1,4 @@
-"""The shapes of training rows: which columns make which task, and what is wrong with a cell. Needs no torch,
-no pyarrow.
-"""
+"""The shapes of training rows: columns and their task, checked cell by cell. Needs no torch, no pyarrow."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ UNDERSTOOD = """messages (or conversations): a list of {role, content}
 
 @dataclass(frozen=True)
 class RowShape:
-    """What the rows of a data set are.
+    """The task that the columns of a data set make.
 
     Attributes:
         name: the task.
@@ -113,7 +111,7 @@ def _kind(value: Any) -> Cell:
 
 
 def cell_problem(value: Any, cell: Cell) -> str | None:
-    """What is wrong with ``value`` as a ``cell``, as the rest of a sentence ("is null"), or None."""
+    """The problem with ``value`` as a ``cell``, as the rest of a sentence ("is null"), or None."""
     if value is None:
         return "is null"
     if isinstance(value, NotText):

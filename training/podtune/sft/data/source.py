@@ -80,7 +80,7 @@ class DataSource:
 
 @dataclass(frozen=True)
 class Sources:
-    """The training source of a configuration and where its evaluation rows come from; read no file yet.
+    """The sources of training and evaluation rows that a configuration names; no file is read yet.
 
     Attributes:
         train: the training source.
@@ -141,13 +141,12 @@ class Sources:
 
     @functools.cached_property
     def cache_dir(self) -> Path | None:
-        """Where tokenised data lies; None if nobody named a place and the usual one cannot be written."""
+        """The folder of tokenised data; None if none is named and the usual one cannot be written."""
         return Path(self.cache) if self.cache else default_folder_if_usable()
 
     @functools.cached_property
     def evaluation(self) -> DataSource | None:
-        """The rows to evaluate on, or None if there are none or nothing asks for them. Looks at files or the
-        hub, once.
+        """The rows to evaluate on, looked for once; None if there are none or nothing asks for them.
 
         Raises:
             UserError: the configuration names a split that is not there.
@@ -183,9 +182,7 @@ class Sources:
 
 
 def local_path(name: str) -> Path | None:
-    """``name`` as a path, if it exists or can be nothing else; None if it can be a hub name (``user/set`` or
-    ``set``). Of a URL it is that of the copy.
-    """
+    """``name`` as a path (of a URL: its copy's); None if it can be a hub name, ``user/set`` or ``set``."""
     if object_store.is_url(name):
         return object_store.copy_of(name)
     path = Path(name).expanduser()

@@ -1,7 +1,7 @@
 """Token rows that are read and tokenised while they are trained, for a set that is larger than the disk.
 
     stream = TokenStream(sources.train, tokenizer, TokenizeOptions(max_length=1024), vocabulary=4096)
-    stream.dataset(position)                                   # goes on behind the first ``position`` rows
+    stream.dataset(position)                                   # continues behind the first ``position`` rows
 
 Nothing is counted or cached, so there are no epochs: when the source ends it begins again. A row's place is
 its number among all rows read so far, of all passes; a checkpoint keeps the place after its last row, and a
@@ -35,8 +35,9 @@ _CHUNK = 64  # rows tokenised at once
 
 
 class TokenStream:
-    """The rows of ``source`` as TRL's SFTTrainer would tokenise them, in the order of the source, or shuffled
-    within :data:`BUFFER` rows if a ``seed`` is given. Every rank reads all of them and trains its share.
+    """The rows of ``source`` as TRL's SFTTrainer tokenises them, in their order or shuffled by ``seed``.
+
+    Shuffled within :data:`BUFFER` rows. Every rank reads all rows and trains its share.
 
     ``vocabulary`` is the number of rows of the model's embedding.
 
@@ -113,9 +114,7 @@ class TokenStream:
         return batch
 
     def _chunks(self, position: int) -> Iterator[tuple[int, bool, list[dict[str, Any]]]]:
-        """From ``position`` on, rows of one pass with the place of the first, and whether the pass begins
-        with it.
-        """
+        """Rows of one pass from ``position`` on: place of the first, True if the pass begins there, rows."""
         place = passes = size = 0
         while True:
             if size:  # what a whole pass would skip need not be read
@@ -149,7 +148,7 @@ def untokenised(source: DataSource) -> IterableDataset:
 
 
 def _answered(rows: Iterable[dict[str, Any]], source: DataSource) -> Iterator[dict[str, Any]]:
-    """``rows``, where a hub that stops answering is a reason to start again and not to give up."""
+    """``rows``; a hub that stops answering is :class:`PeerLost`, a reason to start again."""
     from huggingface_hub.utils import httpx  # type: ignore[attr-defined]  # whatever client it uses
 
     try:

@@ -25,7 +25,7 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 
 @dataclass(frozen=True)
 class TokenizeOptions:
-    """What of a row becomes tokens, and which of them are trained; the names are SFTConfig's.
+    """The part of a row that becomes tokens, and the tokens that are trained; the names are SFTConfig's.
 
     Attributes:
         max_length: longest row in tokens; None leaves rows whole (and is what packing needs).
@@ -184,9 +184,7 @@ def _tokenizer_warnings(
 
 
 def unknown_roles(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, shape: RowShape) -> list[str]:
-    """A warning about roles, in the first thousand rows, that the chat template does not speak of: it may
-    write or drop them.
-    """
+    """A warning about roles in the first thousand rows that the chat template may write or drop."""
     if not shape.conversational:
         return []
     rows = dataset.select_columns(list(shape.columns))[:1000]
@@ -238,9 +236,7 @@ def training_template(tokenizer: PreTrainedTokenizerBase, options: TokenizeOptio
 
 
 def is_plain_fast(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """True if text becomes ids by the Rust tokenizer alone and templates are rendered by transformers
-    itself.
-    """
+    """True if the Rust tokenizer alone makes ids of text and transformers itself renders templates."""
     from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
     kind = type(tokenizer)

@@ -1,0 +1,107 @@
+"""One case on one rank: its model, rows and strategy, and the steps that are taken."""
+
+from __future__ import annotations
+
+import itertools
+import time
+
+import torch
+import torch.distributed as dist
+
+from podtune.bench.case.data import Rows, open_rows, share
+from podtune.bench.case.measure import memory_gib, synchronise
+from podtune.bench.case.watchdog import Watchdog
+from podtune.bench.models import Size, build
+from podtune.bench.models.stack import Stack
+from podtune.bench.options import Options
+from podtune.bench.strategies.contract import Batch, Strategy
+from podtune.bench.strategies.step import optimizer_factory
+from podtune.bench.strategies.table import STRATEGIES
+from podtune.run.distributed import World
+
+
+class CaseRun:
+    """One case on one rank."""
+
+    def __init__(self, options: Options, size: Size, world: World, watchdog: Watchdog) -> None:
+        self.options, self.size, self.world, self.watchdog = options, size, world, watchdog
+        self.rows: Rows = open_rows(options, size)
+        self.parameters_gib: float | None = None
+
+    def memory_gib(self) -> dict[str, float]:
+        """Memory that this rank holds now, for a case that ran out of it."""
+        weights = {} if self.parameters_gib is None else {"parameters_gib": self.parameters_gib}
+        return weights | memory_gib(self.world.device)
+
+    def build_model(self) -> Stack:
+        """The whole model, the same on every rank and every call."""
+        torch.manual_seed(self.options.seed)
+        return build(self.size, norm=self.options.norm, pretrained=self.options.pretrained)
+
+    def setup(self, strategy: str, world: World, options: Options) -> Strategy:
+        """The strategy, ready to step."""
+        return STRATEGIES[strategy].load()(self.build_model, optimizer_factory(options), world, options)
+
+    def batches(self, rows: tuple[int, int], count: int) -> list[Batch]:
+        """This rank's part of the first ``count`` global batches, pinned where they go to a GPU."""
+        part, parts = rows
+        made = [
+            self.rows.batch(share(step, self.options.global_batch_size, part, parts)) for step in range(count)
+        ]
+        if self.world.device_type == "cuda":
+            made = [Batch(_laid_out(inputs).pin_memory(), targets.pin_memory()) for inputs, targets in made]
+        return made
+
+
+def _laid_out(inputs: torch.Tensor) -> torch.Tensor:
+    """Images with their channels together, as a GPU's convolutions want them; what follows keeps that."""
+    return inputs.contiguous(memory_format=torch.channels_last) if inputs.dim() == 4 else inputs
+
+
+class Stepper:
+    """Takes steps over the batches in turn, and keeps the losses on the device until they are read.
+
+    Copying a batch to the GPU is part of a step, as in training.
+    """
+
+    def __init__(self, run: CaseRun, strategy: Strategy, batches: list[Batch]) -> None:
+        self.run, self.strategy, self.batches = run, strategy, batches
+        self.device = run.world.device
+        self.taken = 0
+        self._losses: list[torch.Tensor] = []
+
+    def step(self) -> None:
+        """One step."""
+        self.run.watchdog.beat(f"step {self.taken + 1}")
+        batch = self.batches[self.taken % len(self.batches)].to(self.device)
+        self._losses.append(self.strategy.train_step(batch))
+        self.taken += 1
+
+    def timed(self, steps: int) -> list[float]:
+        """Seconds of each of ``steps`` steps. The device is idle before the first and after the last.
+
+        On CUDA events mark the steps on the device, so that the host may run ahead as it does in training.
+        """
+        synchronise(self.device)
+        if self.run.world.world_size > 1:
+            dist.barrier()
+        if self.device == "cpu":
+            marks = [time.perf_counter()]
+            for _ in range(steps):
+                self.step()
+                marks.append(time.perf_counter())
+            return [after - before for before, after in itertools.pairwise(marks)]
+        events = [
+            torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            for _ in range(steps + 1)
+        ]
+        events[0].record()
+        for event in events[1:]:
+            self.step()
+            event.record()
+        synchronise(self.device)
+        return [before.elapsed_time(after) / 1e3 for before, after in itertools.pairwise(events)]
+
+    def losses(self) -> list[float]:
+        """All losses so far."""
+        return [float(loss) for loss in self._losses]
