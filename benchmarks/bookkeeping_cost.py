@@ -90,6 +90,7 @@ def measure(args: argparse.Namespace, world: Any, run_dir: Path, repo: str) -> d
         write_json(
             run_dir / "run.json", new_record(mode="sft", name="cost", config={}, world_size=world.world_size)
         )
+    heartbeat = Heartbeat(run_dir) if world.is_main else None
     progress = Progress(
         run_dir,
         meter,
@@ -98,9 +99,8 @@ def measure(args: argparse.Namespace, world: Any, run_dir: Path, repo: str) -> d
         from_step=0,
         tokens_before=0,
         rows=1,
+        on_step=heartbeat.step if heartbeat else None,
     )
-    heartbeat = Heartbeat(run_dir) if world.is_main else None
-    progress.on_step = heartbeat.step if heartbeat else progress.on_step
     tracker = start_tracker(run_dir, repo) if world.is_main else None
     arguments = TrainingArguments(output_dir=str(run_dir), use_cpu=True, report_to="none")
     state, control, model = TrainerState(), TrainerControl(), torch.nn.Identity()
@@ -126,12 +126,14 @@ def measure(args: argparse.Namespace, world: Any, run_dir: Path, repo: str) -> d
         state.global_step = number
         began = time.perf_counter()
         progress.on_step_end(arguments, state, control)
+        meter.count({"input_ids": row})
         if number % args.logging_steps == 0:
+            meter.exchange()
             logs = {
                 "loss": 2.0 + 1 / number,
                 "grad_norm": 1.0,
                 "learning_rate": 1e-3,
-                "tokens": meter.exchange(1000) * number,
+                "tokens": meter.tokens,
             }
             progress.on_log(arguments, state, control, logs=logs)
         return held + time.perf_counter() - began

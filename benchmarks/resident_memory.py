@@ -58,11 +58,12 @@ def main() -> int:
 def train(args: argparse.Namespace) -> dict[str, Any]:
     """One run in this process."""
     os.environ["OMP_NUM_THREADS"] = "1"
+    from podtune.machine.facts import cpu_threads
     from podtune.run.distributed import World
-    from podtune.training import before_imports
+    from podtune.run.library_environment import set_library_environment
 
     if args.kind == "podtune":
-        before_imports(World())
+        set_library_environment(cpu_threads(World()))
     import datasets
     import psutil
     import torch

@@ -112,13 +112,14 @@ class Side:
 
 def serve(args: argparse.Namespace) -> None:
     """One rank of one side. Rank 0 reads what to train, a line of JSON on stdin, and writes what it gave."""
+    from podtune.machine.facts import cpu_threads
     from podtune.run.distributed import cleanup_distributed, read_world, setup_distributed
-    from podtune.training import before_imports
+    from podtune.run.library_environment import set_library_environment
 
     with os.fdopen(os.dup(sys.stdout.fileno()), "w") as answers, tempfile.TemporaryDirectory() as scratch:
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # for whatever libraries print
         if args.side == "podtune":
-            before_imports(read_world())
+            set_library_environment(cpu_threads(read_world()))
         world = setup_distributed(TURN_S, use_cpu=True)
         import datasets
         import torch
@@ -263,16 +264,19 @@ def podtune(
     heap: bool = True,
 ) -> Any:
     """What ``podtune.training`` sets up; ``heap`` False leaves the C library's heap alone."""
+    from podtune.sft.config.keys import Settings
     from podtune.sft.config.resolve import resolve
-    from podtune.sft.config.settings import Settings
     from podtune.sft.cpu.heap_trim import HeapTrimCallback
     from podtune.sft.train.meter import Meter
+    from podtune.sft.train.saving import CheckpointWriter
+    from podtune.sft.train.stop import CoordinatedStop, StopSignals
     from podtune.sft.train.trainer import PodtuneTrainer
 
     arguments = resolve(
         Settings({"dataset_name": "rows"} | common, dict.fromkeys(common, "sft_vs_trl")), world
     )
     model.set_attn_implementation(arguments.model.attn_implementation)
+    writer = CheckpointWriter(Path(arguments.training.output_dir), world)
     return PodtuneTrainer(
         model=model,
         args=arguments.training,
@@ -282,9 +286,9 @@ def podtune(
         callbacks=[HeapTrimCallback()] if heap else [],
         world=world,
         meter=Meter(world, arguments.strategy),
-        facts={},
-        lean=True,
-        tokens_before=0,
+        writer=writer,
+        stop=CoordinatedStop(StopSignals(), world, writer),
+        resume_key=arguments.resume_key(""),
     )
 
 

@@ -36,7 +36,7 @@ def escaped(text: str) -> str:
 # ---- configuration ----
 def keys(classes: list[str]) -> str:
     """Keys of the training YAML. Ours with their help, TRL's with what config_keys.json knows of them."""
-    from podtune.sft.config.settings import known_keys
+    from podtune.sft.config.keys import known_keys
 
     rows = []
     for name, spec in known_keys().items():
@@ -54,7 +54,7 @@ def keys(classes: list[str]) -> str:
 
 def variables(_: list[str]) -> str:
     """Environment names and the keys they stand for."""
-    from podtune.sft.config.settings import environment
+    from podtune.sft.config.keys import environment
 
     return table(("variable", "key"), [(f"`{name}`", f"`{key}`") for name, key in environment().items()])
 

@@ -41,7 +41,7 @@ def test_generated_parts_are_those_of_today(config_docs: Any, page: Path) -> Non
 
 def test_every_key_and_every_option_has_a_table() -> None:
     from podtune.bench.case.command_line import parser
-    from podtune.sft.config.settings import known_keys
+    from podtune.sft.config.keys import known_keys
 
     page = (ROOT / "docs/configuration.md").read_text()
     options = [action.option_strings[0] for action in parser()._actions if action.dest != "help"]
@@ -161,7 +161,7 @@ def with_its_commands(page: Path) -> str:
 )
 def test_every_podtune_command_in_the_documents_exists_with_its_options(page: Path) -> None:
     from podtune.cli import app
-    from podtune.sft.config.settings import known_keys
+    from podtune.sft.config.keys import known_keys
 
     top: Any = typer.main.get_command(app)
     nowhere = click.Context(top)

@@ -18,7 +18,6 @@ PACKAGE = Path(__file__).parents[1] / "training" / "podtune"
 
 #: name: where it is found, and what uses it
 NAMES = {
-    "_actions": ("argparse.ArgumentParser()", "sft/config/resolve.py"),
     "_cdata": ("torch.UntypedStorage", "bench/case/counted_memory.py"),
     "_compile_jinja_template": ("transformers.utils.chat_template_utils", "sft/data/encode.py"),
     "_dump_snapshot": ("torch.cuda.memory", "bench/case/profiling.py"),
@@ -53,7 +52,7 @@ NAMES = {
     "_track": ("aim.sdk.tracker.RunTracker", "run/aim/repository.py"),
 }
 #: made when their object is: the tests of what uses them hold these
-MADE = {"_metrics", "_resources", "_exit", "_c10d_functional", "_last_update_time"}
+MADE = {"_metrics", "_resources", "_tracker", "_exit", "_c10d_functional", "_last_update_time"}
 
 
 def found(path: str) -> object:

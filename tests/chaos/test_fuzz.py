@@ -128,7 +128,7 @@ def test_a_damaged_manifest_is_seen_and_the_checkpoint_before_is_used(tmp_path: 
         aside = tmp_path / checkpoint.SAVING / f"checkpoint-{step}"
         aside.mkdir(parents=True)
         (aside / "model.safetensors").write_bytes(bytes(100))
-        checkpoint.seal(aside, tmp_path / aside.name, step, {"learning_rate": 1e-3, "tokens": 7})
+        checkpoint.commit(aside, tmp_path / aside.name, step, {"learning_rate": 1e-3, "tokens": 7})
     file = tmp_path / "checkpoint-2" / checkpoint.MANIFEST
     text = file.read_text()
     true = json.loads(text)

@@ -16,6 +16,7 @@ from podtune.cluster.chart.render import CHART, render
 from podtune.cluster.lint.check import lint
 from podtune.commands import bench
 from podtune.sft.config import settings as config
+from podtune.sft.config.keys import environment
 
 VALUES = CHART.parents[1] / "deploy" / "values"
 # Profiles that say one thing are used together with one of hardware.
@@ -165,7 +166,7 @@ def test_training_understands_the_configuration_of(profile, tmp_path):
 def test_the_memory_estimate_says_that_it_fits(profile):
     """From the values alone; and the command and the figure in the profile's head are those."""
     values = training_config(profile)
-    named = config.environment()
+    named = environment()
     variables = {named[one["name"]]: one["value"] for one in values.get("env", []) if one["name"] in named}
     settings = yaml.safe_load(values["config"]) | variables
     pods = values["distributed"].get("elastic", {}).get("minNodes") or values["distributed"]["nodes"]

@@ -15,7 +15,7 @@ from podtune.run import checkpoint
 def save(output: Path, step: int) -> None:
     aside = output / checkpoint.SAVING / f"checkpoint-{step}"
     aside.mkdir(parents=True)
-    checkpoint.seal(aside, output / aside.name, step, {})
+    checkpoint.commit(aside, output / aside.name, step, {})
 
 
 def start(output: Path, code: int | None, *, reaches: int = 0) -> int:

@@ -35,8 +35,8 @@ def begin(stage: Path, run: Path, step: int, *, size: int = 1000, alone: bool = 
     (stage / name / "model.safetensors").write_bytes(bytes([step]) * size)
     (stage / name / "nested" / "rng_state_0.pth").write_bytes(b"x" * 10)
     aside = run / checkpoint.SAVING / name
-    seal = functools.partial(checkpoint.seal, aside, run / name, step, {"tokens": step})
-    return BackgroundSave(stage / name, aside, seal, alone=alone)
+    commit = functools.partial(checkpoint.commit, aside, run / name, step, {"tokens": step})
+    return BackgroundSave(stage / name, aside, commit, alone=alone)
 
 
 def test_a_staged_checkpoint_becomes_one_of_the_volume_and_leaves_the_memory(
@@ -129,8 +129,8 @@ stage, run = Path(sys.argv[1]), Path(sys.argv[2])
 with VolumeWatch(run, 0.5, interval_s=0.05):
     os.fsync = os.fdatasync = lambda file: threading.Event().wait()
     aside = run / checkpoint.SAVING / "checkpoint-4"
-    seal = functools.partial(checkpoint.seal, aside, run / "checkpoint-4", 4, {})
-    save = BackgroundSave(stage / "checkpoint-4", aside, seal, alone=True)
+    commit = functools.partial(checkpoint.commit, aside, run / "checkpoint-4", 4, {})
+    save = BackgroundSave(stage / "checkpoint-4", aside, commit, alone=True)
     print("trains on", save.writes, flush=True)
     save.wait_written()  # before the next save
 """

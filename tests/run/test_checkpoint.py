@@ -1,17 +1,19 @@
 """A checkpoint is complete or invisible, and one that was damaged is never chosen."""
 
 import contextlib
+import dataclasses
 import json
 import random
 import shutil
 from pathlib import Path
 
 import pytest
+from support.resume_keys import KEY
 
 from podtune.run import checkpoint
 from podtune.run.errors import UserError, report
 
-FACTS = {"world_size": 2, "learning_rate": 1e-3, "data": "abc"}
+FACTS = KEY.facts() | {"tokens": 7}
 
 
 def save(output: Path, step: int) -> Path:
@@ -19,7 +21,7 @@ def save(output: Path, step: int) -> Path:
     (aside / "nested").mkdir(parents=True)
     (aside / "model.safetensors").write_bytes(bytes([step]) * 1000)
     (aside / "nested" / "optimizer.pt").write_bytes(b"x" * 500)
-    checkpoint.seal(aside, output / aside.name, step, FACTS)
+    checkpoint.commit(aside, output / aside.name, step, FACTS)
     return output / aside.name
 
 
@@ -75,11 +77,11 @@ def test_a_change_since_the_checkpoint_is_refused_unless_allowed(tmp_path: Path)
     save(tmp_path, 1)
     found, _ = checkpoint.newest_complete(tmp_path)
     assert found is not None
-    changed = FACTS | {"world_size": 4}
+    changed = dataclasses.replace(KEY, world_size=4)
     with pytest.raises(UserError, match="world_size was 2 and is 4"):
         checkpoint.check_resume(found, changed, allowed=False)
     assert checkpoint.check_resume(found, changed, allowed=True) == ["world_size was 2 and is 4"]
-    assert checkpoint.check_resume(found, FACTS, allowed=False) == []
+    assert checkpoint.check_resume(found, KEY, allowed=False) == []
 
 
 def test_rotation_keeps_the_newest_and_the_best(tmp_path: Path) -> None:
@@ -152,9 +154,9 @@ def _same_json(one: bytes, other: bytes) -> bool:
         "[" * 5000,
         "[]",
         '{"files": {"a": "b"}, "step": "x", "facts": []}',
-        '{"schema": "podtune.checkpoint/1", "files": {}, "step": "x", "facts": {}}',
-        '{"schema": "podtune.checkpoint/1", "files": {}, "step": 18, "facts": {}}',
-        '{"schema": "podtune.checkpoint/1", "files": {"a": {"cytes": 1}}, "step": 2, "facts": {}}',
+        '{"schema": "podtune.checkpoint/2", "files": {}, "step": "x", "facts": {}}',
+        '{"schema": "podtune.checkpoint/2", "files": {}, "step": 18, "facts": {}}',
+        '{"schema": "podtune.checkpoint/2", "files": {"a": {"cytes": 1}}, "step": 2, "facts": {}}',
     ],
 )
 def test_an_odd_manifest_is_damage_and_the_checkpoint_before_is_used(tmp_path: Path, manifest: str) -> None:

@@ -73,7 +73,7 @@ def test_a_hook_that_refuses_is_a_warning_without_its_address(
     hook.answers = answers
     notify.post(hook.url(SECRET), {})
     warning = capsys.readouterr().err
-    assert f"127.0.0.1 was not told how the run ended: {why}" in warning
+    assert f"127.0.0.1 was not notified of the run's end: {why}" in warning
     assert SECRET not in warning
     assert len(hook.given) == 2
 
@@ -86,7 +86,7 @@ def test_a_hook_that_hangs_costs_a_few_seconds(
     began = time.monotonic()
     notify.post(hook.url(SECRET), {})
     assert time.monotonic() - began < 10
-    assert "was not told how the run ended" in capsys.readouterr().err
+    assert "was not notified of the run's end" in capsys.readouterr().err
 
 
 def test_a_run_that_cannot_begin_is_told(

@@ -9,7 +9,8 @@ import torch
 
 for name in (
     "podtune.sft.config.resolve",
-    "podtune.sft.train.trainer",
+    "podtune.sft.train.build",
+    "podtune.sft.train.run",
     "podtune.sft.data.rows",
     "podtune.sft.model.load",
     "podtune.commands.launch",

@@ -98,8 +98,8 @@ def test_flags_lists_and_negations_are_read_as_trl_reads_them() -> None:
         (["--hub-token=hf_x"], "set HF_TOKEN"),
         (["--hub_token", "hf_x"], "set HF_TOKEN"),
         (["--max_eval_rows", "0"], "must be at least 1"),
-        (["--notify_url", "file:///etc/passwd"], "notify_url is no web address"),
-        (["--notify_url", "https://host:secret/"], "notify_url is no web address"),
+        (["--notify_url", "file:///etc/passwd"], "notify_url is not a web address"),
+        (["--notify_url", "https://host:secret/"], "notify_url is not a web address"),
         (["--notify_url", "https://a/", "https://b/"], "takes one value and has 2: ***"),
     ],
 )
@@ -182,7 +182,7 @@ def test_help_and_a_wrong_key_are_answered_without_torch(tmp_path: Path) -> None
 
 
 def test_the_list_of_keys_is_the_one_that_trl_has() -> None:
-    from podtune.sft.config.resolve import config_keys
+    from scripts.config_keys import config_keys
 
     committed = (Path(config.__file__).parent / "config_keys.json").read_text()
     assert committed == config_keys(), "run: python scripts/config_keys.py"
@@ -238,7 +238,7 @@ def test_packed_rows_are_not_cut_and_all_others_are(
 def test_accumulation_is_solved_for_the_world(
     words: list[str], world: int, expected: tuple[int, int]
 ) -> None:
-    from podtune.sft.config.resolve import solve_batch
+    from podtune.sft.config.batch import solve_batch
 
     solved = solve_batch(config.read([*NEEDED, *words], {}), World(world_size=world))
     assert (solved["per_device_train_batch_size"], solved["gradient_accumulation_steps"]) == expected
@@ -253,7 +253,7 @@ def test_accumulation_is_solved_for_the_world(
     ],
 )
 def test_an_uneven_split_is_refused_with_sizes_that_work(words: list[str], fix: str) -> None:
-    from podtune.sft.config.resolve import solve_batch
+    from podtune.sft.config.batch import solve_batch
 
     with pytest.raises(UserError) as caught:
         solve_batch(config.read([*NEEDED, *words], {}), World(world_size=2))
@@ -263,18 +263,18 @@ def test_an_uneven_split_is_refused_with_sizes_that_work(words: list[str], fix: 
 def test_what_is_set_before_torch_is_imported_follows_the_device_and_leaves_the_users_word(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from podtune.training import before_imports
+    from podtune.run.library_environment import set_library_environment
 
     for name in ("OMP_NUM_THREADS", "TOKENIZERS_PARALLELISM", "HF_DATASETS_DISABLE_PROGRESS_BARS"):
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64")
     monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
-    before_imports(World())
+    set_library_environment(threads=1)
     assert "PYTORCH_ALLOC_CONF" not in os.environ
     monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF")
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "")
     monkeypatch.delenv("PYTORCH_ALLOC_CONF")
-    before_imports(World())
+    set_library_environment(threads=1)
     assert os.environ["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
 
 

@@ -12,7 +12,7 @@ from support.gpus import A100, H100, L40S, T4, Card, on_cards
 from podtune.run.distributed import World
 from podtune.run.errors import UserError
 from podtune.sft.config import settings as config
-from podtune.sft.config.memory import Foresight, foresee, longest_mean
+from podtune.sft.config.memory import MemoryEstimate, estimate_memory, longest_mean
 from podtune.sft.config.resolve import Arguments, resolve
 from podtune.sft.source.model import locate_model
 
@@ -46,12 +46,12 @@ def arguments(model: Path, *words: str, world: World) -> Arguments:
 
 def foreseen(
     monkeypatch: pytest.MonkeyPatch, model: Path, card: Card, *words: str, ranks: int = 1, **world: Any
-) -> tuple[Foresight, Arguments]:
+) -> tuple[MemoryEstimate, Arguments]:
     on_cards(monkeypatch, card)
     place = World(device_type="cuda", backend="gloo", world_size=ranks, local_world_size=ranks, **world)
     told = arguments(model, *words, world=place)
     monkeypatch.setattr(type(told.training), "world_size", ranks, raising=False)
-    found = foresee(told, locate_model(model), place, [1024] * 64)
+    found = estimate_memory(told, locate_model(model), place, [1024] * 64)
     assert found is not None
     return found, told
 
@@ -130,8 +130,8 @@ def test_every_strategy_has_a_plan_by_the_card_with_least_free(
     assert found.plan.world_size == 4
 
 
-def test_a_cpu_has_nothing_to_foresee(model: Path) -> None:
-    assert foresee(arguments(model, world=World()), locate_model(model), World(), [1024]) is None
+def test_a_cpu_has_nothing_to_estimate(model: Path) -> None:
+    assert estimate_memory(arguments(model, world=World()), locate_model(model), World(), [1024]) is None
 
 
 def test_the_fullest_batch_counts_and_not_the_longest_row() -> None:

@@ -13,9 +13,8 @@ import torch
 from support.launch import Launcher
 from transformers import TrainerCallback
 
-from podtune.run.distributed import World
+from podtune.run.library_environment import set_library_environment
 from podtune.sft.cpu.heap_trim import MICRO_BATCHES, HeapTrimCallback
-from podtune.training import before_imports
 
 LENGTHS = range(1, 601)
 SETTLED = 300  # the caches are full
@@ -25,7 +24,7 @@ def grown_mib(callbacks: list[type[TrainerCallback]], results: multiprocessing.Q
     """What 300 steps of as many lengths add to resident memory after the first 300: a matrix product in bf16
     each.
     """
-    before_imports(World(), use_cpu=True)
+    set_library_environment(threads=1)
     torch.set_num_threads(1)
     made = [callback() for callback in callbacks]
     for callback in made:

@@ -9,6 +9,7 @@ import pickle
 import shutil
 import threading
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -325,7 +326,7 @@ def test_untied_embeddings_and_idle_experts_are_not_multiplied() -> None:
 def test_info_prints_figures_that_add_up(micro: Path) -> None:
     result = CliRunner().invoke(app, ["info", str(micro), "--json", "--sequence-length", "256"])
     found = json.loads(result.stdout)
-    assert found == json.loads(json.dumps(model_info(micro, sequence_length=256)))
+    assert found == json.loads(json.dumps(asdict(model_info(micro, sequence_length=256))))
     assert found["parameters"]["total"] == sum(
         weight.numel() for weight in load_file(micro / "model.safetensors").values()
     )
@@ -490,7 +491,7 @@ def test_a_merge_that_went_wrong_leaves_nothing(
 def test_only_an_adapter_can_be_merged_and_an_adapter_needs_its_base(
     micro: Path, adapter: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(UserError, match="is no adapter"):
+    with pytest.raises(UserError, match="is not an adapter"):
         merge_adapter(micro, tmp_path / "merged")
     lost = tmp_path / "lost"
     shutil.copytree(adapter, lost)

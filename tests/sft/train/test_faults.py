@@ -138,11 +138,11 @@ def test_a_second_ctrl_c_ends_a_process_without_a_launcher_at_once(launcher: Lau
 
 
 def interrupted_twice() -> None:
-    from podtune.sft.train.trainer import StopTogether
+    from podtune.sft.train.stop import StopSignals
 
-    with StopTogether() as stop:
+    with StopSignals() as signals:
         signal.raise_signal(signal.SIGINT)
-        assert stop.requested
+        assert signals.requested
         signal.raise_signal(signal.SIGINT)
         time.sleep(60)
 

@@ -22,7 +22,7 @@ from podtune.sft.cpu.cross_entropy import summed_cross_entropy
 from podtune.sft.cpu.padded_batches import REAL_TOKENS, PaddedBatches
 from podtune.sft.model.attention import PER_ROW, register_attention
 from podtune.sft.train import loss as lean
-from podtune.sft.train.loss import lean_loss, why_not_lean
+from podtune.sft.train.loss import fused_loss, fused_loss_unsupported_reason
 
 ROWS = [
     {"input_ids": [5, 9, 12, 7, 3, 8], "labels": [-100, -100, 12, 7, 3, 8]},
@@ -86,7 +86,7 @@ def value_and_gradients(
 
 def ours(trainer: Any) -> Any:
     def compute(model: Any, inputs: dict[str, Any], num_items_in_batch: Any) -> torch.Tensor:
-        return lean_loss(trainer, model, inputs, num_items_in_batch)
+        return fused_loss(trainer, model, inputs, num_items_in_batch)
 
     return compute
 
@@ -135,7 +135,7 @@ def test_a_batch_filled_up_to_a_multiple_trains_as_its_rows_do(trainers: dict[bo
     batch = PaddedBatches(trainer.data_collator, 8)(ROWS)
     assert (batch["input_ids"].shape, int(batch.pop(REAL_TOKENS))) == ((1, 24), 17)
     trainer.model.zero_grad()
-    loss = lean_loss(trainer, trainer.model, batch, torch.tensor(37), multiple=8)
+    loss = fused_loss(trainer, trainer.model, batch, torch.tensor(37), multiple=8)
     loss.backward()
     assert loss.item() == pytest.approx(expected, rel=1e-5)
     for mine, theirs in zip(trainer.model.parameters(), reference, strict=True):
@@ -207,22 +207,22 @@ def test_accuracy_is_measured_at_logging_steps_only_and_is_trls(trainers: dict[b
     assert kept[0] == kept[1]
 
 
-def test_where_the_lean_loss_would_be_another_loss_it_says_why(
+def test_where_the_fused_loss_would_be_another_loss_it_says_why(
     trainers: dict[bool, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = trainers[True]
-    assert why_not_lean(trainer) == ""
+    assert fused_loss_unsupported_reason(trainer) == ""
     monkeypatch.setattr(trainer, "label_smoother", object())
-    assert "smoothing" in why_not_lean(trainer)
+    assert "smoothing" in fused_loss_unsupported_reason(trainer)
     monkeypatch.setattr(trainer, "label_smoother", None)
     monkeypatch.setattr(trainer.args, "loss_type", "dft")
-    assert "dft" in why_not_lean(trainer)
+    assert "dft" in fused_loss_unsupported_reason(trainer)
     monkeypatch.setattr(trainer.args, "loss_type", "nll")
     monkeypatch.setattr(
         trainer.model, "active_peft_config", types.SimpleNamespace(is_prompt_learning=True), raising=False
     )
     monkeypatch.setattr(trainer.model, "get_base_model", lambda: trainer.model, raising=False)
-    assert "prompt learning" in why_not_lean(trainer)
+    assert "prompt learning" in fused_loss_unsupported_reason(trainer)
 
 
 def test_loras_input_cast_changes_no_bit_under_autocast() -> None:

@@ -63,7 +63,9 @@ def figures(*, data_s: float = 0.0, forward_s: float = 0.0, strategy: str = "ddp
                 model()
     model.seconds = 0.5
     model()  # an evaluation: no training step
-    assert meter.exchange(tokens=7) == 7
+    meter.count({"input_ids": torch.zeros(1, 7)})
+    meter.exchange()
+    assert meter.tokens == 7
     return meter.ranks[0]
 
 
@@ -136,6 +138,6 @@ def test_a_gpus_forward_pass_is_timed_by_its_own_clock_at_logging_steps_alone() 
         next(meter.batches(iter([1])))
         with meter.forward_of(model, logs_next=logs_next):
             model(rows)
-    meter.exchange(0)
+    meter.exchange()
     assert meter.ranks[0]["forward_s"] > 0
     assert meter.ranks[0]["gpu_memory_gib"] > 0

@@ -7,13 +7,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.resume_keys import KEY
 from transformers import MambaConfig
 
+from podtune.run.distributed import World
 from podtune.run.errors import UserError
 from podtune.run.record import new_record
+from podtune.sft.config.options import ResumeOptions
+from podtune.sft.train.meter import Utilisation, utilisation
 from podtune.sft.train.publish import Publisher, model_card
-from podtune.sft.train.run import find_checkpoint
-from podtune.sft.train.trainer import PodtuneTrainer
+from podtune.sft.train.resume import find_checkpoint
 
 
 class Recorder:
@@ -101,24 +104,21 @@ def test_a_checkpoint_of_trls_is_taken_where_the_user_vouches_for_it(
 ) -> None:
     theirs = tmp_path / "checkpoint-3"
     theirs.mkdir()
+    vouched = ResumeOptions(theirs, allow_change=True)
     with pytest.raises(UserError, match="there is no such folder"):
-        find_checkpoint(tmp_path, {}, named=str(tmp_path / "nothing"), allow_change=True)
+        find_checkpoint(tmp_path, KEY, ResumeOptions(tmp_path / "nothing", allow_change=True))
     (theirs / "trainer_state.json").write_text('{"global_step": 3}')
     with pytest.raises(UserError, match="one that TRL wrote is taken with --allow_resume_change"):
-        find_checkpoint(tmp_path, {}, named=str(theirs))
-    resume = find_checkpoint(tmp_path, {"world_size": 2}, named=str(theirs), allow_change=True)
+        find_checkpoint(tmp_path, KEY, ResumeOptions(theirs))
+    resume = find_checkpoint(tmp_path, KEY, vouched)
     assert resume is not None
     assert (resume.step, resume.facts) == (3, {})
     assert "has no manifest" in capsys.readouterr().err
     (theirs / "podtune-manifest.json").write_text("rot")  # ours, and damaged
     with pytest.raises(UserError, match="cannot be read"):
-        find_checkpoint(tmp_path, {}, named=str(theirs), allow_change=True)
+        find_checkpoint(tmp_path, KEY, vouched)
 
 
 def test_a_figure_that_cannot_be_computed_ends_no_run() -> None:
-    trainer: Any = SimpleNamespace(
-        model=SimpleNamespace(config=MambaConfig(hidden_size=8, num_hidden_layers=1, vocab_size=16)),
-        world=SimpleNamespace(device_type="cpu", world_size=1),
-        args=SimpleNamespace(bf16=False, fp16=False),
-    )
-    assert PodtuneTrainer.utilisation(trainer, 10.0, 16) == {}
+    model = SimpleNamespace(config=MambaConfig(hidden_size=8, num_hidden_layers=1, vocab_size=16))
+    assert utilisation(model, World(), "fp32", tokens_per_s=10.0, mean_length=16) == Utilisation()

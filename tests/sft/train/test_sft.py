@@ -127,19 +127,15 @@ def test_accumulation_trains_like_a_larger_batch(
     assert largest_difference(metrics(tmp_path / "run"), metrics(alone)) < 1e-5
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
 def test_lora_trains_the_adapter_only_and_the_same_on_two_ranks(
-    ranks: int, options: list[object], launcher: Launcher, tmp_path_factory: pytest.TempPathFactory
+    options: list[object], launcher: Launcher, tmp_path: Path
 ) -> None:
-    run = tmp_path_factory.mktemp("lora") / "run"
-    launcher.run(*options, "--output_dir", run, "--use_peft", "--lora_dropout", 0, ranks=ranks)
-    assert (run / "final" / "adapter_model.safetensors").exists()
-    _lora_losses[ranks] = metrics(run)
-    if len(_lora_losses) == 2:
-        assert largest_difference(_lora_losses[1], _lora_losses[2]) < 1e-3
-
-
-_lora_losses: dict[int, dict[int, float]] = {}
+    runs = {ranks: tmp_path / f"{ranks}-ranks" for ranks in (1, 2)}
+    for ranks, run in runs.items():
+        launcher.run(*options, "--output_dir", run, "--use_peft", "--lora_dropout", 0, ranks=ranks)
+        assert (run / "final" / "adapter_model.safetensors").exists()
+        assert not (run / "final" / "model.safetensors").exists()
+    assert largest_difference(metrics(runs[1]), metrics(runs[2])) < 1e-3
 
 
 @pytest.mark.parametrize(

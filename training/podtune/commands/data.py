@@ -13,7 +13,7 @@ import typer
 from podtune.run.errors import warn, working
 
 if TYPE_CHECKING:
-    from podtune.sft.config.settings import Settings
+    from podtune.sft.config.keys import Settings
 
 app = typer.Typer(
     help="Build a question-answer set, see what would be trained, tokenise ahead of a job.",

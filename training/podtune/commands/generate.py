@@ -51,7 +51,7 @@ def generate(
 ) -> None:
     """Answer with a model's own chat template, sampling defaults and stop tokens.
 
-    A killed --input run goes on where it stopped when it is started again with the same flags.
+    A killed --input run resumes where it stopped when it is started again with the same flags.
 
     \b
     Examples:
@@ -86,7 +86,7 @@ def generate(
 
 
 def resolve_run(name: str) -> str:
-    """``RUN_DIR`` means ``RUN_DIR/final``; anything else stands for itself.
+    """Resolve ``RUN_DIR`` to ``RUN_DIR/final``; anything else stands for itself.
 
     Raises:
         UserError: a run that has not ended; names its newest checkpoint.
@@ -112,7 +112,7 @@ def resolve_run(name: str) -> str:
 
 
 def load(model: str | Origin, trust_remote_code: bool) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Model (on the GPU if there is one) and tokenizer."""
+    """Load a model, on the GPU if there is one, and its tokenizer."""
     from podtune.sft.data.tokenizer import load_tokenizer
     from podtune.sft.generate.evaluate import on_device
     from podtune.sft.model.load import load_model
@@ -131,14 +131,14 @@ def ask(
     sampling: Sampling,
     streamer: Any = None,
 ) -> str:
-    """One answer."""
+    """Generate one answer."""
     from podtune.sft.generate.answers import answer
 
     return answer(model, tokenizer, [messages], sampling, streamer=streamer)[0]
 
 
 def show(names: list[str], answers: list[str]) -> None:
-    """One answer as it is; two in columns under the names of their models."""
+    """Print one answer as it is; two in columns under the names of their models."""
     if len(answers) == 1:
         print(answers[0])
         return
@@ -159,9 +159,7 @@ def chat(
     opening: Messages,
     sampling: Sampling,
 ) -> None:
-    """A conversation with one model, or with two side by side, until end of input. Each keeps its own
-    history.
-    """
+    """Converse with one model, or with two side by side, each with its own history, until end of input."""
     from transformers import TextStreamer
 
     print("Ask; /new starts again, Ctrl-D ends.")
@@ -192,7 +190,7 @@ def chat(
 def answer_input(
     names: list[str], source: Path, output: Path, sampling: Sampling, batch_size: int, trust_remote_code: bool
 ) -> None:
-    """``--input`` to ``--output``: the column ``answer``, and ``answer_against`` of the second model."""
+    """Answer ``--input`` in ``--output``: columns ``answer`` and, of a second model, ``answer_against``."""
     from dataclasses import replace
 
     from podtune.sft.generate.answer_file import answer_file, read_prompts
@@ -224,15 +222,13 @@ def answer_input(
 
 
 def weights_state(name: str) -> list[list[str | int]]:
-    """Name, size and time of a folder's weight files: after a new training the old answers are another
-    model's.
-    """
+    """List name, size and time of a folder's weight files, which change with a new training."""
     files = sorted(Path(name).expanduser().glob("*.safetensors"))
     return [[path.name, (state := path.stat()).st_size, state.st_mtime_ns] for path in files]
 
 
 def progress_line(total: int) -> Callable[[int], None]:
-    """One line on a terminal's stderr, nothing elsewhere."""
+    """Write one line on a terminal's stderr, nothing elsewhere."""
     if not sys.stderr.isatty():
         return lambda done: None
     return lambda done: print(

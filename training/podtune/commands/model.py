@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from podtune.run.errors import working
+
+if TYPE_CHECKING:
+    from podtune.sft.model.info import ModelInfo
 
 app = typer.Typer(
     help="Build a small model, look at any model before using it, merge an adapter.",
@@ -71,7 +75,7 @@ def info(
     from podtune.sft.model.info import model_info
 
     working("reading the configuration")
-    facts = model_info(
+    described = model_info(
         model,
         sequence_length=sequence_length,
         batch_size=batch_size,
@@ -79,48 +83,40 @@ def info(
         revision=revision,
         trust_remote_code=trust_remote_code,
     )
-    print(json.dumps(facts, indent=2) if as_json else "\n".join(info_lines(facts)))
+    print(json.dumps(asdict(described), indent=2) if as_json else "\n".join(info_lines(described)))
 
 
-def info_lines(facts: dict[str, Any]) -> list[str]:
-    """The answer of ``model info`` for people."""
-    parameters, flops, tokenizer = facts["parameters"], facts["flops_per_token"], facts["tokenizer"]
-    counted = (
-        f"{flops['counted']:.4g} counted, " if flops["counted"] else "not countable (mixture of experts), "
-    )
-    special = ", ".join(f"{role} {tokenizer[f'{role}_token'] or 'none'}" for role in ("eos", "pad", "bos"))
-    stop = {True: "trained", False: "NOT trained", None: ("depends on TRL's own template")}[
-        tokenizer["stop_token_trained"]
-    ]
-    lines = [
-        f"{facts['model']}: {facts['architecture']}",
-        f"  sizes       {facts['layers']} layers, hidden {facts['hidden_size']}, {facts['heads']} heads "
-        f"({facts['kv_heads']} key-value), "
-        f"vocabulary {facts['vocabulary']}, context {facts['context']}",
-        f"  parameters  {parameters['total']:,} ({parameters['non_embedding']:,} outside the embedding)",
-        f"  FLOPs       a token of a row of {flops['sequence_length']}, forward and backward: {counted}"
-        f"{flops['formula']:.4g} by 6N + 12LHQT, {flops['six_n']:.4g} by 6N",
-        f"  tokenizer   {tokenizer['size']} tokens; "
-        f"{special}{' (the same: fine for TRL)' if tokenizer['pad_is_eos'] else ''}"
-        + ("" if tokenizer["fits_embedding"] else "; HAS IDS BEYOND THE EMBEDDING"),
-        f"  template    {'yes' if tokenizer['chat_template'] else 'NONE'}, generation markers "
-        f"{'yes' if tokenizer['generation_markers'] else 'no'}; stop token under assistant-only loss: {stop}",
-        f"  memory      GiB a rank, {facts['precision']}, AdamW, {facts['batch_size_per_rank']} rows a rank "
-        "of that length",
+def info_lines(described: ModelInfo) -> list[str]:
+    """Format the answer of ``model info`` for people."""
+    flops, tokenizer = described.flops_per_token, described.tokenizer
+    counted = f"{flops.counted:.4g} counted, " if flops.counted else "not countable (mixture of experts), "
+    special = {"eos": tokenizer.eos_token, "pad": tokenizer.pad_token, "bos": tokenizer.bos_token}
+    named = ", ".join(f"{role} {token or 'none'}" for role, token in special.items())
+    stop = {True: "trained", False: "NOT trained", None: "depends on TRL's own template"}
+    return [
+        f"{described.model}: {described.architecture}",
+        f"  sizes       {described.layers} layers, hidden {described.hidden_size}, {described.heads} heads "
+        f"({described.kv_heads} key-value), vocabulary {described.vocabulary}, context {described.context}",
+        f"  parameters  {described.parameters.total:,} ({described.parameters.non_embedding:,} outside the "
+        "embedding)",
+        f"  FLOPs       a token of a row of {flops.sequence_length}, forward and backward: {counted}"
+        f"{flops.formula:.4g} by 6N + 12LHQT, {flops.six_n:.4g} by 6N",
+        f"  tokenizer   {tokenizer.size} tokens; {named}"
+        + (" (the same: fine for TRL)" if tokenizer.pad_is_eos else "")
+        + ("" if tokenizer.fits_embedding else "; HAS IDS BEYOND THE EMBEDDING"),
+        f"  template    {'yes' if tokenizer.chat_template else 'NONE'}, generation markers "
+        f"{'yes' if tokenizer.generation_markers else 'no'}; stop token under assistant-only loss: "
+        f"{stop[tokenizer.stop_token_trained]}",
+        f"  memory      GiB a rank, {described.precision}, AdamW, {described.batch_size_per_rank} rows a "
+        "rank of that length",
         "    strategy      ranks  weights  gradients  optimizer  activations  buffers    total",
+        *(
+            f"    {row.strategy:<13} {row.world_size:>5} {row.weights_gib:8.3f} {row.gradients_gib:10.3f} "
+            f"{row.optimizer_gib:10.3f} {row.activations_gib:12.3f} {row.buffers_gib:8.3f} "
+            f"{row.total_gib:8.3f}"
+            for row in described.memory
+        ),
     ]
-    kinds = (
-        ("weights", 8),
-        ("gradients", 10),
-        ("optimizer", 10),
-        ("activations", 12),
-        ("buffers", 8),
-        ("total", 8),
-    )
-    for row in facts["memory"]:
-        figures = " ".join(f"{row[f'{kind}_gib']:{width}.3f}" for kind, width in kinds)
-        lines.append(f"    {row['strategy']:<13} {row['world_size']:>5} {figures}")
-    return lines
 
 
 @app.command()

@@ -1,6 +1,4 @@
-"""``podtune runs``, ``podtune compare`` and ``podtune watch``: look at runs through their files, or their
-jobs' logs.
-"""
+"""``podtune runs``, ``compare`` and ``watch``: runs by their files, or by their jobs' logs."""
 
 from __future__ import annotations
 

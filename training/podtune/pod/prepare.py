@@ -34,6 +34,7 @@ from podtune.run.errors import (
 from podtune.run.lock import hold
 from podtune.run.record import now, write_json
 from podtune.sft.config import settings as config
+from podtune.sft.config.keys import Settings, known_keys
 from podtune.sft.data import cache, source
 from podtune.sft.source import hub, object_store
 
@@ -127,7 +128,7 @@ def _attempt(counter: Path) -> Iterator[None]:
 def decides_tokens(key: str) -> bool:
     """True if ``key`` of the configuration decides what is fetched or tokenised."""
     return key in (*TOKEN_KEYS, *MODEL_KEYS) or (
-        config.known_keys()[key]["class"] in TOKEN_CLASSES and key not in NOT_HERE
+        known_keys()[key]["class"] in TOKEN_CLASSES and key not in NOT_HERE
     )
 
 
@@ -223,7 +224,7 @@ def _tokenise(values: dict[str, Any]) -> None:
     from podtune.sft.source.model import locate_model, vocabulary_size
 
     given = {key: value for key, value in values.items() if value is not None}
-    settings = config.Settings(given | {"use_cpu": True, "bf16": False})
+    settings = Settings(given | {"use_cpu": True, "bf16": False})
     settings.sources.check()
     arguments = resolve(settings, World())
     origin = locate_model(arguments.model.model_name_or_path, arguments.model.model_revision)

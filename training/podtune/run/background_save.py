@@ -1,9 +1,8 @@
-"""Checkpoints that training does not wait for: staged in shared memory, written to the volume by a thread.
-Needs no torch.
+"""Asynchronous saves: staged in shared memory, copied to the volume by a thread. Needs no torch.
 
 The libraries write a checkpoint's files below ``/dev/shm``, at the speed of memory; that is all that ranks
-stop for. Beside the next steps a thread of each pod copies its files to the volume, and rank 0's seals the
-checkpoint (:mod:`podtune.run.checkpoint`) when every pod has written. Until then nobody sees it.
+stop for. During the next steps a thread of each pod copies its files to the volume, and rank 0's commits
+the checkpoint (:mod:`podtune.run.checkpoint`) when every pod has copied. Until then nobody sees it.
 """
 
 from __future__ import annotations
@@ -23,17 +22,16 @@ FLUSHED_BYTES = 2**25
 
 
 def stage_of(output_dir: Path, node_rank: int) -> Path:
-    """Where a pod stages the checkpoints of ``output_dir``. The same at each start: what a killed one left is
-    found.
+    """Name the folder in which a pod stages the checkpoints of ``output_dir``.
+
+    The same at each start, so that what a killed one left is found.
     """
     key = hashlib.sha256(os.fsencode(output_dir.absolute())).hexdigest()[:16]
     return SHARED_MEMORY / f"podtune-{os.getuid()}-{key}-{node_rank}"
 
 
 def clear(stage: Path) -> bool:
-    """Make ``stage`` an empty folder of this user alone; False where somebody else's lies there, or nothing
-    can be made.
-    """
+    """Make ``stage`` an empty folder of this user alone; False where that is not possible."""
     try:
         if stage.is_symlink() or stage.exists():
             shutil.rmtree(stage)
@@ -44,7 +42,7 @@ def clear(stage: Path) -> bool:
 
 
 def staged_bytes(staged: Path) -> int:
-    """What the files below ``staged`` take."""
+    """Sum the sizes of the files below ``staged``."""
     return sum(path.stat().st_size for path in staged.rglob("*") if path.is_file())
 
 
@@ -53,13 +51,15 @@ class BackgroundSave:
 
     Args:
         staged: this pod's files, in memory; they are gone when they are written.
-        aside: the folder on the volume, not visible as a checkpoint yet.
-        seal: makes it one, after :meth:`release`; None on the pods that leave it to rank 0's.
+        staging_dir: the folder on the volume, not visible as a checkpoint yet.
+        commit: makes it one, after :meth:`release`; None on the pods that leave it to rank 0's.
         alone: no other pod writes, so there is nothing to wait for.
     """
 
-    def __init__(self, staged: Path, aside: Path, seal: Callable[[], None] | None, *, alone: bool) -> None:
-        self._staged, self._aside, self._seal = staged, aside, seal
+    def __init__(
+        self, staged: Path, staging_dir: Path, commit: Callable[[], None] | None, *, alone: bool
+    ) -> None:
+        self._staged, self._staging_dir, self._commit = staged, staging_dir, commit
         self._copied, self._released = threading.Event(), threading.Event()
         self._error: BaseException | None = None
         if alone:
@@ -73,17 +73,18 @@ class BackgroundSave:
         return not self._copied.is_set()
 
     def release(self) -> None:
-        """Every pod has written: the checkpoint may be sealed."""
+        """Let the checkpoint be committed: every pod has written."""
         self._released.set()
 
     def check(self) -> None:
-        """Raise what the thread met, a full volume for instance."""
+        """Raise the thread's error, a full volume for instance."""
         if self._error is not None:
             raise self._error
 
     def wait_written(self) -> None:
-        """Until this pod's files are on the volume; raises as :meth:`check`. A volume that does not answer is
-        the heartbeat's business (podtune.run.heartbeat.VolumeWatch).
+        """Wait until this pod's files are on the volume; raises as :meth:`check`.
+
+        A volume that does not answer is the business of :class:`podtune.run.heartbeat.VolumeWatch`.
         """
         self._copied.wait()
         self.check()
@@ -95,22 +96,22 @@ class BackgroundSave:
 
     def _run(self) -> None:
         try:
-            _move(self._staged, self._aside)
+            _move(self._staged, self._staging_dir)
             self._copied.set()
-            if self._seal is not None:
+            if self._commit is not None:
                 self._released.wait()
-                self._seal()
+                self._commit()
         except BaseException as error:  # the training raises it at its next step
             self._error = error
         finally:
             self._copied.set()
 
 
-def _move(staged: Path, aside: Path) -> None:
-    """Copy what lies below ``staged``, flushed, and give its memory back file by file."""
-    aside.mkdir(parents=True, exist_ok=True)
+def _move(staged: Path, staging_dir: Path) -> None:
+    """Copy the files below ``staged``, flushed, and free the memory of each once it is copied."""
+    staging_dir.mkdir(parents=True, exist_ok=True)
     for source in sorted(staged.rglob("*")):
-        target = aside / source.relative_to(staged)
+        target = staging_dir / source.relative_to(staged)
         if source.is_dir():
             target.mkdir(exist_ok=True)
             continue
@@ -124,7 +125,7 @@ def _move(staged: Path, aside: Path) -> None:
 
 
 def copy(source: Path, target: Path) -> None:
-    """Write the content of ``source`` to ``target``, on the volume when it returns."""
+    """Copy ``source`` to ``target``, flushed to the volume when this returns."""
     block, unflushed = bytearray(BLOCK), 0
     with source.open("rb") as staged, target.open("wb", buffering=0) as file:
         while count := staged.readinto(block):

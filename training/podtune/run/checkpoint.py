@@ -2,12 +2,13 @@
 
 A checkpoint is written into ``.saving/checkpoint-N``, listed in a manifest with sizes and hashes, flushed,
 and only then renamed to ``checkpoint-N``. Resuming takes the newest one whose files all agree with its
-manifest; a damaged one is set aside under another name, never deleted.
+manifest; a damaged one is renamed, never deleted.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import json
 import os
@@ -31,30 +32,65 @@ from podtune.run.files import digest, write_whole
 
 MANIFEST = "podtune-manifest.json"
 SCHEMA = "podtune.checkpoint/2"
-UNHASHED = "podtune.checkpoint/1"  # manifests without a hash of themselves
 SAVING = ".saving"
 _NAME = re.compile(r"checkpoint-(\d+)")
+#: of a manifest: a :class:`ResumeKey`, and how far the run was
+Facts = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class ResumeKey:
+    """The properties of a run that must not change between a checkpoint and the start that resumes it.
+
+    ``data`` is the fingerprint of the token rows; the other names are those of the configuration.
+    """
+
+    world_size: int
+    per_device_train_batch_size: int
+    gradient_accumulation_steps: int
+    learning_rate: float
+    warmup_steps: float
+    num_train_epochs: float
+    max_steps: int
+    seed: int
+    max_length: int | None
+    packing: bool
+    strategy: str
+    lr_scheduler_type: str
+    data: str
+    model: str
+    use_peft: bool
+
+    def facts(self) -> Facts:
+        """Return the key as it stands in a manifest."""
+        return dataclasses.asdict(self)
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A complete checkpoint. ``facts`` is what the run was when it was saved: world, batch, schedule,
-    data, tokens.
-    """
+    """A complete checkpoint, with the facts of its manifest; another program's has none."""
 
     path: Path
     step: int
-    facts: dict[str, Any]
+    facts: Facts
+
+    @property
+    def tokens(self) -> int:
+        """Real tokens that were trained until this checkpoint, over all ranks and starts."""
+        return int(self.facts.get("tokens", 0))
+
+    @property
+    def position(self) -> int:
+        """Rows of a stream that were trained until this checkpoint."""
+        return int(self.facts.get("position", 0))
 
 
-def seal(aside: Path, target: Path, step: int, facts: dict[str, Any]) -> None:
-    """Make the finished folder ``aside`` visible as ``target``: manifest, flush to the volume, rename.
-    Rank 0, last.
-    """
-    write_whole(aside / MANIFEST, manifest_of(step, facts, entries_of(aside)))
+def commit(staging_dir: Path, target: Path, step: int, facts: Facts) -> None:
+    """Make the finished ``staging_dir`` visible as ``target``: manifest, flush, rename. Rank 0, last."""
+    write_whole(staging_dir / MANIFEST, manifest_of(step, facts, entries_of(staging_dir)))
     if target.exists():  # the same step again, after a damaged one was resumed over
         set_aside(target)
-    aside.rename(target)
+    staging_dir.rename(target)
     _flush_folder(target.parent)
 
 
@@ -80,20 +116,20 @@ def _flush_folder(folder: Path) -> None:
 
 
 class Damaged(Exception):
-    """What is wrong with a checkpoint."""
+    """A checkpoint, or its manifest, that is not as it was written; the text says what is wrong."""
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint says of itself: of each file the bytes and their hash."""
+    """The manifest of a checkpoint; of each file the bytes and their hash."""
 
     step: int
-    facts: dict[str, Any]
+    facts: Facts
     files: dict[str, tuple[int, str]]
 
 
 def read_manifest(content: bytes, name: str) -> Manifest:
-    """The manifest of the checkpoint called ``name``.
+    """Parse the manifest of the checkpoint called ``name``.
 
     Raises:
         Damaged: it is not as it was written, or that of another one.
@@ -105,7 +141,7 @@ def read_manifest(content: bytes, name: str) -> Manifest:
         files = {file: (entry["bytes"], entry["xxh3_128"]) for file, entry in manifest["files"].items()}
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
         raise Damaged("its manifest cannot be read") from None
-    if own != _own_digest(manifest) and (own is not None or manifest.get("schema") != UNHASHED):
+    if own != _own_digest(manifest):
         raise Damaged("its manifest has changed since it was written")
     if type(step) is not int or not isinstance(facts, dict):
         raise Damaged("its manifest cannot be read")
@@ -114,24 +150,24 @@ def read_manifest(content: bytes, name: str) -> Manifest:
     return Manifest(step, facts, files)
 
 
-def manifest_of(step: int, facts: dict[str, Any], files: dict[str, Any]) -> str:
-    """The text of a manifest; ``files`` by name, see :func:`entries_of`."""
+def manifest_of(step: int, facts: Facts, files: dict[str, Any]) -> str:
+    """Write the text of a manifest; ``files`` by name, see :func:`entries_of`."""
     manifest = {"schema": SCHEMA, "step": step, "facts": facts, "files": files}
     return json.dumps(manifest | {"xxh3_128": _own_digest(manifest)}, indent=1)
 
 
 def entries_of(folder: Path) -> dict[str, Any]:
-    """What a manifest says of the files in ``folder``, each flushed to the volume."""
+    """Describe the files in ``folder`` for a manifest, each flushed to the volume."""
     files = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
     with ThreadPoolExecutor(4) as pool:
         return dict(zip(files, pool.map(_flushed_entry, files.values()), strict=True))
 
 
 def read(path: Path) -> Checkpoint:
-    """The checkpoint at ``path``, every file of it as it was written.
+    """Read the checkpoint at ``path`` and compare every file with the manifest.
 
     Raises:
-        Damaged: it is not; says what.
+        Damaged: a file is not as it was written.
     """
     try:
         content = (path / MANIFEST).read_bytes()
@@ -154,8 +190,9 @@ def read(path: Path) -> Checkpoint:
 
 
 def foreign(path: Path) -> Checkpoint | None:
-    """The checkpoint of another program at ``path``, TRL's for example. It has no manifest: that it is whole
-    and what it belongs to cannot be checked. None if it does not say its step.
+    """Read another program's checkpoint, TRL's for example; None if it does not say its step.
+
+    It has no manifest, so neither that it is complete nor what it belongs to can be checked.
     """
     if (path / MANIFEST).exists():
         return None
@@ -167,7 +204,7 @@ def foreign(path: Path) -> Checkpoint | None:
 
 
 def damage(path: Path) -> str:
-    """What is wrong with the checkpoint at ``path``, or an empty string."""
+    """Name what is wrong with the checkpoint at ``path``; empty if nothing."""
     try:
         read(path)
     except Damaged as reason:
@@ -176,7 +213,7 @@ def damage(path: Path) -> str:
 
 
 def _files(folder: Path) -> set[str]:
-    """What lies in a checkpoint, but for what file systems put there."""
+    """List the files of a checkpoint, without those that file systems put there."""
     return {
         str(path.relative_to(folder))
         for path in folder.rglob("*")
@@ -190,7 +227,7 @@ def is_name(name: str) -> bool:
 
 
 def checkpoints(output_dir: Path) -> list[Path]:
-    """The checkpoint folders below ``output_dir``, oldest step first, complete or not."""
+    """List the checkpoint folders below ``output_dir``, oldest step first, complete or not."""
     if not output_dir.is_dir():
         return []
     by_step = [
@@ -202,8 +239,7 @@ def checkpoints(output_dir: Path) -> list[Path]:
 
 
 def newest_complete(output_dir: Path) -> tuple[Checkpoint | None, list[str]]:
-    """The newest checkpoint whose every file is as it was written, and a warning for each damaged one set
-    aside.
+    """Find the newest complete checkpoint, and rename the damaged ones, with a warning for each.
 
     ``None`` when there is none at all: a first start. Rank 0 only: it renames.
 
@@ -243,9 +279,7 @@ def set_aside(path: Path) -> Path:
 
 
 def surplus(names: list[str], limit: int | None, keep: str = "") -> list[str]:
-    """Those of ``names``, oldest step first, that are beyond ``limit``: never ``keep`` (the best one) and
-    never the newest.
-    """
+    """List the oldest of ``names`` beyond ``limit``: never ``keep`` (the best) nor the newest."""
     if not limit:
         return []
     candidates = [name for name in names if name != keep]
@@ -261,29 +295,27 @@ def rotate(output_dir: Path, limit: int | None, keep: Path | None = None, busy: 
 
 
 def discard(path: Path) -> None:
-    """Delete a checkpoint so that a kill in between leaves nothing that looks like one: out of sight
-    first.
-    """
-    aside = path.parent / SAVING / f"old-{path.name}"
-    aside.parent.mkdir(exist_ok=True)
-    shutil.rmtree(aside, ignore_errors=True)
-    path.rename(aside)
-    shutil.rmtree(aside, ignore_errors=True)  # what is left over goes at the next start
+    """Delete a checkpoint so that a kill in between leaves nothing that looks like one."""
+    hidden = path.parent / SAVING / f"old-{path.name}"
+    hidden.parent.mkdir(exist_ok=True)
+    shutil.rmtree(hidden, ignore_errors=True)
+    path.rename(hidden)
+    shutil.rmtree(hidden, ignore_errors=True)  # what is left over goes at the next start
     with contextlib.suppress(OSError):
-        aside.parent.rmdir()
+        hidden.parent.rmdir()
 
 
-def check_resume(checkpoint: Checkpoint, facts: dict[str, Any], *, allowed: bool) -> list[str]:
-    """What differs between the checkpoint's run and this one.
+def check_resume(checkpoint: Checkpoint, key: ResumeKey, *, allowed: bool) -> list[str]:
+    """List the differences between the checkpoint's run and this one, whose ``key`` is given.
 
     Raises:
-        UserError: something differs that changes what the steps mean, and ``allowed`` (--allow_resume_change)
-        is not set.
+        ConfigError: there are some and ``allowed`` (--allow_resume_change) is not set.
     """
+    earlier = checkpoint.facts
     differs = [
-        f"{key} was {checkpoint.facts[key]!r} and is {facts[key]!r}"
-        for key in facts
-        if key in checkpoint.facts and checkpoint.facts[key] != facts[key]
+        f"{name} was {earlier[name]!r} and is {value!r}"
+        for name, value in key.facts().items()
+        if name in earlier and earlier[name] != value
     ]
     if differs and not allowed:
         raise ConfigError(
@@ -295,10 +327,9 @@ def check_resume(checkpoint: Checkpoint, facts: dict[str, Any], *, allowed: bool
 
 
 def check_writable(output_dir: Path) -> None:
-    """Write and remove a file in ``output_dir``, or in the folder where it will be made, before anything
-    expensive.
+    """Write and remove a file in ``output_dir``, or in the folder where it will be made.
 
-    Nothing is created or removed beside that file: the other pods may be looking at the same volume.
+    Nothing else is created or removed: the other pods may be looking at the same volume.
 
     Raises:
         UserError: says which folder and why.
@@ -323,17 +354,18 @@ def check_writable(output_dir: Path) -> None:
 
 
 def checkpoint_bytes(weights: int, optim: str, *, model_only: bool) -> int:
-    """About what a checkpoint takes for ``weights`` bytes of trained parameters: Adam keeps two moments,
-    each as large as they are.
+    """Estimate the size of a checkpoint from the bytes of trained ``weights``.
+
+    Adam keeps two moments, each as large as they are.
     """
     adam = optim.startswith("adamw") and "bit" not in optim and not model_only
     return weights * (3 if adam else 1)
 
 
 def check_space(output_dir: Path, checkpoint_bytes: int, limit: int | None) -> None:
-    """Compare what the checkpoints will take with what is free, before any step is paid for.
+    """Compare what the checkpoints will take with the free space, before any step is paid for.
 
-    ``checkpoint_bytes`` is of one; ``limit`` of them are kept (None: counted as one, the least that a run
+    ``checkpoint_bytes`` is of one; ``limit`` of them are kept (None counts as one, the least that a run
     needs) while another is written.
 
     Raises:
@@ -353,7 +385,7 @@ def check_space(output_dir: Path, checkpoint_bytes: int, limit: int | None) -> N
 
 
 def missing_bytes(output_dir: Path, checkpoint_bytes: int, limit: int | None) -> int:
-    """What ``limit`` checkpoints and the one being written need beside those that are there."""
+    """Compute the bytes that ``limit`` checkpoints and one being written need beside those that are there."""
     held = sum(
         file.stat().st_size for path in checkpoints(output_dir) for file in path.rglob("*") if file.is_file()
     )

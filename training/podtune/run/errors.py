@@ -34,7 +34,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
 
 
 def printable(text: str) -> str:
-    """``text`` of unknown origin for a log or a terminal: no escape sequences, and no line of a record."""
+    """Clean ``text`` of unknown origin for a terminal or log: no escape sequences, no line of a record."""
     return _CONTROL.sub("\ufffd", text).replace(MARKER, MARKER.replace("-", " "))
 
 
@@ -122,26 +122,26 @@ class NoPermission(UserError):
 
 
 class PeerLost(RuntimeError):
-    """Another rank died, hung or became unreachable. Nothing is wrong with the input: a restart resumes."""
+    """A rank that died, hung or became unreachable. Nothing is wrong with the input: a restart resumes."""
 
 
 def warn(text: str) -> None:
-    """Say on stderr what the user should know of a run that goes on."""
+    """Print a warning to stderr; the program continues."""
     print(f"podtune: warning: {printable(text)}", file=sys.stderr, flush=True)
 
 
 def working(text: str) -> None:
-    """Say on stderr what now takes seconds, before the libraries that it needs are imported."""
+    """Print to stderr what takes the next seconds, before the libraries that it needs are imported."""
     print(f"podtune: {printable(text)} ...", file=sys.stderr, flush=True)
 
 
 def reader_left() -> None:
-    """End quietly after a BrokenPipeError: who read stdout, such as `| head`, has seen enough."""
+    """End quietly after a BrokenPipeError: the reader of stdout, such as `| head`, has closed it."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def report(error: BaseException, *, rank: int | None = None) -> int:
-    """Say what went wrong, for people and for the launcher; return the exit code.
+    """Report ``error`` to people and to the launcher; return the exit code.
 
     A :class:`UserError` met by every rank is printed once, by rank 0. One line goes to the pod's termination
     log, and the message to the file in which torchrun looks for the root cause.
@@ -178,7 +178,7 @@ def report(error: BaseException, *, rank: int | None = None) -> int:
 
 
 def exit_code(error: BaseException) -> int:
-    """The documented exit code for ``error``."""
+    """Return the documented exit code of ``error``."""
     if isinstance(error, UserError):
         return error.code
     if isinstance(error, PeerLost):
@@ -207,8 +207,9 @@ OUT_OF_MEMORY_SIGNS = (
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """True for full memory: torch's OutOfMemoryError (by name, so that torch need not be loaded), Python's
-    MemoryError, and what torch's CPU allocator, cuBLAS, Triton and NCCL say of it.
+    """True for full memory, of Python, torch, cuBLAS, Triton or NCCL.
+
+    torch's OutOfMemoryError is known by its name, so that torch need not be loaded.
     """
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
@@ -229,8 +230,9 @@ _WORKER_KILLED = re.compile(r"DataLoader worker \(pid \d+\) is killed by signal:
 
 
 def platform_fault(error: BaseException) -> bool:
-    """True where a restart may help: a volume that went away or read-only, also in the words of a library
-    (safetensors, torch), and a data worker that was killed.
+    """True where a restart may help: a volume that failed or a data worker that was killed.
+
+    Also in the words of a library (safetensors, torch).
     """
     if isinstance(error, UserError | PeerLost):
         return False
@@ -241,16 +243,14 @@ def platform_fault(error: BaseException) -> bool:
 
 
 def terminate_log(message: str, code: int) -> None:
-    """Leave one line for ``kubectl describe pod``. Outside a pod the file does not exist and nothing is
-    written.
-    """
+    """Write one line for ``kubectl describe pod``; outside of a pod there is no such file."""
     if TERMINATION_LOG.exists() and os.access(TERMINATION_LOG, os.W_OK):
         line = " ".join(message.split())[:1000]
         TERMINATION_LOG.write_text(f"exit {code}: {line}\n")
 
 
 def near(name: str, names: list[str] | tuple[str, ...] | set[str] | dict[str, object]) -> str:
-    """``"; did you mean 'x'?"`` for the closest known name, or an empty string."""
+    """Suggest the closest known name: ``"; did you mean 'x'?"``, or an empty string."""
     import difflib
 
     matches = difflib.get_close_matches(name, list(names), n=1, cutoff=0.6)

@@ -1,9 +1,8 @@
-"""Signs of life in a run's folder: who owns it, and whether it still goes on. Needs no torch.
+"""Signs of life in a run's folder: its owner, its heartbeat, and an answering volume. Needs no torch.
 
-Two files: ``.lock`` is held by rank 0 for as long as it lives (:mod:`podtune.run.lock`) and ``.heartbeat`` is
-rewritten every few seconds. A reader tells a run that goes on
-from one that died without a word by the heartbeat, and a run that hangs from one that works by the time of
-its last step.
+Two files: ``.lock`` is held by rank 0 for as long as it lives (:mod:`podtune.run.lock`) and ``.heartbeat``
+is rewritten every few seconds. A reader tells a living run from one that was killed by the heartbeat, and a
+hanging run from a working one by the time of its last step.
 """
 
 from __future__ import annotations
@@ -38,9 +37,7 @@ Life = Literal["alive", "dead", "silent", "unknown"]
 
 @dataclass(frozen=True)
 class Beat:
-    """One heartbeat: ``time`` (seconds since the epoch) of the beat, the last ``step`` and when it was
-    reached.
-    """
+    """One heartbeat: its ``time`` (seconds since the epoch), the last ``step`` and when it was reached."""
 
     time: float
     step: int
@@ -51,7 +48,7 @@ class Beat:
 
 
 class Heartbeat:
-    """Writes RUN_DIR/.heartbeat from a daemon thread until stopped. Rank 0 only.
+    """Writer of RUN_DIR/.heartbeat, from a daemon thread until stopped. Rank 0 only.
 
     ``step(n)`` costs two assignments; the thread does the rest, so a hanging training loop still beats and
     shows by an old ``step_at``. A folder that cannot be written costs nothing but the heartbeat.
@@ -160,7 +157,7 @@ class VolumeWatch:
 
 
 def read_beat(run_dir: Path) -> Beat | None:
-    """The last heartbeat, or None where there is none or it cannot be read."""
+    """Read the last heartbeat; None where there is none or it cannot be read."""
     try:
         beat: dict[str, Any] = json.loads((Path(run_dir) / HEARTBEAT_FILE).read_text(encoding="utf-8"))
         return Beat(
@@ -176,7 +173,7 @@ def read_beat(run_dir: Path) -> Beat | None:
 
 
 def life(run_dir: Path) -> Life:
-    """Whether the process that last beat in ``run_dir`` lives. ``unknown``: there was never a heartbeat.
+    """Find out if the process that last beat in ``run_dir`` lives; ``unknown`` without a heartbeat.
 
     On the same host the process itself is asked, whatever the volume and the clocks say. From elsewhere an
     old heartbeat is ``silent``: a dead process, a volume that does not answer, or another clock.
@@ -196,8 +193,7 @@ def _runs(beat: Beat) -> bool:
 
 
 def claim(run_dir: Path, *, patience_s: float = WATCH_S, ending_s: float = ENDING_S) -> Lock:
-    """Take ``run_dir`` for this process. Call it on rank 0 only, before anything is written, and keep what it
-    returns.
+    """Lock ``run_dir`` for this process, on rank 0 only and before anything is written; keep the result.
 
     A process of the same job that holds it still, because its pod is ending, is waited for ``ending_s``.
 
@@ -220,7 +216,7 @@ def claim(run_dir: Path, *, patience_s: float = WATCH_S, ending_s: float = ENDIN
 
 
 def _moving(run_dir: Path) -> tuple[float, int] | None:
-    """What of the heartbeat changes while its process lives, also one whose ``.lock`` was taken away."""
+    """Read what changes of the heartbeat while its process lives, even if its ``.lock`` was removed."""
     beat = read_beat(run_dir)
     return (beat.time, beat.step) if beat and _may_live(beat) else None
 

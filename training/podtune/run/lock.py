@@ -32,7 +32,7 @@ _guard = threading.Lock()
 
 
 class Lock:
-    """A lock that this process holds, until :meth:`release` or its death. Made by :func:`take`."""
+    """A lock held by this process until :meth:`release` or its death. Made by :func:`take`."""
 
     def __init__(self, file: int, path: Path, key: str) -> None:
         self.path, self._file, self._key = path, file, key
@@ -43,15 +43,13 @@ class Lock:
         self._thread.start()
 
     def is_own(self) -> bool:
-        """Whether the file has this process's sign in it. Where the kernel holds no lock: reading would drop
-        it.
-        """
+        """True if the file has this process's sign in it; reading drops a kernel's lock."""
         with contextlib.suppress(OSError):
             return self._token in self.path.read_text(encoding="utf-8", errors="replace")
         return False
 
     def release(self) -> None:
-        """Let the next one in. Harmless when repeated."""
+        """Release the lock. Harmless when repeated."""
         if self._stop.is_set():
             return
         self._stop.set()
@@ -91,7 +89,7 @@ class Lock:
 def take(
     path: Path, *, also: Callable[[], object] = lambda: None, patience_s: float | None = None
 ) -> Lock | None:
-    """The lock at ``path``, or None while somebody living holds it.
+    """Take the lock at ``path``; None while somebody living holds it.
 
     A sign of life from another host, or what ``also`` returns, is watched for ``patience_s``
     (:data:`STALE_S`): what moves is alive.
@@ -144,9 +142,7 @@ def _take(path: Path, key: str, also: Callable[[], object], patience_s: float) -
 
 
 def _lives(sign: str, look: Callable[[], object], patience_s: float) -> bool:
-    """Whether the holder that left ``sign`` is alive: asked of this host's processes, watched from
-    elsewhere.
-    """
+    """True if the holder that left ``sign`` is alive: by its process, or from elsewhere its beats."""
     try:
         owner: Any = json.loads(sign or "{}")
         if owner and owner["host"] == socket.gethostname():
@@ -166,8 +162,7 @@ def _lives(sign: str, look: Callable[[], object], patience_s: float) -> bool:
 
 @contextlib.contextmanager
 def hold(path: Path, *, until: Callable[[], bool], wait_s: float, what: str) -> Iterator[bool]:
-    """Hold the lock ``path``; yields False instead as soon as ``until()`` is true, because another did the
-    work.
+    """Hold the lock ``path``; yield False without it as soon as ``until()`` is true: another did the work.
 
     For work that two may do at once without harm: a holder that shows no sign of life for :data:`STALE_S`,
     stopped or cut off, loses the lock. ``what`` it does is said in the error.
@@ -202,7 +197,7 @@ def hold(path: Path, *, until: Callable[[], bool], wait_s: float, what: str) -> 
 
 
 def holder(path: Path) -> str:
-    """Who holds the lock, for people."""
+    """Name the holder of the lock for people."""
     sign = _read(path)
     try:
         return f"process {sign['pid']} on {sign['host']}" if sign else "a running process"
@@ -211,7 +206,7 @@ def holder(path: Path) -> str:
 
 
 def job_of(path: Path) -> str:
-    """The job whose pod holds the lock; empty outside of a cluster."""
+    """Name the job whose pod holds the lock; empty outside of a cluster."""
     return str((_read(path) or {}).get("job", ""))
 
 
@@ -231,8 +226,9 @@ def _content(file: int) -> str:
 
 
 def started(pid: int) -> float | None:
-    """When process ``pid`` of this host was started, in ticks since the machine was; None if there is none,
-    or only its remains. Setting the clock does not change it.
+    """Read when process ``pid`` of this host was started; None if there is none, or a zombie.
+
+    In ticks since the machine was started, which setting the clock does not change.
     """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

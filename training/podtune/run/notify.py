@@ -1,6 +1,6 @@
-"""The end of a run, told to a web hook. Needs no torch.
+"""Notification of a web hook when a run ends. Needs no torch.
 
-Nothing that happens here changes how the run ended: what cannot be told is a warning.
+Nothing that happens here changes how the run ended: a failure is a warning.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TOLD = ("name", "status", "exit_code", "reason", "started_at", "ended_at", "mode
 
 
 class Notification:
-    """Tells ``url`` how this start of a run ended; made when it starts.
+    """The notification of a web hook at the end of this start of a run; made when it starts.
 
     A web hook's URL is a secret by itself: messages name its host alone.
     """
@@ -36,7 +36,7 @@ class Notification:
         try:
             self._send(code, error)
         except Exception as problem:  # a record that somebody else damaged, say
-            warn(f"notify_url: how the run ended was not told: {type(problem).__name__}")
+            warn(f"notify_url: the notification failed: {type(problem).__name__}")
 
     def _send(self, code: int, error: BaseException | None) -> None:
         record = read_record(self._output_dir) or {}
@@ -49,7 +49,7 @@ class Notification:
 
 
 def told(record: Json, output_dir: Path) -> Json:
-    """What is posted: ``text`` for people, and the record without its configuration and sample answers."""
+    """Make the content to post: ``text`` for people, and the record without configuration and answers."""
     source, measured = record.get("provenance", {}), dict(record.get("measurements", {}))
     if "answers" in measured:
         measured["answers"] = {k: v for k, v in measured["answers"].items() if k != "samples"}
@@ -63,7 +63,7 @@ def told(record: Json, output_dir: Path) -> Json:
 
 
 def summary_lines(record: Json, output_dir: Path) -> list[str]:
-    """How a run went, for people."""
+    """Summarise a run for people."""
     measured, status = Measurements.read(record), record["status"]
     loss = measured.loss
     speed = f", {measured.tokens_per_s:,.0f} tokens/s" if measured.tokens_per_s is not None else ""
@@ -89,11 +89,13 @@ def check_url(url: str, where: str) -> None:
     except ValueError:
         good = False
     if not good or " " in url:
-        raise ConfigError("notify_url is no web address", where=where, fix="https://HOST/PATH of a web hook")
+        raise ConfigError(
+            "notify_url is not a web address", where=where, fix="https://HOST/PATH of a web hook"
+        )
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A redirected POST would arrive as a GET without its content."""
+    """Refusal of redirects: a redirected POST would arrive as a GET without its content."""
 
     def redirect_request(self, *_: Any) -> None:
         return None
@@ -127,4 +129,4 @@ def post(url: str, content: Json) -> None:
         thread.join(ATTEMPT_S)
         if not failure:
             return
-    warn(f"notify_url: {urlsplit(url).hostname} was not told how the run ended: {failure}")
+    warn(f"notify_url: {urlsplit(url).hostname} was not notified of the run's end: {failure}")

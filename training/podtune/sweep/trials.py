@@ -35,6 +35,7 @@ from podtune.run.follow import read_record
 from podtune.run.metrics_log import read_metrics
 from podtune.run.record import METRICS_FILE, Json, now, number, write_json
 from podtune.sft.config import settings as config
+from podtune.sft.config.keys import known_keys
 from podtune.sweep.processes import Process
 from podtune.sweep.runner import (
     LOG_FILE,
@@ -128,7 +129,7 @@ def read_sweep(path: Path, *, place: str = "", below: Mapping[str, Any] | None =
 
 def _axes(content: Json, path: Path) -> dict[str, list[Any]]:
     """The training keys with a list of values each."""
-    known = [*KEYS, *config.known_keys()]
+    known = [*KEYS, *known_keys()]
     check_keys([key for key in content if key not in NAMED], known, str(path))
     if set(NAMED) & set(content) | set(NAMED) & set(content.get("options") or {}):
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""What the Kubeflow training operator (v1.9) makes of a PyTorchJob: defaults, pods, services, environment.
+"""The Kubeflow training operator's contract (v1.9): defaults, pods and environment of a PyTorchJob.
 
 The one statement of the contract between a manifest and the processes in its pods. ``podtune dry-run`` starts
 processes from it, ``podtune lint`` reasons with it, and the cluster tests compare it with pods that the real
@@ -12,11 +12,9 @@ import copy
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
+from podtune.cluster.job.manifest import Json, dig
 from podtune.run.errors import DataError
-
-Json = dict[str, Any]
 
 PORT, PORT_NAME, CONTAINER = 23456, "pytorchjob-port", "pytorch"
 INIT_CONTAINER, INIT_IMAGE, INIT_TRIES, INIT_WAIT_S = "init-pytorch", "alpine:3.10", 100, 2
@@ -27,25 +25,9 @@ RETRYABLE = 128  # restartPolicy ExitCode: exit codes from here on recreate the 
 
 #: every variable that the operator can inject; a manifest sets none of them itself
 INJECTED = (
-    *(
-        "PYTHONUNBUFFERED",
-        "MASTER_PORT",
-        "PET_MASTER_PORT",
-        "MASTER_ADDR",
-        "PET_MASTER_ADDR",
-        "WORLD_SIZE",
-        "RANK",
-        "PET_NODE_RANK",
-    ),
-    *(
-        "PET_NPROC_PER_NODE",
-        "PET_NNODES",
-        "PET_RDZV_ENDPOINT",
-        "PET_RDZV_BACKEND",
-        "PET_RDZV_ID",
-        "PET_RDZV_CONF",
-    ),
-    *("PET_MAX_RESTARTS", "PET_STANDALONE"),
+    *("PYTHONUNBUFFERED", "MASTER_PORT", "PET_MASTER_PORT", "MASTER_ADDR", "PET_MASTER_ADDR", "WORLD_SIZE"),
+    *("RANK", "PET_NODE_RANK", "PET_NPROC_PER_NODE", "PET_NNODES", "PET_RDZV_ENDPOINT", "PET_RDZV_BACKEND"),
+    *("PET_RDZV_ID", "PET_RDZV_CONF", "PET_MAX_RESTARTS", "PET_STANDALONE"),
 )
 
 
@@ -63,10 +45,10 @@ class Pod:
     injected: Mapping[str, str] = field(default_factory=dict)
 
     def environment(self, container: Json) -> dict[str, str]:
-        """The container's literal variables as the kubelet sets them: later entries win, ``$(NAME)`` is
-        expanded.
+        """The container's literal variables as the kubelet sets them.
 
-        Entries with ``valueFrom`` are absent: what they hold is known only in the cluster.
+        Later entries win, ``$(NAME)`` is expanded. Entries with ``valueFrom`` are absent: what they hold is
+        known only in the cluster.
         """
         environment: dict[str, str] = {}
         for entry in container.get("env") or []:
@@ -76,14 +58,12 @@ class Pod:
 
 
 def expand(text: str, env: Mapping[str, str]) -> str:
-    """Kubernetes' ``$(NAME)`` in args, command and env; unknown names stay as they are and ``$$`` is one
-    dollar.
+    """Expand Kubernetes' ``$(NAME)`` of args, command and env.
+
+    Unknown names stay as they are and ``$$`` is one dollar.
     """
-    return re.sub(
-        r"\$\$|\$\(([A-Za-z_.-][A-Za-z0-9_.-]*)\)",
-        lambda match: "$" if match[0] == "$$" else env.get(match[1], match[0]),
-        text,
-    )
+    reference = r"\$\$|\$\(([A-Za-z_.-][A-Za-z0-9_.-]*)\)"
+    return re.sub(reference, lambda match: "$" if match[0] == "$$" else env.get(match[1], match[0]), text)
 
 
 def with_defaults(job: Json) -> Json:
@@ -94,11 +74,10 @@ def with_defaults(job: Json) -> Json:
     for replica in replica_specs(job).values():
         replica.setdefault("replicas", 1)
         replica["restartPolicy"] = replica.get("restartPolicy") or "OnFailure"
-        for container in _pod_spec(replica).get("containers") or []:
+        for container in dig(replica, "template", "spec").get("containers") or []:
             ports = container.get("ports") or []
-            if container.get("name") == CONTAINER and not any(
-                port.get("name") == PORT_NAME for port in ports
-            ):
+            named = any(port.get("name") == PORT_NAME for port in ports)
+            if container.get("name") == CONTAINER and not named:
                 container["ports"] = [*ports, {"name": PORT_NAME, "containerPort": PORT, "protocol": "TCP"}]
     elastic = spec.get("elasticPolicy")
     if elastic is not None:
@@ -113,7 +92,7 @@ def with_defaults(job: Json) -> Json:
 
 def replica_specs(job: Json) -> dict[str, Json]:
     """``spec.pytorchReplicaSpecs``, the Master first."""
-    specs = (job.get("spec") or {}).get("pytorchReplicaSpecs") or {}
+    specs = dig(job, "spec", "pytorchReplicaSpecs")
     return {role: specs[role] for role in REPLICA_TYPES if specs.get(role)}
 
 
@@ -134,8 +113,7 @@ def pods(job: Json) -> list[Pod]:
             where="manifest",
             fix="give it spec.pytorchReplicaSpecs with a Master, or lint it: podtune lint FILE",
         )
-    job = with_defaults(job)
-    return list(_pods(job))
+    return list(_pods(with_defaults(job)))
 
 
 def _pods(job: Json) -> Iterator[Pod]:
@@ -143,18 +121,14 @@ def _pods(job: Json) -> Iterator[Pod]:
     for role, replica in specs.items():
         for index in range(replica["replicas"]):
             injected = injected_environment(job, role, index)
-            spec = copy.deepcopy(_pod_spec(replica))
+            spec = copy.deepcopy(dig(replica, "template", "spec"))
             for container in spec.get("containers") or []:
-                container["env"] = [
-                    *(container.get("env") or []),
-                    *({"name": key, "value": value} for key, value in injected.items()),
-                ]
+                container["env"] = [*(container.get("env") or []), *as_env(injected)]
             if role == "Worker" and "Master" in specs:
                 spec["initContainers"] = [*(spec.get("initContainers") or []), init_container(name)]
-            spec["restartPolicy"] = (
-                "Never" if replica["restartPolicy"] == "ExitCode" else replica["restartPolicy"]
-            )
-            metadata = (replica.get("template") or {}).get("metadata") or {}
+            policy = replica["restartPolicy"]
+            spec["restartPolicy"] = "Never" if policy == "ExitCode" else policy
+            metadata = dig(replica, "template", "metadata")
             yield Pod(
                 name=replica_name(name, role, index),
                 replica_type=role.lower(),
@@ -162,13 +136,18 @@ def _pods(job: Json) -> Iterator[Pod]:
                 labels={**(metadata.get("labels") or {}), **labels(job, role, index)},
                 annotations=metadata.get("annotations") or {},
                 spec=spec,
-                restart_policy=replica["restartPolicy"],
+                restart_policy=policy,
                 injected=injected,
             )
 
 
+def as_env(variables: Mapping[str, str]) -> list[Json]:
+    """The ``env`` of a container."""
+    return [{"name": name, "value": value} for name, value in variables.items()]
+
+
 def labels(job: Json, role: str, index: int) -> dict[str, str]:
-    """The labels that the operator gives a pod. Select a job's pods by ``training.kubeflow.org/job-name``."""
+    """The operator's labels of a pod; ``training.kubeflow.org/job-name`` selects a job's pods."""
     own = {
         f"{LABEL}operator-name": "pytorchjob-controller",
         f"{LABEL}job-name": job["metadata"]["name"],
@@ -181,9 +160,7 @@ def labels(job: Json, role: str, index: int) -> dict[str, str]:
 
 
 def init_container(job_name: str) -> Json:
-    """What the operator puts after a worker's own init containers: it waits for the master's DNS name, not
-    its port.
-    """
+    """The last init container of a worker, which waits for the master's DNS name, not its port."""
     master = replica_name(job_name, "Master", 0)
     look_up = f"if nslookup {master}; then err=0 && break; fi;echo waiting for master; sleep {INIT_WAIT_S}"
     return {
@@ -199,7 +176,7 @@ def init_container(job_name: str) -> Json:
 
 
 def injected_environment(job: Json, role: str, index: int) -> dict[str, str]:
-    """What the operator appends to the env of every container (not of init containers) of one replica.
+    """The variables that the operator appends to every container (not init container) of one replica.
 
     ``job`` has its defaults. Appended after the pod's own env, so these win over anything the manifest sets.
     """
@@ -224,13 +201,12 @@ def _elastic_environment(job: Json, elastic: Json) -> dict[str, str]:
         "PET_RDZV_BACKEND": elastic.get("rdzvBackend") or "c10d",
         "PET_NNODES": f"{elastic['minReplicas']}:{elastic['maxReplicas']}",
     }
-    for name, key in (
-        ("PET_MAX_RESTARTS", "maxRestarts"),
-        ("PET_NPROC_PER_NODE", "nProcPerNode"),
-        ("PET_RDZV_ID", "rdzvId"),
-    ):
-        if elastic.get(key) is not None:
-            env[name] = str(elastic[key])
+    optional = {
+        "PET_MAX_RESTARTS": "maxRestarts",
+        "PET_NPROC_PER_NODE": "nProcPerNode",
+        "PET_RDZV_ID": "rdzvId",
+    }
+    env |= {name: str(elastic[key]) for name, key in optional.items() if elastic.get(key) is not None}
     if elastic.get("rdzvConf"):
         env["PET_RDZV_CONF"] = ",".join(
             f"{entry.get('key', '')}={entry.get('value', '')}" for entry in elastic["rdzvConf"]
@@ -241,16 +217,14 @@ def _elastic_environment(job: Json, elastic: Json) -> dict[str, str]:
 
 
 def processes_per_node(spec: Json) -> int:
-    """The factor of WORLD_SIZE: nprocPerNode where it is a number; 1 for auto, cpu and gpu, whatever torchrun
-    then starts.
-    """
+    """The factor of WORLD_SIZE: nprocPerNode, or 1 for auto, cpu and gpu, whatever torchrun then starts."""
     text = str(spec.get("nprocPerNode") or "")
     return int(text) if re.fullmatch(r"[+-]?\d+", text) else 1
 
 
 def port_of(job: Json, role: str) -> int:
     """The containerPort named ``pytorchjob-port`` of the container ``pytorch``; ``job`` has its defaults."""
-    for container in _pod_spec(replica_specs(job).get(role, {})).get("containers") or []:
+    for container in dig(replica_specs(job).get(role), "template", "spec").get("containers") or []:
         if container.get("name") == CONTAINER:
             return next(
                 int(port["containerPort"]) for port in container["ports"] if port.get("name") == PORT_NAME
@@ -260,8 +234,3 @@ def port_of(job: Json, role: str) -> int:
         where=f"spec.pytorchReplicaSpecs.{role}.template.spec.containers",
         fix=f"name the training container {CONTAINER!r}",
     )
-
-
-def _pod_spec(replica: Json) -> Json:
-    spec: Json = (replica.get("template") or {}).get("spec") or {}
-    return spec

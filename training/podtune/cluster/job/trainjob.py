@@ -1,4 +1,4 @@
-"""What Kubeflow Trainer 2.0 and JobSet make of a TrainJob (api: trainjob): its pods and their environment.
+"""Kubeflow Trainer's and JobSet's contract (2.0): pods and environment of a TrainJob.
 
 A TrainJob refers to a runtime, which holds the pod template. Runtimes are looked for among the documents that
 come with the TrainJob; ``torch-distributed``, which every installation has, is known here.
@@ -8,54 +8,40 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable
-from typing import Any
 
-from podtune.cluster.job.pytorchjob import Pod
+from podtune.cluster.job.manifest import Json, dig
+from podtune.cluster.job.pytorchjob import Pod, as_env
 from podtune.run.errors import DataError
-
-Json = dict[str, Any]
 
 PORT = 29500
 NODE = "node"  # the name of the replicated job and of its container: PET_MASTER_ADDR is built with it
+ANCESTOR = "trainer.kubeflow.org/trainjob-ancestor-step"  # the label of a replicated job
 LABEL = "jobset.sigs.k8s.io/"
 MAX_NAME = 48  # a longer one passes Trainer's webhook, JobSet refuses it, and the TrainJob waits for ever
 
+_POD: Json = {"spec": {"containers": [{"name": NODE, "image": "pytorch/pytorch"}]}}
+_STEP: Json = {
+    "name": NODE,
+    "template": {"metadata": {"labels": {ANCESTOR: "trainer"}}, "spec": {"template": _POD}},
+}
 TORCH_DISTRIBUTED: Json = {
     "kind": "ClusterTrainingRuntime",
     "metadata": {"name": "torch-distributed"},
     "spec": {
         "mlPolicy": {"numNodes": 1, "torch": {"numProcPerNode": "auto"}},
-        "template": {
-            "spec": {
-                "replicatedJobs": [
-                    {
-                        "name": NODE,
-                        "template": {
-                            "metadata": {
-                                "labels": {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
-                            },
-                            "spec": {
-                                "template": {
-                                    "spec": {"containers": [{"name": NODE, "image": "pytorch/pytorch"}]}
-                                }
-                            },
-                        },
-                    }
-                ]
-            }
-        },
+        "template": {"spec": {"replicatedJobs": [_STEP]}},
     },
 }
+#: fields of spec.trainer -> of the container
+HANDED_ON = {"image": "image", "command": "command", "args": "args", "resourcesPerNode": "resources"}
 
 
 def runtime_of(job: Json, documents: Iterable[Json] = ()) -> Json | None:
-    """The runtime that the TrainJob refers to, from ``documents`` or built in; None if it is only in the
-    cluster.
-    """
-    reference = (job.get("spec") or {}).get("runtimeRef") or {}
+    """The runtime of the TrainJob, from ``documents`` or built in; None if it is only in the cluster."""
+    reference = dig(job, "spec", "runtimeRef")
     kind, name = reference.get("kind") or "ClusterTrainingRuntime", reference.get("name")
     for document in (*documents, TORCH_DISTRIBUTED):
-        if document.get("kind") == kind and (document.get("metadata") or {}).get("name") == name:
+        if document.get("kind") == kind and dig(document, "metadata").get("name") == name:
             return document
     return None
 
@@ -73,60 +59,50 @@ def pods(job: Json, documents: Iterable[Json] = ()) -> list[Pod]:
             where=f"TrainJob {job['metadata']['name']}",
             fix="put the TrainingRuntime into the same file, or refer to torch-distributed",
         )
-    trainer: Json | None = job["spec"].get("trainer")
-    policy = runtime["spec"].get("mlPolicy") or {}
-    nodes = (trainer or {}).get("numNodes") or policy.get("numNodes") or 1
-    name = job["metadata"]["name"]
-    pods_of_job = []
-    for index in range(nodes):
-        template = _node_template(runtime)
-        spec = copy.deepcopy(template["spec"])
-        container = next(item for item in spec["containers"] if item["name"] == NODE)
-        for key, target in (
-            ("image", "image"),
-            ("command", "command"),
-            ("args", "args"),
-            ("resourcesPerNode", "resources"),
-        ):
-            if (trainer or {}).get(key) is not None:
-                container[target] = (trainer or {})[key]
-        injected = environment(job, runtime, index)
-        own = [*(container.get("env") or []), *((trainer or {}).get("env") or [])]
-        container["env"] = [*own, *({"name": key, "value": value} for key, value in injected.items())]
-        _override(spec, job["spec"].get("podSpecOverrides") or [])
-        pods_of_job.append(
-            Pod(
-                name=f"{name}-{NODE}-0-{index}",
-                replica_type=NODE,
-                index=index,
-                labels={
-                    **((template.get("metadata") or {}).get("labels") or {}),
-                    f"{LABEL}jobset-name": name,
-                    f"{LABEL}replicatedjob-name": NODE,
-                    "batch.kubernetes.io/job-completion-index": str(index),
-                },
-                annotations=(template.get("metadata") or {}).get("annotations") or {},
-                spec=spec,
-                restart_policy=spec.get("restartPolicy") or "OnFailure",
-                injected=injected,
-            )
-        )
-    return pods_of_job
+    template, nodes = _node_template(runtime), _nodes(dig(job, "spec", "trainer"), runtime)
+    return [_pod(job, runtime, template, index) for index in range(nodes)]
+
+
+def _nodes(trainer: Json, runtime: Json) -> int:
+    return int(trainer.get("numNodes") or dig(runtime, "spec", "mlPolicy").get("numNodes") or 1)
+
+
+def _pod(job: Json, runtime: Json, template: Json, index: int) -> Pod:
+    trainer, name = dig(job, "spec", "trainer"), job["metadata"]["name"]
+    spec = copy.deepcopy(template["spec"])
+    container = next(item for item in spec["containers"] if item["name"] == NODE)
+    container |= {target: trainer[key] for key, target in HANDED_ON.items() if trainer.get(key) is not None}
+    injected = environment(job, runtime, index)
+    own = [*(container.get("env") or []), *(trainer.get("env") or [])]
+    container["env"] = [*own, *as_env(injected)]
+    _override(spec, job["spec"].get("podSpecOverrides") or [])
+    labels = {
+        f"{LABEL}jobset-name": name,
+        f"{LABEL}replicatedjob-name": NODE,
+        "batch.kubernetes.io/job-completion-index": str(index),
+    }
+    return Pod(
+        name=f"{name}-{NODE}-0-{index}",
+        replica_type=NODE,
+        index=index,
+        labels={**dig(template, "metadata", "labels"), **labels},
+        annotations=dig(template, "metadata", "annotations"),
+        spec=spec,
+        restart_policy=spec.get("restartPolicy") or "OnFailure",
+        injected=injected,
+    )
 
 
 def environment(job: Json, runtime: Json, index: int) -> dict[str, str]:
-    """What a node's container gets: PET_* only, no MASTER_*, WORLD_SIZE or RANK; without spec.trainer no
-    PET_* either.
-    """
+    """The variables of a node's container: PET_* and no RANK; without spec.trainer no PET_* either."""
     env = {"JOB_COMPLETION_INDEX": str(index)}
     trainer = job["spec"].get("trainer")
     if trainer is None:
         return env
-    policy = runtime["spec"].get("mlPolicy") or {}
     name = job["metadata"]["name"]
     return {
-        "PET_NNODES": str(trainer.get("numNodes") or policy.get("numNodes") or 1),
-        "PET_NPROC_PER_NODE": _processes(trainer, policy),
+        "PET_NNODES": str(_nodes(trainer, runtime)),
+        "PET_NPROC_PER_NODE": _processes(trainer, dig(runtime, "spec", "mlPolicy")),
         "PET_NODE_RANK": str(index),
         "PET_MASTER_ADDR": f"{name}-{NODE}-0-0.{name}",
         "PET_MASTER_PORT": str(PORT),
@@ -135,10 +111,8 @@ def environment(job: Json, runtime: Json, index: int) -> dict[str, str]:
 
 
 def _processes(trainer: Json, policy: Json) -> str:
-    """numProcPerNode as Trainer 2.0.0 resolves it: with ``auto``, GPUs are seen in requests only, else a CPU
-    limit counts.
-    """
-    value = str(trainer.get("numProcPerNode") or (policy.get("torch") or {}).get("numProcPerNode") or "auto")
+    """Resolve numProcPerNode as Trainer 2.0.0: auto sees GPUs in requests only, else a CPU limit counts."""
+    value = str(trainer.get("numProcPerNode") or dig(policy, "torch").get("numProcPerNode") or "auto")
     resources = trainer.get("resourcesPerNode")
     if value != "auto" or not resources:
         return value
@@ -161,9 +135,7 @@ def _node_template(runtime: Json) -> Json:
 
 
 def _override(spec: Json, overrides: list[Json]) -> None:
-    """podSpecOverrides for the job ``node``: volumes and the container's mounts, merged by name as Trainer
-    does.
-    """
+    """Apply podSpecOverrides for the job ``node``: volumes and mounts, merged by name as Trainer does."""
     for override in overrides:
         if not any(target.get("name") == NODE for target in override.get("targetJobs") or []):
             continue

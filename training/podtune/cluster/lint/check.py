@@ -9,9 +9,21 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
+from podtune.cluster.job.manifest import Json
+
 # Importing a file of rules declares them.
-from podtune.cluster.lint import admission, exposure, launch, lifecycle, pods, replicas, trainjobs  # noqa: F401
-from podtune.cluster.lint.diagnostic import Diagnostic, Json, Place, Severity, dotted
+from podtune.cluster.lint import (  # noqa: F401
+    admission,
+    exposure,
+    launch,
+    lifecycle,
+    pod_admission,
+    pods,
+    replicas,
+    torchrun,
+    trainjobs,
+)
+from podtune.cluster.lint.diagnostic import Diagnostic, Place, Severity, dotted
 from podtune.cluster.lint.documents import GROUPS, JOBS, KINDS, RUNTIMES, Document, is_foreign, read
 from podtune.cluster.lint.job import Job, LintContext
 from podtune.cluster.lint.rules import RULES, Rule

@@ -1,5 +1,4 @@
-"""What a container's command starts: the launcher behind shells and wrappers, its options, and words that
-cannot be executed."""
+"""The launcher in a container's command, behind shells and wrappers, and words that cannot be executed."""
 
 from __future__ import annotations
 
@@ -42,7 +41,7 @@ NEVER_ENDS = re.compile(
 
 @dataclass(frozen=True)
 class Launch:
-    """How a container starts its program.
+    """The start of a container's program.
 
     ``kind`` is a launcher's name, "python", or "" where that cannot be told.
     """
@@ -111,7 +110,7 @@ def launch_of(argv: tuple[str, ...]) -> Launch:
 
 
 def shell_script(words: list[str]) -> str | None:
-    """What ``sh -c`` was given, or None."""
+    """The script that ``sh -c`` was given, or None."""
     for index, word in enumerate(words[1:], start=1):
         if re.fullmatch(r"-[a-zA-Z]*c[a-zA-Z]*", word):
             rest = [word for word in words[index + 1 :] if not re.fullmatch(r"[-+][a-zA-Z]+|pipefail", word)]
@@ -146,8 +145,10 @@ def _of_script(script: str) -> Launch:
 
 
 def _unwrapped(words: list[str]) -> tuple[list[str], bool]:
-    """Without leading wrappers and assignments: ``env A=1 tini -g -- torchrun`` starts ``torchrun``; and
-    whether an init that signals the whole group stands first."""
+    """Drop leading wrappers and assignments: ``env A=1 tini -g -- torchrun`` starts ``torchrun``.
+
+    The second value is True if an init that signals the whole group stands first.
+    """
     start, forwards = 0, False
     while start < len(words):
         name = _name(words[start])
@@ -208,10 +209,16 @@ def expanded(text: str, env: Mapping[str, str], *, shell: bool) -> str | None:
     return None if missing or "$" in result or "`" in result else result
 
 
+def _numbered(command: list[str], args: list[str]) -> list[tuple[str, int, str]]:
+    return [
+        *(("command", index, word) for index, word in enumerate(command)),
+        *(("args", index, word) for index, word in enumerate(args)),
+    ]
+
+
 def cannot_start(command: list[str], args: list[str]) -> Iterator[tuple[str, int, str, str]]:
-    """(command or args, index, what is wrong, the fix) of words that the container cannot execute."""
-    words = [("command", index, word) for index, word in enumerate(command)]
-    words += [("args", index, word) for index, word in enumerate(args)]
+    """Find words that the container cannot execute: command or args, index, the problem, the fix."""
+    words = _numbered(command, args)
     if not command:
         return  # what the image's entry point makes of its arguments is its own
     plain = [word for _, _, word in words]
@@ -237,9 +244,8 @@ def cannot_start(command: list[str], args: list[str]) -> Iterator[tuple[str, int
 
 
 def without_a_shell(command: list[str], args: list[str]) -> Iterator[tuple[str, int, str]]:
-    """(command or args, index, what is wrong) of words that only a shell understands, where there is none."""
-    words = [("command", index, word) for index, word in enumerate(command)]
-    words += [("args", index, word) for index, word in enumerate(args)]
+    """Find words that only a shell understands, where there is none: command or args, index, the problem."""
+    words = _numbered(command, args)
     programs = _unwrapped([*command, *args])[0]
     if command and programs and _name(programs[0]) not in SHELLS:
         for where, index, word in words:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-Json = dict[str, Any]
 Place = tuple[str | int, ...]
 Severity = Literal["error", "warning", "note", ""]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
@@ -53,10 +52,3 @@ def dotted(place: Iterable[str | int]) -> str:
     for key in place:
         text += f"[{key}]" if isinstance(key, int) else f".{key}" if text else key
     return text
-
-
-def dig(content: Json | None, *keys: str) -> Json:
-    """The mapping at ``keys`` below ``content``, an empty one where any of them is absent."""
-    for key in keys:
-        content = (content or {}).get(key)
-    return content or {}

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import yaml
 
+from podtune.cluster.job.manifest import Json
 from podtune.cluster.lint import check  # noqa: F401  declares the rules
-from podtune.cluster.lint.diagnostic import Json
 from podtune.cluster.lint.rules import RULES
 from podtune.run.errors import UserError, near
 

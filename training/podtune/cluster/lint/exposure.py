@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from podtune.cluster.job.manifest import dig
 from podtune.cluster.job.pytorchjob import CONTAINER, LABEL, PORT, PORT_NAME
-from podtune.cluster.lint.diagnostic import Diagnostic, Place, dig
+from podtune.cluster.lint.diagnostic import Diagnostic, Place
 from podtune.cluster.lint.documents import JOBS
 from podtune.cluster.lint.job import Job
 from podtune.cluster.lint.rules import ALL, rule

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from podtune.cluster.job import trainjob
+from podtune.cluster.job.manifest import Json, dig
 from podtune.cluster.job.trainjob import NODE
 from podtune.cluster.lint import core
-from podtune.cluster.lint.diagnostic import Diagnostic, Json, Place, dig
+from podtune.cluster.lint.diagnostic import Diagnostic, Place
 from podtune.cluster.lint.documents import RUNTIMES, Document
 from podtune.cluster.lint.targets import Target
 from podtune.cluster.lint.templates import (

@@ -5,20 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from podtune.cluster.lint.command import cannot_start, expanded, variables, without_a_shell
-from podtune.cluster.lint.diagnostic import Diagnostic, dig
+from podtune.cluster.job.manifest import dig
+from podtune.cluster.lint.command import cannot_start, without_a_shell
+from podtune.cluster.lint.diagnostic import Diagnostic
 from podtune.cluster.lint.documents import JOBS
 from podtune.cluster.lint.job import Job
 from podtune.cluster.lint.rules import ALL, rule
-from podtune.cluster.lint.templates import JobContainer, PodTemplate
+from podtune.cluster.lint.templates import JobContainer
 
 #: what Trainer's webhook reserves in spec.trainer.env
 RESERVED = {"PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT"}
-RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
-#: torchrun's options for the rendezvous; it reads the static ones with --rdzv-backend=static alone
-STATIC = ("node-rank", "master-addr", "master-port")
-SETS_RANK = (*STATIC, "rdzv-endpoint")
-OWN_ADDRESS = ("localhost", "127.0.0.1", "::1", "[::1]", "0.0.0.0")
 BY_FLAGS = re.compile(
     r"--(num[_-]machines|machine[_-]rank|main[_-]process[_-]ip|hostfile|config[_-]file|node[_-]rank"
     r"|master[_-]addr|no[_-]ssh|include|launcher)"
@@ -125,88 +121,6 @@ def _reads_torchrun(container: JobContainer) -> bool:
     return "PET_" in " ".join(container.words) or {"RANK", "WORLD_SIZE"} <= set(container.literals)
 
 
-def _unset(job: Job, container: JobContainer, text: str) -> str:
-    """A variable of the rendezvous that ``text`` names and nothing sets, or ""."""
-    if job.torch_environment is None or container.spec.get("envFrom"):
-        return ""
-    script = container.launch.script
-    own = {entry["name"] for _, entry in container.env} | set(job.torch_environment)
-    own |= set(re.findall(r"(\w+)=", script)) | set(re.findall(r"\bread (\w+)", script))
-    return next((name for name in variables(text) if name in RENDEZVOUS and name not in own), "")
-
-
-@rule(
-    "PT105",
-    "error",
-    by="hang",
-    fix="call torchrun bare: it reads PET_NNODES, PET_NODE_RANK and the rest",
-    kinds=JOBS,
-)
-def launcher_overrides_operator(job: Job) -> Iterator[Diagnostic]:
-    """The rendezvous hangs where torchrun's own flags beat PET_* on every pod.
-
-    The same literal rank, or localhost as the address, or a variable that nothing sets. --standalone and
-    --nnodes=1 make every pod train alone (a warning). Flags made of the operator's own variables are fine.
-    """
-    for template, container in job.mains():
-        if container.launch.kind != "torchrun":
-            continue
-        options = dict(container.launch.options)
-        if job.spec.get("elasticPolicy") is not None and options.get("rdzv-backend") != "static":
-            for name in STATIC:  # torchrun ignores them beside the operator's PET_RDZV_BACKEND
-                options.pop(name, None)
-        yield from _flags_with_variables(job, container, options)
-        if job.pods > 1:
-            yield from _flags_of_every_pod(job, template, container, options)
-
-
-def _flags_with_variables(job: Job, container: JobContainer, options: dict[str, str]) -> Iterator[Diagnostic]:
-    place = container.command_path
-    for name in (*SETS_RANK, "nnodes", "nproc-per-node"):
-        value = options.get(name, "")
-        shell = re.search(r"\$\{?(RANK|WORLD_SIZE|MASTER_\w+|PET_\w+)\}?", value)
-        if shell and not container.launch.script:
-            message = f"{{role}} passes --{name}={value}, and no shell expands {shell[0]}"
-            yield Diagnostic(place, message, fix=f"as Kubernetes expands it: $({shell[1]})")
-        if name in SETS_RANK and (unset := _unset(job, container, value)):
-            yield Diagnostic(place, f"{{role}} passes --{name}={value}, and nothing sets {unset}")
-
-
-def _flags_of_every_pod(
-    job: Job, template: PodTemplate, container: JobContainer, options: dict[str, str]
-) -> Iterator[Diagnostic]:
-    place, alone = container.command_path, trains_alone(options)
-    rank = options.get("node-rank", "")
-    if rank.isdigit() and (template.replicas > 1 or not _own_rank(job, template, rank)):
-        yield Diagnostic(place, f"{{role}} passes --node-rank={rank} on every pod")
-    endpoint = options.get("rdzv-endpoint") or options.get("master-addr") or ""
-    host = endpoint.rpartition(":")[0] or endpoint
-    if host in OWN_ADDRESS and not alone:
-        message = f"{{role}} passes {host} as the address to meet at, which is each pod's own"
-        sure = template.replicas > 1 or template.role != "Master"
-        yield Diagnostic(place, message, "error" if sure else "warning")
-    elif re.fullmatch(r"\d+\.\d+\.\d+\.\d+", host):
-        yield Diagnostic(place, f"{{role}} passes the address {host}, which no pod keeps", "warning")
-    if alone:
-        flag = "--standalone" if "standalone" in options else f"--nnodes={options['nnodes']}"
-        message = f"{{role}} passes {flag} in a job of {job.pods} pods: each would train alone"
-        yield Diagnostic(place, message, "warning")
-    count = options.get("nproc-per-node", "")
-    if count.isdigit() and job.processes_per_pod not in (None, int(count)):
-        message = f"{{role}} passes --nproc-per-node={count}, and nprocPerNode says {job.processes_per_pod}"
-        yield Diagnostic(place, message, "warning")
-
-
-def _own_rank(job: Job, template: PodTemplate, rank: str) -> bool:
-    """True for Master 0 and one Worker 1, each with its own command."""
-    return job.kind == "PyTorchJob" and int(rank) == (0 if template.role == "Master" else 1)
-
-
-def trains_alone(options: dict[str, str]) -> bool:
-    """True if torchrun's options make a group of the pod's own processes."""
-    return "standalone" in options or options.get("nnodes", "").strip() in ("1", "1:1")
-
-
 @rule(
     "PT106",
     "warning",
@@ -242,38 +156,6 @@ def shell_as_first_process(job: Job) -> Iterator[Diagnostic]:
         if launch.kind and launch.swallows and launch.kind != "python":
             message = f"a shell is the first process of {{role}} and starts {launch.argv[0]} without exec"
             yield Diagnostic(container.command_path, message)
-
-
-@rule("PT112", "error", by="hang", fix="leave --nnodes out: torchrun reads PET_NNODES", kinds=JOBS)
-def nodes_differ_from_pods(job: Job) -> Iterator[Diagnostic]:
-    """Torchrun --nnodes above the number of pods waits for pods that do not exist, for ever.
-
-    WORLD_SIZE counts processes, not pods. Below it, the pods that are too many find no place (a warning).
-    """
-    if not job.pods or job.torch_environment is None:
-        return
-    env = {name: value for name, value in job.torch_environment.items() if value != "?"}
-    for _, container in job.mains():
-        launch, place = container.launch, container.command_path
-        text = launch.options.get("nnodes", "") if launch.kind == "torchrun" else ""
-        if unset := _unset(job, container, text):
-            yield Diagnostic(place, f"{{role}} passes --nnodes={text}, and nothing sets {unset}")
-            continue
-        known = {**_assigned(launch.script), **container.literals, **env}
-        value = expanded(text, known, shell=bool(launch.script)) or ""
-        low, _, high = value.partition(":")
-        if not low.isdigit():
-            continue
-        meaning = f"--nnodes={text}" + (f", which is {value}," if value != text else "")
-        message = f"{{role}} passes {meaning} and the job has {job.pods} pod{'s' * (job.pods > 1)}"
-        if int(low) > job.pods:
-            yield Diagnostic(place, message)
-        elif 1 < int(low) < job.pods and not high:
-            yield Diagnostic(place, message, "warning")
-
-
-def _assigned(script: str) -> dict[str, str]:
-    return dict(re.findall(r"^\s*(?:export\s+)?(\w+)=[\"']?([\w.:-]+)[\"']?\s*$", script, re.MULTILINE))
 
 
 @rule(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from podtune.cluster.job.manifest import dig
 from podtune.cluster.job.pytorchjob import QUEUE
 from podtune.cluster.lint.command import NEVER_ENDS
-from podtune.cluster.lint.diagnostic import Diagnostic, dig
+from podtune.cluster.lint.diagnostic import Diagnostic
 from podtune.cluster.lint.documents import JOBS
 from podtune.cluster.lint.job import Job
 from podtune.cluster.lint.rules import WITH_PODS, rule

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from podtune.cluster.lint.diagnostic import Diagnostic, Json, Place, dig
+from podtune.cluster.job.manifest import Json, dig
+from podtune.cluster.lint.diagnostic import Diagnostic, Place
 
 LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")  # DNS-1123
 SUBDOMAIN = re.compile(r"(?=.{1,253}\Z)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")

@@ -49,7 +49,7 @@ def as_text(verdict: Verdict, *, notes: bool = False) -> str:
 
 
 def summary(verdict: Verdict) -> str:
-    """What was looked at, and how much was found."""
+    """The jobs and runtimes, and the number of findings of each severity."""
     counts = [
         f"{verdict.count(severity)} {severity}{'' if verdict.count(severity) == 1 else 's'}"
         for severity in SEVERITIES

@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterator
 from decimal import Decimal
 
-from podtune.cluster.lint.diagnostic import Diagnostic, Json, Place, dig
+from podtune.cluster.job.manifest import Json, dig
+from podtune.cluster.lint.diagnostic import Diagnostic, Place
 from podtune.cluster.lint.documents import JOBS
 from podtune.cluster.lint.job import Job
 from podtune.cluster.lint.quantity import quantity

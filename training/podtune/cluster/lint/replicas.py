@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from podtune.cluster.lint.diagnostic import Diagnostic, dig
+from podtune.cluster.job.manifest import dig
+from podtune.cluster.lint.diagnostic import Diagnostic
 from podtune.cluster.lint.job import Job
-from podtune.cluster.lint.launch import trains_alone
 from podtune.cluster.lint.rules import rule
 from podtune.cluster.lint.schema import VARIABLE
 from podtune.cluster.lint.templates import DEVICE, JobContainer
+from podtune.cluster.lint.torchrun import trains_alone
 
 INTERFACES = (
     *("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_IB_HCA"),

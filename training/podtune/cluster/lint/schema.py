@@ -14,7 +14,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from podtune.cluster.lint.diagnostic import Diagnostic, Json, Place
+from podtune.cluster.job.manifest import Json
+from podtune.cluster.lint.diagnostic import Diagnostic, Place
 from podtune.run.errors import near
 
 #: what envsubst, Katib or a template engine fills in before the API server sees it

@@ -41,8 +41,10 @@ def texts(names: list[str]) -> tuple[list[tuple[str, str]], list[UserError]]:
 
 
 def _of_directory(folder: Path) -> Iterator[tuple[str, str]]:
-    """Files below ``folder`` with jobs or claims in them; not hidden ones, templates of charts, nor patches
-    of kustomize, which are parts of objects only."""
+    """Files below ``folder`` with jobs or claims in them, but for hidden ones and parts of objects.
+
+    Templates of charts and patches of kustomize are parts of objects only.
+    """
     for root, folders, files in os.walk(folder):
         chart = "Chart.yaml" in files
         folders[:] = sorted(

@@ -13,7 +13,7 @@ OLDEST_KUBERNETES, NEWEST_KUBERNETES = 25, 36  # minor versions
 
 @dataclass(frozen=True)
 class Target:
-    """What the cluster runs.
+    """The versions in the cluster.
 
     Without a version of Trainer each TrainJob is held against all of them, and the newest that takes it
     counts.

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from podtune.cluster.job import pytorchjob as contract
-from podtune.cluster.job.trainjob import NODE
+from podtune.cluster.job.manifest import Json, dig
+from podtune.cluster.job.trainjob import ANCESTOR, NODE
 from podtune.cluster.lint.command import Launch, launch_of
-from podtune.cluster.lint.diagnostic import Json, Place, dig
+from podtune.cluster.lint.diagnostic import Place
 from podtune.cluster.lint.quantity import quantity
 
 #: what device plugins offer a device under; ``nvidia.com/roce_gdr`` and the like are not devices to train on
@@ -19,7 +20,6 @@ DEVICE = re.compile(
     r"|aws\.amazon\.com/neuron(core|device)?|habana\.ai/gaudi.*|google\.com/tpu|huawei\.com/Ascend.*"
     r"|cambricon\.com/.*mlu.*|.*/v?gpu(\.shared)?"
 )
-ANCESTOR = "trainer.kubeflow.org/trainjob-ancestor-step"
 
 
 @dataclass(frozen=True)

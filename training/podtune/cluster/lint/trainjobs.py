@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
+from podtune.cluster.job.manifest import Json, dig
 from podtune.cluster.job.trainjob import MAX_NAME, NODE, TORCH_DISTRIBUTED
-from podtune.cluster.lint.diagnostic import Diagnostic, Json, Place, dig
+from podtune.cluster.lint.diagnostic import Diagnostic, Place
 from podtune.cluster.lint.documents import RUNTIMES
 from podtune.cluster.lint.job import Job
 from podtune.cluster.lint.rules import rule
@@ -25,7 +25,6 @@ STEPS = {
 }
 #: the policies of a runtime, of which it has one
 POLICIES = ("torch", "mpi", "jax", "flux", "xgboost")
-GPU_BY_TRAINER = re.compile("gpu", re.IGNORECASE)  # how Trainer itself tells a GPU
 JOBSET_SUFFIX = len("-0-") + len("-xxxxx")  # of a pod: NAME-STEP-0-INDEX-xxxxx
 
 
@@ -50,17 +49,15 @@ def trainer_processes(job: Job) -> Iterator[Diagnostic]:
     A number in quotes too. So does Trainer 2.0 and 2.1; later the API server takes numbers only.
     """
     trainer = dig(job.spec, "trainer")
-    value, nodes = trainer.get("numProcPerNode"), trainer.get("numNodes")
-    place = (*TRAINER, "numProcPerNode")
+    value, nodes, place = trainer.get("numProcPerNode"), trainer.get("numNodes"), (*TRAINER, "numProcPerNode")
     if isinstance(value, str) and value not in ("auto", "cpu", "gpu") and job.by_torch is not False:
         yield Diagnostic(place, f"numProcPerNode is {value!r}")
     elif isinstance(value, int) and value < 1:
         yield Diagnostic(place, f"numProcPerNode is {value}, below 1", by="hang")
     if isinstance(nodes, int) and nodes < 1:
         message, fix = f"numNodes is {nodes}: no pod trains", "numNodes: 1 or more"
-        yield Diagnostic(
-            (*TRAINER, "numNodes"), message, "warning" if nodes == 0 else "error", fix, "operator"
-        )
+        sure = nodes < 0
+        yield Diagnostic((*TRAINER, "numNodes"), message, "error" if sure else "warning", fix, "operator")
 
 
 @rule(
@@ -117,7 +114,8 @@ def gpu_limit_without_request(job: Job) -> Iterator[Diagnostic]:
     gpus = next((container.gpus for _, container in job.mains()), 0)
     if str(trainer.get("numProcPerNode") or "auto") != "auto" or gpus < 2 or job.target.trainer > "2.0":
         return
-    if not any(GPU_BY_TRAINER.search(name) for name in dig(trainer, "resourcesPerNode", "requests")):
+    # Trainer tells a GPU by its name
+    if not any("gpu" in name.lower() for name in dig(trainer, "resourcesPerNode", "requests")):
         sure = "2.0" in (job.target.trainer, job.trainer) or trainer.get("numProcPerNode") == "auto"
         message = f"{gpus} GPUs are in limits only, where Trainer 2.0 does not see them"
         yield Diagnostic((*TRAINER, "resourcesPerNode"), message, "warning" if sure else "note")

@@ -109,9 +109,7 @@ def _efficiency(group: Group) -> list[Chart]:
 
 
 def _bubble(group: Group) -> Bars:
-    """What the processes lose against doing all of one process's work together: for pipelines it should be
-    the bubble.
-    """
+    """Share of a step lost against one process doing all the work; of pipelines it should be the bubble."""
     bars = []
     for cell in group.measured:
         formula = cell.bubble

@@ -109,9 +109,7 @@ class MeasuredCell:
 
     @property
     def noise(self) -> float:
-        """How far the mean step time may be off, in seconds: its standard error, or half the range of the
-        repeats' medians.
-        """
+        """Error of the mean step time (s): its standard error, or half the range of the repeats' medians."""
         step = self.step_time
         if step is None:
             return 0.0
@@ -147,7 +145,7 @@ class MeasuredCell:
 
     @property
     def memory_kind(self) -> str | None:
-        """Which memory that is."""
+        """Kind of the memory measured: tensors, the allocator's peak, or the process's resident peak."""
         if self.memory_gib is None:
             return None
         counted, peaks = self.measurements.counted_memory_gib, self.measurements.peak_memory_gib
@@ -155,7 +153,7 @@ class MeasuredCell:
 
     @property
     def memory_is_the_process(self) -> bool:
-        """Whether it is a CPU's resident peak, most of which are libraries."""
+        """True for a CPU's resident peak, most of which is libraries."""
         return (self.memory_kind or "").startswith(RESIDENT_PEAK)
 
     @property
@@ -205,7 +203,7 @@ class Group:
 
 
 def identity_of(record: Json) -> dict[str, Any]:
-    """What two records must share to be compared."""
+    """Everything that two records must share to be compared."""
     config, provenance = record["config"], record.get("provenance") or {}
     hardware = provenance.get("hardware") or {}
     versions = provenance.get("versions") or {}
@@ -237,20 +235,22 @@ def grouped(sources: Sequence[Source], plans: Sequence[Json | None]) -> list[Gro
         else:
             cells_alike.cells.append(cell)
     for number, cells_alike in enumerate(groups.values()):
-        cells_alike.cells.sort(key=lambda cell: (cell.world_size, _rank(cell.strategy), cell.strategy))
+        cells_alike.cells.sort(key=lambda cell: (cell.world_size, simplicity(cell.strategy), cell.strategy))
         _efficiencies(cells_alike)
         for cell in cells_alike.cells:
             cell.key = f"{number}-{cell.strategy}-{cell.world_size}"
     return sorted(groups.values(), key=lambda each: (-len(each.cells), each.title))
 
 
-def _rank(strategy: str) -> int:
+def simplicity(strategy: str) -> int:
+    """Rank among SIMPLEST_FIRST; unknown strategies come last."""
     return SIMPLEST_FIRST.index(strategy) if strategy in SIMPLEST_FIRST else len(SIMPLEST_FIRST)
 
 
 def _efficiencies(group: Group) -> None:
-    """Scaling efficiency: throughput over n times that of one process, of the same strategy or, failing that,
-    of ``single``.
+    """Set each scaling efficiency: throughput over n times that of one process.
+
+    The process is of the same strategy or, failing that, of ``single``.
     """
     for cell in group.measured:
         base = group.at(cell.strategy, 1) or group.at("single", 1)

@@ -29,7 +29,7 @@ class Source:
 
 @dataclass
 class FolderRecords:
-    """What a folder holds. ``damaged`` are sentences."""
+    """Benchmark records of a folder; ``damaged`` are sentences."""
 
     sources: list[Source] = field(default_factory=list)
     damaged: list[str] = field(default_factory=list)
@@ -114,8 +114,9 @@ def _take(folder_records: FolderRecords, record: Any, name: str) -> None:
 
 
 def fault_of(record: Json) -> str | None:
-    """What makes a benchmark record unbelievable, or None. Checks kinds, signs, and that its figures agree
-    with each other.
+    """Return the reason not to believe a benchmark record, or None.
+
+    Checks kinds, signs, and that its metrics agree with each other.
     """
     if odd := sound(record)[1]:
         return odd[0]

@@ -110,57 +110,36 @@ def _speed_table(group: Group, name: Callable[[MeasuredCell], str]) -> Table:
         Column(group.measured[0].unit, "right"),
         Column("step mean (ms)", "right"),
         Column("std", "right", 3),
-        Column("p50", "right"),
-        Column("p95", "right"),
-        Column("plan (ms)", "right"),
-        Column("efficiency (%)", "right", 3),
-        Column("MFU (%)", "right", 3),
+        *(Column(title, "right") for title in ("p50", "p95", "plan (ms)")),
+        *(Column(title, "right", 3) for title in ("efficiency (%)", "MFU (%)")),
         Column("losses equal"),
     ]
     rows: list[list[Value]] = []
     for cell in group.measured:
         step = cell.step_time
         seconds = (step.mean, step.std, step.p50, step.p95) if step else (None,) * 4
-        times = [_times(value, 1000) for value in seconds]
-        shares = [_times(cell.efficiency, 100), _times(cell.measurements.mfu, 100)]
-        rows.append(
-            [
-                name(cell),
-                cell.throughput,
-                *times,
-                _times(cell.planned("step_time_s"), 1000),
-                *shares,
-                cell.parity,
-            ]
-        )
-    best = {
-        (index, 1)
-        for index, cell in enumerate(group.measured)
-        if cell.throughput
-        == max(other.throughput or 0 for other in group.measured if other.world_size == cell.world_size)
-    }
-    return Table(
-        columns,
-        rows,
-        caption="Speed",
-        best=frozenset(best),
-        notes=[("Best of each world size stands out; plan: formulas, see docs.")],
-    )
+        times = [_times(value, 1000) for value in (*seconds, cell.planned("step_time_s"))]
+        shares = [_times(value, 100) for value in (cell.efficiency, cell.measurements.mfu)]
+        rows.append([name(cell), cell.throughput, *times, *shares, cell.parity])
+    notes = ["Best of each world size stands out; plan: formulas, see docs."]
+    best = _best(group, lambda cell: cell.throughput)
+    return Table(columns, rows, caption="Speed", best=best, notes=notes)
+
+
+def _best(group: Group, merit: Callable[[MeasuredCell], float | None]) -> frozenset[tuple[int, int]]:
+    """The second column's cells of highest ``merit`` at each world size."""
+    rows = [(index, cell.world_size, merit(cell)) for index, cell in enumerate(group.measured)]
+    known = [(index, size, value) for index, size, value in rows if value is not None]
+    highest = {size: max(value for _, other, value in known if other == size) for _, size, _ in known}
+    return frozenset((index, 1) for index, size, value in known if value == highest[size])
 
 
 def _cost_table(group: Group, name: Callable[[MeasuredCell], str]) -> Table:
     columns = [
-        *(
-            Column("cell"),
-            Column("peak memory (GiB)", "right", 3),
-            Column("plan (GiB)", "right", 3),
-            Column("sent a step (MB)", "right"),
-        ),
-        *(
-            Column("formula (MB)", "right"),
-            Column("counted / formula", "right"),
-            Column("bubble by formula (%)", "right", 3),
-        ),
+        Column("cell"),
+        *(Column(title, "right", 3) for title in ("peak memory (GiB)", "plan (GiB)")),
+        *(Column(title, "right") for title in ("sent a step (MB)", "formula (MB)", "counted / formula")),
+        Column("bubble by formula (%)", "right", 3),
     ]
     rows: list[list[Value]] = []
     for cell in group.measured:
@@ -170,7 +149,8 @@ def _cost_table(group: Group, name: Callable[[MeasuredCell], str]) -> Table:
         rows.append(
             [name(cell), *memory, _times(sent, 1e-6), _times(formula, 1e-6), ratio, _times(cell.bubble, 100)]
         )
-    return Table(columns, rows, caption="Memory and communication, measured and planned")
+    best = _best(group, lambda cell: None if cell.memory_gib is None else -cell.memory_gib)
+    return Table(columns, rows, caption="Memory and communication, measured and planned", best=best)
 
 
 def _times(value: float | None, factor: float) -> float | None:

@@ -1,7 +1,7 @@
-"""What differs between runs, what may be compared, and which is better by more than its own noise. No torch.
+"""Comparison of runs: differences, limits, metrics at equal places, and a verdict. No torch.
 
 :func:`compare` returns plain data (the JSON of ``podtune compare``); podtune.report.compare.view shows it.
-Losses are in nats per token. Every figure at a common place is linearly interpolated between the two recorded
+Losses are in nats per token. Every metric at a common place is linearly interpolated between the two recorded
 points around it, and says so.
 """
 
@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from podtune.report.compare.figures import IDENTITY, at_equal, final_figures, flat, settings
-from podtune.report.compare.verdict import left_out, speed, verdict
+from podtune.report.compare.verdict import excluded, speed, verdict
 from podtune.report.runs.runs import AXES, Run, unique_names
 from podtune.run.errors import ConfigError, DataError
 from podtune.run.record import Json
@@ -30,7 +31,8 @@ def compare(runs: Sequence[Run]) -> Json:
     """
     _refuse_twins(runs)
     names = unique_names([(run.name, run.path) for run in runs])
-    why_not = left_out(runs)
+    why_not = excluded(runs)
+    measured_speed = speed(runs, names)
     ranked = [run for run, why in zip(runs, why_not, strict=True) if not why]
     ranked_names = [name for name, why in zip(names, why_not, strict=True) if not why]
     blocked, remarks = _comparability(ranked, ranked_names) if ranked else ([], [])
@@ -41,8 +43,8 @@ def compare(runs: Sequence[Run]) -> Json:
         "not_comparable": blocked + remarks + _incomplete(runs, names),
         "at_equal": {axis: at_equal(runs, axis, why_not) for axis in AXES},
         "final": [final_figures(run) for run in runs],
-        "verdict": verdict(runs, names, blocked, why_not),
-        "speed": speed(runs, names),
+        "verdict": verdict(runs, names, blocked, why_not).as_json(),
+        "speed": asdict(measured_speed) if measured_speed else None,
         "problems": [problem for run in runs for problem in run.problems],
     }
 
@@ -98,9 +100,7 @@ def _provenance(run: Run, key: str) -> Any:
 
 
 def difference(sides: Sequence[Json]) -> list[Json]:
-    """``[{"key": ..., "values": [one a run]}]`` for the keys whose values are not all equal; None where a run
-    has none.
-    """
+    """Return ``{"key": ..., "values": [one a run]}`` for keys whose values differ; None is absent."""
     keys = list(dict.fromkeys(key for side in sides for key in side))
     return [
         {"key": key, "values": [side.get(key) for side in sides]}
@@ -116,7 +116,7 @@ def _same(left: Any, right: Any) -> bool:
 
 
 def _comparability(runs: Sequence[Run], names: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Why losses may not be compared at all, and what else to keep in mind, each with the values found."""
+    """Reasons not to compare losses at all, and other reservations, each with the values found."""
     blocked, remarks = [], []
     differences = _differences(runs)
     changed = {row["key"]: row["values"] for group in ("config", "data") for row in differences[group]}
@@ -164,9 +164,7 @@ def _incomplete(runs: Sequence[Run], names: Sequence[str]) -> list[str]:
 
 
 def _tokenizers(runs: Sequence[Run]) -> list[str]:
-    """What tells the tokenizers apart: what the records say, else the files the runs saved, else the models'
-    names.
-    """
+    """Identify each tokenizer by the records, else by the files saved, else by the models' names."""
     for identify in (_recorded_tokenizer, _saved_tokenizer):
         tokenizers = [identify(run) for run in runs]
         if all(tokenizers):

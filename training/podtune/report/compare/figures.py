@@ -1,6 +1,4 @@
-"""Figures of runs where they can be laid side by side: settings, values at common places, values at the end.
-No torch.
-"""
+"""Metrics of runs side by side: settings, values at common places, values at the end. No torch."""
 
 from __future__ import annotations
 
@@ -49,9 +47,7 @@ def flat(value: Any, prefix: str = "") -> Json:
 
 
 def interpolate(curve: Curve, place: float) -> tuple[float, bool] | None:
-    """The value of ``curve`` at ``place`` and whether it lies between recorded points; None outside of
-    them.
-    """
+    """Return the value of ``curve`` at ``place``, and True if between points; None outside of them."""
     places, values = curve
     if not places or not places[0] <= place <= places[-1]:
         return None
@@ -73,9 +69,11 @@ def by_place(curve: Curve) -> Curve:
 
 
 def at_equal(runs: Sequence[Run], axis: str, why_not: Sequence[str | None]) -> list[Json]:
-    """Each compared metric at about a quarter, half, three quarters and all of what the ranked runs cover on
-    ``axis``: where all of them recorded it, else interpolated, but not before a curve's second point (a
-    straight line down from the untrained model is far from any loss). ``why_not``: why a run is not ranked.
+    """Rows of each compared metric at about 25, 50, 75 and 100 % of the stretch that all ranked runs cover.
+
+    Places where all of them recorded the metric are preferred; else it is interpolated, but not before a
+    curve's second point: a straight line down from the untrained model is far from any loss. ``why_not``: why
+    a run is not ranked.
     """
     rows: list[Json] = []
     for split, metric in COMPARED:
@@ -140,8 +138,9 @@ def final_figures(run: Run) -> Json:
 
 
 def _task_scores(tasks: Json) -> Json:
-    """Of ``podtune eval``: the tuned model's metrics. How they were asked is in the name, where it was not
-    the task's own way: others cannot be set beside them.
+    """Metrics of the tuned model by ``podtune eval``.
+
+    A name says how the task was run where it was not the task's own way: such scores are not comparable.
     """
     figures: Json = {}
     for task, score in mapping(tasks.get("scores")).items():
@@ -162,8 +161,9 @@ def _whole(value: float | None) -> int | None:
 
 
 def train_end(run: Run) -> tuple[float | None, float | None, int]:
-    """Mean of the last tenth of the training losses (at least five where there are as many), its standard
-    error, the count.
+    """Mean of the last tenth of the training losses, its standard error, and the count.
+
+    The tenth has at least five losses where there are as many.
     """
     losses = run.curve("train", "loss")[1]
     last = losses[-max(5, len(losses) // 10) :]

@@ -132,9 +132,7 @@ def _remarks(lines: Sequence[str]) -> str:
 
 
 def _answers(runs: Sequence[Run], names: Sequence[str]) -> str:
-    """Held-out questions, with the answers of the base model and of each run; those that are the reference
-    stand out.
-    """
+    """Table of held-out questions with each model's answers; those equal to the reference stand out."""
     questions: dict[str, dict[str, Value]] = {}
     columns = {"question": "question", "reference": "reference"}
     for run, name in zip(runs, names, strict=True):

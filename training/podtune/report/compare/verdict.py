@@ -1,13 +1,11 @@
-"""Which run is better and which is faster, by how much, and whether that exceeds the runs' own noise. No
-torch.
-"""
+"""Verdict on losses and on speed: the best run, its lead, and the noise of that lead. No torch."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 
 from podtune.report.compare.figures import by_place, flat, interpolate, settings, train_end
@@ -19,13 +17,15 @@ CLEAR = 2.0  # a difference counts when it is more than two standard deviations 
 BUDGET_TOLERANCE = 0.02
 SEEDS = ("seed", "data_seed")
 UNITS = ("tokens_per_s", "samples_per_s")
+UNDECIDED = "Which is better cannot be said."
+
+
+ENDS = {"error": "failed", "oom": "out of memory"}
 
 
 @dataclass(frozen=True)
-class Contender:
-    """A run, or the runs that repeat one configuration with several seeds: their mean, and the noise of
-    it.
-    """
+class Candidate:
+    """A run, or the mean of runs that repeat one configuration with several seeds."""
 
     name: str
     loss: float
@@ -33,105 +33,145 @@ class Contender:
     repeats: int = 1
 
 
-ENDS = {"error": "failed", "oom": "out of memory"}
+@dataclass(frozen=True)
+class Verdict:
+    """The outcome of a comparison of losses; without ``metric`` it is undecided and ``text`` says why.
+
+    Losses are in nats per token; ``values`` has one for each run, ``noise_of_difference`` is a standard
+    deviation. ``better`` is None where the difference does not exceed the noise.
+    """
+
+    text: str
+    left_out: Mapping[str, str]
+    better: str | None = None
+    metric: str | None = None
+    where: str = ""
+    values: Sequence[float | None] = ()
+    ranking: Sequence[Candidate] = ()
+    lowest: str = ""
+    difference: float = 0.0
+    relative: float | None = None
+    noise_of_difference: float | None = None
+    noise_basis: str | None = None
+    exceeds_noise: bool | None = None
+
+    def as_json(self) -> Json:
+        """The ``verdict`` of ``podtune compare --json``."""
+        if self.metric is None:
+            return {"better": None, "left_out": dict(self.left_out), "text": self.text}
+        ranking = [{"name": each.name, "loss": each.loss, "noise": each.noise} for each in self.ranking]
+        return asdict(self) | {"ranking": ranking}
 
 
-def left_out(runs: Sequence[Run]) -> list[str | None]:
+@dataclass(frozen=True)
+class Speed:
+    """Rates of the runs; ``faster`` is None within the spread of the steps (``noise``, relative)."""
+
+    metric: str
+    values: Sequence[float | None]
+    faster: str | None
+    ratio: float
+    noise: float | None
+    exceeds_noise: bool | None
+    text: str
+
+
+def excluded(runs: Sequence[Run]) -> list[str | None]:
     """For each run why it is not ranked with the others, or None.
 
     One without a finite loss has nothing to rank. One that is not complete would cut the others to its
-    length, so it is left out where two others are complete.
+    length, so it is excluded where two others are complete.
     """
     why: list[str | None] = []
     for run in runs:
         last = [value for split in ("train", "eval") if (value := run.last(split, "loss")) is not None]
         lost = not any(run.curve(split, "loss")[0] for split in ("train", "eval"))
-        step = run.last("train", "step")
-        at = f" at {step:.0f}" if step and run.status != "running" else ""
-        end = "no loss" if run.status == "ok" else f"{ENDS.get(run.status, run.status)}{at}"
-        why.append(end if lost or not all(map(math.isfinite, last)) else None)
+        unranked = lost or not all(map(math.isfinite, last))
+        why.append(("no loss" if run.status == "ok" else _end(run)) if unranked else None)
     complete = sum(run.status == "ok" and not reason for run, reason in zip(runs, why, strict=True))
-    for index, run in enumerate(runs):
-        if complete >= 2 and why[index] is None and run.status != "ok":
-            step = run.last("train", "step")
-            why[index] = ENDS.get(run.status, run.status) + (f" at {step:.0f}" if step else "")
-    return why
+    if complete < 2:
+        return why
+    return [
+        reason or (None if run.status == "ok" else _end(run)) for run, reason in zip(runs, why, strict=True)
+    ]
+
+
+def _end(run: Run) -> str:
+    step = run.last("train", "step")
+    return ENDS.get(run.status, run.status) + (f" at {step:.0f}" if step and run.status != "running" else "")
 
 
 def verdict(
     runs: Sequence[Run], names: Sequence[str], blocked: Sequence[str], why_not: Sequence[str | None]
-) -> Json:
-    """Which run has the lowest loss at an equal budget, by how much, and whether that exceeds the runs' own
-    noise. ``why_not``: of each run, why it is not ranked (see :func:`left_out`).
+) -> Verdict:
+    """Find the lowest loss at an equal budget, and whether its lead exceeds the runs' own noise.
+
+    Args:
+        blocked: why losses may not be compared at all.
+        why_not: of each run, why it is not ranked (see :func:`excluded`).
     """
-    aside = {name: why for name, why in zip(names, why_not, strict=True) if why}
-    without = f" Left out: {', '.join(f'{name} ({why})' for name, why in aside.items())}." if aside else ""
-    if blocked:
-        text = f"Which is better cannot be said. Not comparable: {'; '.join(blocked)}.{without}"
-        return {"better": None, "left_out": aside, "text": text}
+    apart = {name: why for name, why in zip(names, why_not, strict=True) if why}
+    without = f" Left out: {', '.join(f'{name} ({why})' for name, why in apart.items())}." if apart else ""
     ranked = [index for index, why in enumerate(why_not) if not why]
-    if len(ranked) < 2:
-        text = f"Which is better cannot be said: fewer than two runs have a finite loss.{without}"
-        return {"better": None, "left_out": aside, "text": text}
     rivals = [runs[index] for index in ranked]
+    if blocked:
+        return Verdict(f"{UNDECIDED} Not comparable: {'; '.join(blocked)}.{without}", apart)
+    if len(rivals) < 2:
+        return Verdict(f"{UNDECIDED[:-1]}: fewer than two runs have a finite loss.{without}", apart)
     split = "eval" if all(run.curve("eval", "loss")[0] for run in rivals) else "train"
     budget, axis = _budget(rivals)
     at_axis = axis if split == "eval" and not budget else None
     end = _common_end(rivals, axis)
-    figures = [_loss_and_noise(run, split, at_axis, end) for run in rivals]
-    losses = [loss for loss, _ in figures if loss is not None]
+    measured = [_loss_and_noise(run, split, at_axis, end) for run in rivals]
+    losses = [loss for loss, _ in measured if loss is not None]
     if len(losses) < len(rivals):
-        text = f"Which is better cannot be said: the runs have no stretch in common.{without}"
-        return {"better": None, "left_out": aside, "text": text}
-    contenders = sorted(
-        _contenders(rivals, [names[index] for index in ranked], losses, [noise for _, noise in figures]),
-        key=lambda contender: contender.loss,
+        return Verdict(f"{UNDECIDED[:-1]}: the runs have no stretch in common.{without}", apart)
+    where = f"at equal {axis}, interpolated" if at_axis else f"at the end, {budget or 'budgets differ'}"
+    candidates = _candidates(
+        rivals, [names[index] for index in ranked], losses, [noise for _, noise in measured]
     )
-    best, second = contenders[0], contenders[1]
-    difference = second.loss - best.loss
-    noise = None if best.noise is None or second.noise is None else math.hypot(best.noise, second.noise)
-    basis = (
-        "the spread between seeds of one configuration"
-        if any(contender.repeats > 1 for contender in contenders)
-        else "the spread of the last evaluations around their trend"
-        if split == "eval"
-        else "the standard error of the last tenth of the training losses"
-    )
-    place = (
-        f"at the end, {budget}"
-        if budget
-        else f"at equal {axis}, interpolated"
-        if at_axis
-        else "at the end, budgets differ"
-    )
-    metric = "eval loss" if split == "eval" else "training loss"
-    exceeds = None if noise is None else difference > CLEAR * noise
     values: list[float | None] = [None] * len(runs)
     for index, loss in zip(ranked, losses, strict=True):
         values[index] = loss
-    text = _say(best, second, metric, place, noise, basis)
-    return {
-        "metric": metric,
-        "where": place,
-        "values": values,
-        "ranking": [{"name": each.name, "loss": each.loss, "noise": each.noise} for each in contenders],
-        "left_out": aside,
-        "lowest": best.name,
-        "better": None if exceeds is False or difference == 0 else best.name,
-        "difference": difference,
-        "relative": difference / second.loss if second.loss else None,
-        "noise_of_difference": noise,
-        "noise_basis": basis if noise is not None else None,
-        "exceeds_noise": exceeds,
-        "text": f"Best of {len(contenders)}: {text}{without}" if len(contenders) > 2 else text + without,
-    }
+    decided = _decide(candidates, split, where)
+    text = f"Best of {len(candidates)}: {decided.text}" if len(candidates) > 2 else decided.text
+    return replace(decided, text=text + without, left_out=apart, values=values)
 
 
-def _contenders(
+def _decide(candidates: Sequence[Candidate], split: str, where: str) -> Verdict:
+    """Rank by loss, and hold the lead of the first over the second against its noise."""
+    ranking = sorted(candidates, key=lambda candidate: candidate.loss)
+    best, second = ranking[:2]
+    difference = second.loss - best.loss
+    noise = None if best.noise is None or second.noise is None else math.hypot(best.noise, second.noise)
+    if any(candidate.repeats > 1 for candidate in candidates):
+        basis = "the spread between seeds of one configuration"
+    elif split == "eval":
+        basis = "the spread of the last evaluations around their trend"
+    else:
+        basis = "the standard error of the last tenth of the training losses"
+    exceeds = None if noise is None else difference > CLEAR * noise
+    metric = "eval loss" if split == "eval" else "training loss"
+    return Verdict(
+        text=_sentence(best, second, f"{metric} {where}", noise, basis),
+        left_out={},
+        better=None if exceeds is False or difference == 0 else best.name,
+        metric=metric,
+        where=where,
+        ranking=ranking,
+        lowest=best.name,
+        difference=difference,
+        relative=difference / second.loss if second.loss else None,
+        noise_of_difference=noise,
+        noise_basis=basis if noise is not None else None,
+        exceeds_noise=exceeds,
+    )
+
+
+def _candidates(
     runs: Sequence[Run], names: Sequence[str], values: Sequence[float], noises: Sequence[float | None]
-) -> list[Contender]:
-    """The runs, those that differ in their seed only taken together; alone where nothing but seeds is
-    compared.
+) -> list[Candidate]:
+    """The runs, those that differ in their seed only taken together; alone where only seeds are compared.
 
     With repeats, the spread between seeds, pooled over the configurations that have some, is the noise of
     every run.
@@ -142,15 +182,13 @@ def _contenders(
         groups.setdefault(repr(sorted(config.items(), key=lambda item: item[0])), []).append(index)
     repeated = [group for group in groups.values() if len(group) > 1]
     if len(groups) == 1 or not repeated:
-        return [Contender(*fields) for fields in zip(names, values, noises, strict=True)]
+        return [Candidate(*fields) for fields in zip(names, values, noises, strict=True)]
     spread = math.sqrt(
         statistics.fmean(statistics.variance([values[index] for index in group]) for group in repeated)
     )
     return [
-        Contender(
-            names[group[0]]
-            if len(group) == 1
-            else f"the mean of {', '.join(names[index] for index in group)}",
+        Candidate(
+            f"the mean of {', '.join(names[index] for index in group)}" if group[1:] else names[group[0]],
             statistics.fmean(values[index] for index in group),
             spread / math.sqrt(len(group)),
             len(group),
@@ -159,32 +197,28 @@ def _contenders(
     ]
 
 
-def _say(best: Contender, second: Contender, metric: str, place: str, noise: float | None, basis: str) -> str:
+def _sentence(best: Candidate, second: Candidate, what: str, noise: float | None, basis: str) -> str:
     difference = second.loss - best.loss
     if difference == 0:
-        return f"No difference: {metric} {place} is {best.loss:.4f} for both {best.name} and {second.name}."
+        return f"No difference: {what} is {best.loss:.4f} for both {best.name} and {second.name}."
     share = f" ({difference / second.loss:.1%})" if second.loss else ""
     lead = (
-        f"{best.name} has the lower {metric} {place}: {best.loss:.4f} against {second.loss:.4f} of "
-        f"{second.name}, "
+        f"{best.name} has the lower {what}: {best.loss:.4f} against {second.loss:.4f} of {second.name}, "
         f"{difference:.4f} less{share}. "
     )
     if noise is None:
         return lead + "Whether that is more than noise is not known: too few evaluations, and no second seed."
+    exceeds = difference > CLEAR * noise
     times = f"{difference / noise:.1f} times" if noise else "far above"
-    if difference > CLEAR * noise:
-        return (
-            f"{lead}That exceeds the noise: it is {times} the noise of such a difference, {noise:.2g} "
-            f"({basis})."
-        )
+    outcome, therefore = ("exceeds", "") if exceeds else ("does not exceed", ", so neither is better")
     return (
-        f"{lead}That does not exceed the noise: it is {times} the noise of such a difference, {noise:.2g} "
-        f"({basis}), so neither is better."
+        f"{lead}That {outcome} the noise: it is {times} the noise of such a difference, {noise:.2g} "
+        f"({basis}){therefore}."
     )
 
 
 def _budget(runs: Sequence[Run]) -> tuple[str, str]:
-    """How the runs' budgets agree at their ends ("" if they do not), and the axis to make them equal on."""
+    """Describe the equal budget of the runs ("" if unequal), and name the axis to make them equal on."""
     for key, axis in (("tokens", "tokens"), ("step", "step")):
         ends = [run.last("train", key) for run in runs]
         ends_set = [end for end in ends if end]
@@ -217,8 +251,7 @@ def _loss_and_noise(run: Run, split: str, axis: str | None, end: float) -> tuple
 
 
 def _spread(values: Sequence[float]) -> float | None:
-    """Standard deviation of the noise on ``values``, evaluations at equal distances; None for fewer than
-    three.
+    """Standard deviation of the noise on evaluations at equal distances; None for fewer than three.
 
     From their third differences (second, of three values): those of any smooth trend nearly vanish, so a loss
     that still falls does not show its slope as noise. The variance of a difference of order p is binomial(2p,
@@ -233,41 +266,28 @@ def _spread(values: Sequence[float]) -> float | None:
     return math.sqrt(statistics.fmean(item * item for item in rest) / math.comb(2 * order, order))
 
 
-def speed(runs: Sequence[Run], names: Sequence[str]) -> Json | None:
-    """Which is faster, and whether by more than the spread of its steps (the standard error of their
-    mean). None unless two runs measured it in one unit.
-    """
+def speed(runs: Sequence[Run], names: Sequence[str]) -> Speed | None:
+    """Find the faster run, and whether by more than the spread of its steps; None unless two measured it."""
     rates_by_key = {key: [getattr(run.measurements, key) or 0.0 for run in runs] for key in UNITS}
     key = max(UNITS, key=lambda key: sum(rate > 0 for rate in rates_by_key[key]))
     rates = rates_by_key[key]
     if sum(rate > 0 for rate in rates) < 2:
         return None
     errors = [_relative_error(run) for run in runs]
-    order = sorted(range(len(rates)), key=rates.__getitem__, reverse=True)
-    best, second = order[0], order[1]
+    best, second = sorted(range(len(rates)), key=rates.__getitem__, reverse=True)[:2]
     ratio = rates[best] / rates[second]
     left, right = errors[best], errors[second]
     noise = None if left is None or right is None else math.hypot(left, right)
     exceeds = None if noise is None else ratio - 1 > CLEAR * noise
-    figures = f"{rates[best]:,.0f} against {rates[second]:,.0f} {key.replace('_per_s', '/s')}"
+    against = f"{rates[best]:,.0f} against {rates[second]:,.0f} {key.replace('_per_s', '/s')}"
+    spread = "" if noise is None else f"the spread of the steps ({CLEAR * noise:.1%})"
     if exceeds is False:
-        text = (
-            f"Speed is the same within the spread of the steps ({CLEAR * noise:.1%}): {figures}."
-            if noise is not None
-            else figures
-        )
+        text = f"Speed is the same within {spread}: {against}."
     else:
-        spread = "" if noise is None else f", more than the spread of the steps ({CLEAR * noise:.1%})"
-        text = f"{names[best]} is {ratio:.2f} times as fast as {names[second]}: {figures}{spread}."
-    return {
-        "metric": key,
-        "values": [rate or None for rate in rates],
-        "faster": None if exceeds is False else names[best],
-        "ratio": ratio,
-        "noise": noise,
-        "exceeds_noise": exceeds,
-        "text": text,
-    }
+        more = f", more than {spread}" if spread else ""
+        text = f"{names[best]} is {ratio:.2f} times as fast as {names[second]}: {against}{more}."
+    faster = None if exceeds is False else names[best]
+    return Speed(key, [rate or None for rate in rates], faster, ratio, noise, exceeds, text)
 
 
 def _relative_error(run: Run) -> float | None:

@@ -14,7 +14,7 @@ SIDE_BY_SIDE = 6  # runs that stand as columns; more are rows
 
 
 def heading(names: Sequence[str]) -> str:
-    """What the comparison is called."""
+    """Title of the comparison: up to three names, else their number."""
     return " against ".join(names) if len(names) <= NAMED else f"{len(names)} runs"
 
 
@@ -51,9 +51,7 @@ def _by_run(
 
 
 def _plain(value: Any) -> Value:
-    """A setting as it was written: 0.0003, not rounded to a table's digits; what a run does not have shows as
-    a dash.
-    """
+    """A setting as it was written: 0.0003, not rounded to a table's digits; None where a run has none."""
     return None if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 

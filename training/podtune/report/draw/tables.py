@@ -1,11 +1,10 @@
-"""One table, shown in a terminal, as Markdown, as HTML or as CSV. No torch; used by runs, compare and the
-benchmark's report.
+"""One table, shown in a terminal, as Markdown, as HTML or as CSV. No torch.
 
-    table = Table([Column("strategy"), Column("tokens/s", "right")], [["ddp", 5120.4], ["fsdp", None]],
-    caption="Speed") print(table.text()); table.markdown(); table.html(); table.csv()
+    table = Table([Column("strategy"), Column("tokens/s", "right")], [["ddp", 5120.4], ["fsdp", None]])
+    print(table.text()); table.markdown(); table.html(); table.csv()
 
 A cell is a string, a number or None (not measured, shown as a dash and empty in CSV). Numbers are formatted
-here, once, so that every view shows the same figure.
+here, once, so that every view shows the same value.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ NAME_WIDTH = 30  # of a left-aligned column, before others are left out for it
 
 @dataclass(frozen=True)
 class Column:
-    """``title`` (with the unit in it), how cells are ``align``-ed, and in how many significant ``digits``
-    numbers show. Where a terminal is too narrow the column of the highest ``drop`` is left out first; 0
-    stays.
+    """Title (with the unit in it), alignment, and significant ``digits`` of a column.
+
+    Where a terminal is too narrow the column of the highest ``drop`` is left out first; 0 stays.
     """
 
     title: str
@@ -76,9 +75,7 @@ class Table:
         return "\n".join([*caption, *lines, *(f"  {note}" for note in self.notes)])
 
     def _fit(self, widths: list[int], limit: int) -> list[int]:
-        """The columns that fit into ``limit``; shortens ``widths`` of the left-aligned ones where they must
-        be.
-        """
+        """Choose the columns that fit into ``limit``; shorten ``widths`` of left-aligned ones."""
 
         def excess(narrowest: int) -> int:
             needed = [min(widths[x], narrowest) if x in shrinkable else widths[x] for x in columns]
@@ -150,9 +147,7 @@ def _csv_cell(cell: Value) -> Value:
 
 
 def shown(value: Value, digits: int = 4) -> str:
-    """A cell as people read it: thousands apart, ``digits`` significant digits, a dash for what was not
-    measured.
-    """
+    """Format a cell: thousands apart, ``digits`` significant digits, a dash for None."""
     if value is None:
         return ABSENT
     if isinstance(value, str):

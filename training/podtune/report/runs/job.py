@@ -47,9 +47,7 @@ class JobRun(Run):
 
 
 def job_runs(snapshot: JobSnapshot) -> list[JobRun]:
-    """The runs of a job: one, or of a benchmark one for each record that it has printed, and itself while it
-    goes on.
-    """
+    """Runs of a job: one, or of a benchmark one for each record printed, and itself until it ends."""
     records = snapshot.records
     if snapshot.declared.get("mode") == "benchmark":
         succeeded = replace(snapshot, condition="Succeeded")
@@ -64,7 +62,7 @@ def _run(snapshot: JobSnapshot, record: Json, name: str = "") -> JobRun:
 
 
 def _known(snapshot: JobSnapshot) -> Json:
-    """What is known of a run without its record: from the manifest, better from its first log line."""
+    """Describe a run without its record, from the manifest and its first log line."""
     head: Json = {
         key: snapshot.head[key] for key in ("strategy", "world_size", "nnodes") if key in snapshot.head
     }
@@ -102,7 +100,7 @@ class JobView(View):
 
     @property
     def over(self) -> bool:
-        """Whether the job has ended."""
+        """True once the job has ended."""
         return self.snapshot.ended
 
     def machines(self) -> list[tuple[str, Json]]:

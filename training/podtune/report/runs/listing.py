@@ -128,8 +128,7 @@ def _first(*values: object) -> float | None:
 
 
 def sort_rows(rows: list[ListedRun], key: str) -> list[ListedRun]:
-    """``rows`` by a field, or a path into the record; ``-field`` turns it round. Runs without the value come
-    last.
+    """Sort ``rows`` by a field or a path into the record, ``-field`` in reverse; rows without it come last.
 
     Raises:
         UserError: no run has such a field.

@@ -54,7 +54,7 @@ class Run:
         return (beat.step, beat.step_at) if beat else None
 
     def patience_s(self) -> float:
-        """How long after its last step a run is not called silent yet: five steps' time."""
+        """Seconds after the last step before a run is called silent: five steps' time."""
         return 5 * (self.last("train", "step_time_s") or 0.0)
 
     @property
@@ -64,7 +64,7 @@ class Run:
 
     @property
     def measurements(self) -> Measurements:
-        """What the record says was measured."""
+        """Measurements of the record."""
         return Measurements.read(self.record)
 
     def last(self, split: str, metric: str) -> float | None:
@@ -84,9 +84,7 @@ class Run:
         return min(losses, default=None)
 
     def curve(self, split: str, metric: str, axis: str = "step") -> Curve:
-        """The finite points of a metric over ``step``, ``tokens`` (real ones, all ranks) or ``time`` (seconds
-        since the start).
-        """
+        """Finite points of a metric over ``step``, ``tokens`` (of all ranks) or ``time`` (s since start)."""
         entries = self.entries.get(split, [])
         curve = self._curves.get((split, metric, axis))
         if curve is None or curve[0] is not entries or curve[1] != len(entries):  # a watched run grows
@@ -123,7 +121,7 @@ class Run:
         return max(signs) - self.started_at if signs else None
 
     def one_line(self) -> str:
-        """What ran where: ``sft · micro · ddp · 2 ranks · ok``."""
+        """Summarise the run: ``sft · micro · ddp · 2 ranks · ok``."""
         size = self.record.get("world_size")
         ranks = f"{size} rank{'s' if size != 1 else ''}" if size else None
         model = Path(str(self.record["model"])).name if self.record.get("model") else None
@@ -200,9 +198,7 @@ def _overview(content: bytes) -> list[bytes]:
 
 
 def _read_lines(run: Run, lines: list[bytes], *, numbered: bool) -> None:
-    """Parse ``lines`` into ``run.entries``: a torn one is left out; the first of two with one step and
-    split.
-    """
+    """Parse ``lines`` into ``run.entries``; a torn line is left out, the first of a step and split counts."""
     where = run.path / METRICS_FILE
     seen: dict[tuple[str, int], Json] = {}
     bad_numbers: dict[tuple[str, str], list[int]] = {}
@@ -268,7 +264,7 @@ def unique_names(named: Sequence[tuple[str, Path | str]]) -> list[str]:
 
 @dataclass(frozen=True)
 class HowFar:
-    """How far a running run is. ``total_steps`` and ``eta_s`` are None where nothing was logged yet."""
+    """Progress of a running run; ``total_steps`` and ``eta_s`` are None before the first metrics line."""
 
     step: int
     total_steps: int | None
@@ -287,7 +283,7 @@ class HowFar:
 
 
 def progress(run: Run) -> HowFar:
-    """Where a running run stands, by its last sign of life and its last training line."""
+    """Compute the progress of a running run from its last sign of life and last training line."""
     reached = run.last_step()
     last = (run.entries.get("train") or [{}])[-1]
     logged, eta, step_time = (

@@ -62,7 +62,7 @@ class View(ABC):
 
     @property
     def over(self) -> bool:
-        """Whether nothing more will come."""
+        """True if nothing more will come."""
         return self.run.status not in ("running", "silent")
 
     def render(self, *, width: int) -> RenderableType:
@@ -145,9 +145,7 @@ class View(ABC):
         return None
 
     def warnings(self) -> list[str]:
-        """What a person should look at: a dead or silent process, a loss that is no number or grows, a slow
-        rank, slow data.
-        """
+        """Warnings for a person: dead or silent process, loss not finite or rising, slow rank, slow data."""
         run, going = self.run, progress(self.run)
         warnings = []
         if run.status == "died":

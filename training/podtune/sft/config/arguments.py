@@ -1,7 +1,7 @@
-"""podtune's own arguments of a fine-tune, beside TRL's: a field has its help, and in its type choices, bounds
-and environment variable. Needs no torch.
+"""podtune's own arguments of a fine-tune, beside TRL's. Needs no torch.
 
-After a change: ``python scripts/config_keys.py`` and ``python scripts/config_docs.py``.
+A field has its help, and in its type choices, bounds and environment variable. After a change: ``python
+scripts/config_keys.py`` and ``python scripts/config_docs.py``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def _key(default: Any, help: str) -> Any:
 
 @dataclass
 class RunArguments:
-    """What a run needs beyond TRL's ScriptArguments, SFTConfig, ModelConfig and DatasetMixtureConfig."""
+    """The arguments of a run beyond TRL's script, SFT, model and mixture arguments."""
 
     strategy: Annotated[str, {"choices": ["auto", *STRATEGIES]}] = _key(
         "auto",
@@ -60,7 +60,7 @@ class RunArguments:
     publish: str | None = _key(
         None,
         "URL (s3://, gs://, ...) below which RUN_NAME/ gets checkpoints, final/, run.json and metrics.jsonl; "
-        "a run without a checkpoint in output_dir goes on from the newest there",
+        "a run without a checkpoint in output_dir resumes from the newest there",
     )
     allow_resume_change: bool = _key(
         False, "resume although the world size, batch, schedule, data or model changed since the checkpoint"
@@ -89,7 +89,7 @@ class RunArguments:
 
 
 def limits() -> dict[str, dict[str, Any]]:
-    """By key: help, and where there are any ``choices``, ``at_least``, ``above`` and ``env``."""
+    """Return by key its help, and where there are any ``choices``, ``at_least``, ``above`` and ``env``."""
     hints = get_type_hints(RunArguments, include_extras=True)
     extras: dict[str, dict[str, Any]] = {
         name: getattr(hint, "__metadata__", ({},))[0] for name, hint in hints.items()

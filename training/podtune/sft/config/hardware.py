@@ -1,6 +1,4 @@
-"""What this hardware decides where the user chose nothing, each with its reason; and what it cannot do, said
-before weights are read.
-"""
+"""The choices that follow from the hardware where the user made none, and refusals of what it cannot do."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ from typing import Any
 from podtune.machine.building import c_compiler
 from podtune.run.distributed import World
 from podtune.run.errors import ConfigError, Unavailable
-from podtune.sft.config.settings import Settings
+from podtune.sft.config.keys import Settings
 
 #: packages of optimizers, by a part of the name that transformers gives them
 OPTIMIZER_PACKAGES = {
@@ -36,8 +34,10 @@ OPTIMIZER_PACKAGES = {
 def hardware_choices(
     settings: Settings, world: World, strategy: str, architecture: str = ""
 ) -> tuple[dict[str, Any], list[str]]:
-    """Precision, activation checkpointing, attention, padding and data loading for this device, and a note of
-    each for the start line. ``architecture`` is the model's class; empty if it is not known.
+    """Choose precision, activation checkpointing, attention, padding and data loading for this device.
+
+    Returns the choices and a note of each for the start line. ``architecture`` is the model's class; empty
+    if it is not known.
     """
     values = settings.values
     chosen = _precision(settings, world)
@@ -119,11 +119,12 @@ def _attention(
 
 
 def _data_loading(settings: Settings) -> tuple[dict[str, Any], list[str]]:
-    """A blocking copy of a batch waits for the work of the step before, which would count as waiting."""
+    """Choose how batches are copied and by how many workers they are made."""
     chosen: dict[str, Any] = {}
     notes = []
     given = settings.values.get("accelerator_config")
     pinned = settings.values.get("dataloader_pin_memory", True)
+    # a blocking copy waits for the work of the step before, which would count as waiting for data
     if pinned and (given is None or (isinstance(given, dict) and "non_blocking" not in given)):
         chosen["accelerator_config"] = {**(given or {}), "non_blocking": True}
         notes.append("batches copied while the GPU computes")
@@ -135,8 +136,7 @@ def _data_loading(settings: Settings) -> tuple[dict[str, Any], list[str]]:
 
 
 def refuse_unfit(settings: Settings, world: World, architecture: str = "") -> None:
-    """What this hardware or installation cannot do, for a model of the class ``architecture`` if it is known,
-    in one sentence each.
+    """Refuse what this hardware or installation cannot do, for a model of the class ``architecture``.
 
     Raises:
         UserError: several GPUs and one process, no C compiler beside a GPU, fp16 without a scaler, flash
@@ -210,7 +210,7 @@ def _refuse_missing(settings: Settings) -> None:
 
 
 def _refuse_liger(world: World, architecture: str) -> None:
-    """Liger's kernels where they are absent, cannot run, or would be left out without a word."""
+    """Refuse Liger's kernels where they are absent, cannot run, or would silently be left out."""
     if importlib.util.find_spec("liger_kernel") is None:
         raise Unavailable(
             "the package liger-kernel is not installed",

@@ -1,4 +1,4 @@
-"""Whether a fine-tune fits its GPU, reckoned before weights are read; and how much it has to recompute."""
+"""Estimate of a fine-tune's memory on a GPU before weights are read, and the checkpointing that fits."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ GIB = 2**30
 
 
 @dataclass(frozen=True)
-class Foresight:
-    """What a fine-tune will hold on each card at its worst moment. ``card_gib`` is what the card has free."""
+class MemoryEstimate:
+    """The estimated peak memory of a fine-tune on a card that has ``card_gib`` free."""
 
     plan: Plan
     checkpointing: str
@@ -36,7 +36,7 @@ class Foresight:
     reason: str  # of the checkpointing
 
     def line(self) -> str:
-        """For people: each part, and the sum against the card."""
+        """Format each part, and the sum against the card, for people."""
         plan = self.plan
         parts = {
             "weights": plan.weights_gib,
@@ -52,7 +52,7 @@ class Foresight:
         )
 
     def for_record(self, peak_gib: float | None = None) -> dict[str, float]:
-        """The estimate by parts and, once measured, how far it was from the allocator's peak."""
+        """Return the estimate by parts and, once measured, its error against the allocator's peak."""
         plan = self.plan
         parts = {
             "weights_gib": plan.weights_gib,
@@ -70,10 +70,14 @@ class Foresight:
         return figures
 
 
-def foresee(arguments: Arguments, origin: Origin, world: World, lengths: Sequence[int]) -> Foresight | None:
-    """The estimate for the GPU of the job that has least free, with the least checkpointing that fits where
-    the user chose none; the arguments are set accordingly. None on the CPU, and where the planner's formulas
-    do not cover model or strategy. ``lengths`` are the tokens of every row. A collective call.
+def estimate_memory(
+    arguments: Arguments, origin: Origin, world: World, lengths: Sequence[int]
+) -> MemoryEstimate | None:
+    """Estimate memory for the GPU of the job that has least free; set the activation checkpointing that fits.
+
+    Where the user chose none, ``arguments.training`` gets the least that fits. None on the CPU, and where
+    the planner's formulas do not cover model or strategy. ``lengths`` are the tokens of every row. A
+    collective call.
 
     Raises:
         UserError: nothing fits, and memory_check is on; names the cheapest changes that would.
@@ -113,12 +117,14 @@ def foresee(arguments: Arguments, origin: Origin, world: World, lengths: Sequenc
         if level == "every-second":
             given = training.activation_checkpointing_kwargs or {}
             training.activation_checkpointing_kwargs = {**given, "every_n_layers": 2}
-    return Foresight(plans[level], level, card, name, reason)
+    return MemoryEstimate(plans[level], level, card, name, reason)
 
 
 def longest_mean(lengths: Sequence[int], batch_size: int, *, padding_free: bool) -> int:
-    """Tokens a row of the fullest batch of an epoch: of padded rows the longest; of rows end to end the mean
-    of the batch that has most, in one shuffled epoch.
+    """Compute the tokens a row of the fullest batch of an epoch.
+
+    That of padded rows is the longest; of rows end to end the mean of the batch that has most, in one
+    shuffled epoch.
     """
     import numpy as np
 
@@ -130,7 +136,7 @@ def longest_mean(lengths: Sequence[int], batch_size: int, *, padding_free: bool)
 
 
 def training_setup(shape: Shape, arguments: Arguments, world: World) -> TrainingSetup:
-    """The planner's view of a fine-tune on GPUs, but for its checkpointing."""
+    """Make the planner's setup of a fine-tune on GPUs, but for its checkpointing."""
     training, model = arguments.training, arguments.model
     half = bool(training.bf16 or training.fp16)
     if model.dtype in ("bfloat16", "float16"):

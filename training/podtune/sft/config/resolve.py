@@ -1,12 +1,12 @@
-"""From checked settings to TRL's dataclasses, for this world and this device."""
+"""Resolution of checked settings to TRL's dataclasses, for this world and this device."""
 
 from __future__ import annotations
 
 import dataclasses
 import enum
 import functools
-import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trl import (
@@ -20,12 +20,15 @@ from trl import (
 )
 
 from podtune.machine.provenance import provenance
+from podtune.run.checkpoint import ResumeKey
 from podtune.run.distributed import World
 from podtune.run.errors import ConfigError
 from podtune.run.record import new_record
-from podtune.sft.config.arguments import RunArguments, limits
+from podtune.sft.config.arguments import RunArguments
+from podtune.sft.config.batch import solve_batch
 from podtune.sft.config.hardware import hardware_choices, refuse_unfit
-from podtune.sft.config.settings import RENAMED, SECRET, Settings
+from podtune.sft.config.keys import SECRET, Settings
+from podtune.sft.config.options import OutputOptions, ResumeOptions, SavingOptions
 from podtune.sft.config.strategy import resolve_strategy, strategy_settings
 from podtune.sft.data.rows import RowOptions
 from podtune.sft.data.source import Sources
@@ -35,12 +38,16 @@ from podtune.sft.model.load import check_quantization
 if TYPE_CHECKING:
     from peft import PeftConfig
 
+
 DATACLASSES = (ScriptArguments, SFTConfig, ModelConfig, DatasetMixtureConfig, RunArguments)
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """Everything a fine-tune is told, resolved. ``training`` is what SFTTrainer gets."""
+    """The resolved configuration: TRL's dataclasses and ours, and each phase's own options made of them.
+
+    ``training`` is what SFTTrainer gets.
+    """
 
     script: ScriptArguments
     training: SFTConfig
@@ -54,7 +61,7 @@ class Arguments:
 
     @property
     def name(self) -> str:
-        """The run's name."""
+        """Name of the run."""
         return str(self.training.run_name)
 
     @property
@@ -64,13 +71,36 @@ class Arguments:
         size: int = training.per_device_train_batch_size * training.gradient_accumulation_steps
         return size * int(training.world_size)
 
+    def resume_options(self) -> ResumeOptions:
+        """Make the options of :func:`podtune.sft.train.resume.find_checkpoint`."""
+        return ResumeOptions.of(self.training.resume_from_checkpoint, self.run)
+
+    def saving_options(self) -> SavingOptions:
+        """Make the options of the writer of checkpoints."""
+        base = self.run.publish
+        url = f"{base.rstrip('/')}/{self.name}" if base else None
+        return SavingOptions(self.training.save_total_limit, self.run.async_save, url)
+
+    def output_options(self) -> OutputOptions:
+        """Make the options of the run's folder."""
+        run, training = self.run, self.training
+        return OutputOptions(
+            name=self.name,
+            folder=Path(training.output_dir),
+            aim_repo=run.aim_repo,
+            answer_rows=run.answer_rows,
+            answer_max_new_tokens=run.answer_max_new_tokens,
+            trust_remote_code=training.trust_remote_code,
+            timeout_s=run.timeout_s,
+        )
+
     def tokenizer_options(self) -> dict[str, Any]:
-        """The keywords of :func:`podtune.sft.data.tokenizer.load_tokenizer`."""
+        """Make the keywords of :func:`podtune.sft.data.tokenizer.load_tokenizer`."""
         keys = ("eos_token", "pad_token", "chat_template_path", "trust_remote_code")
         return {key: getattr(self.training, key) for key in keys}
 
     def row_options(self) -> RowOptions:
-        """What becomes of the rows."""
+        """Make the options of :func:`podtune.sft.data.rows.token_rows`."""
         training, run = self.training, self.run
         prepared = bool((training.dataset_kwargs or {}).get("skip_prepare_dataset"))  # neither cut nor packed
         eval_packs = training.packing if training.eval_packing is None else training.eval_packing
@@ -94,7 +124,7 @@ class Arguments:
         )
 
     def model_options(self) -> dict[str, Any]:
-        """The keywords of :func:`podtune.sft.model.load.load_model`: precision, quantization, attention."""
+        """Make the keywords of :func:`podtune.sft.model.load.load_model`."""
         return {
             "dtype": self.model.dtype or "auto",
             "attn_implementation": self.model.attn_implementation,
@@ -104,7 +134,7 @@ class Arguments:
         }
 
     def record(self, world: World, data: dict[str, Any]) -> dict[str, Any]:
-        """The record of the run as it begins; ``data`` says what it trains on."""
+        """Make the record of the run as it begins; ``data`` describes its rows."""
         return new_record(
             mode="sft",
             name=self.name,
@@ -121,8 +151,10 @@ class Arguments:
         )
 
     def peft_config(self, model_type: str) -> PeftConfig | None:
-        """The adapter that is trained: on PEFT's own choice of layers where it has one for ``model_type``, as
-        with TRL, else on all linear layers.
+        """Make the configuration of the adapter that is trained, if one is.
+
+        On PEFT's own choice of layers where it has one for ``model_type``, as with TRL, else on all linear
+        layers.
         """
         from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as CHOSEN
 
@@ -133,26 +165,29 @@ class Arguments:
             config.target_modules = "all-linear"
         return config
 
-    def resume_facts(self, fingerprint: str) -> dict[str, Any]:
-        """What must not change between a checkpoint and the run that resumes it: world, batch, schedule, data
-        (by its ``fingerprint``), model.
-        """
-        keys = (
-            *("world_size", "per_device_train_batch_size", "gradient_accumulation_steps"),
-            *("learning_rate", "warmup_steps", "num_train_epochs", "max_steps", "seed"),
-            *("max_length", "packing"),
+    def resume_key(self, fingerprint: str) -> ResumeKey:
+        """Make the key of this run's checkpoints; ``fingerprint`` is that of the token rows."""
+        training, scheduler = self.training, self.training.lr_scheduler_type
+        return ResumeKey(
+            world_size=training.world_size,
+            per_device_train_batch_size=training.per_device_train_batch_size,
+            gradient_accumulation_steps=training.gradient_accumulation_steps,
+            learning_rate=training.learning_rate,
+            warmup_steps=training.warmup_steps,
+            num_train_epochs=training.num_train_epochs,
+            max_steps=training.max_steps,
+            seed=training.seed,
+            max_length=training.max_length,
+            packing=training.packing,
+            strategy=self.strategy,
+            lr_scheduler_type=str(getattr(scheduler, "value", scheduler)),
+            data=fingerprint,
+            model=str(self.model.model_name_or_path),
+            use_peft=self.model.use_peft,
         )
-        scheduler = self.training.lr_scheduler_type
-        return {key: getattr(self.training, key) for key in keys} | {
-            "strategy": self.strategy,
-            "lr_scheduler_type": str(getattr(scheduler, "value", scheduler)),
-            "data": fingerprint,
-            "model": str(self.model.model_name_or_path),
-            "use_peft": self.model.use_peft,
-        }
 
     def resolved(self) -> dict[str, Any]:
-        """The whole configuration as JSON-ready values, without secrets, for the record."""
+        """Return the whole configuration as JSON-ready values, without secrets, for the record."""
         merged: dict[str, Any] = {}
         for part in (self.script, self.training, self.model, self.mixture, self.run):
             for item in dataclasses.fields(part):
@@ -174,8 +209,9 @@ class Arguments:
 
 
 def resolve(settings: Settings, world: World, architecture: str = "") -> Arguments:
-    """Decide batch, strategy and hardware choices for ``world`` and a model of the class ``architecture``
-    (empty: not known), and let TRL's parser make its dataclasses.
+    """Decide batch, strategy and hardware choices, and have TRL's parser make its dataclasses.
+
+    ``architecture`` is the model's class; empty if it is not known.
 
     Raises:
         UserError: a batch that does not divide, a strategy that the world cannot hold, what this hardware
@@ -234,7 +270,7 @@ def resolve(settings: Settings, world: World, architecture: str = "") -> Argumen
 
 
 def check_installed(training: SFTConfig) -> None:
-    """Trackers that arguments ask for and the image does not bring. Raises :class:`UserError`."""
+    """Raise :class:`ConfigError` for a tracker in ``report_to`` that is not installed."""
     from transformers.integrations import get_available_reporting_integrations
 
     available = get_available_reporting_integrations()
@@ -254,65 +290,3 @@ def check_installed(training: SFTConfig) -> None:
                 where="report_to",
                 fix="install its package, remove it, or track with --aim_repo FOLDER",
             )
-
-
-def solve_batch(settings: Settings, world: World) -> dict[str, int]:
-    """Accumulation (and, if not given, the per-device batch) so that one step is ``global_batch_size`` rows.
-
-    Raises:
-        UserError: the rows cannot be split evenly; names sizes that can.
-    """
-    wanted = settings.values.get("global_batch_size")
-    if wanted is None:
-        return {}
-    if wanted % world.world_size:
-        lower = wanted // world.world_size * world.world_size
-        raise ConfigError(
-            f"global_batch_size {wanted} cannot be split evenly over {world.world_size} processes",
-            where=settings.source["global_batch_size"],
-            fix="use " + " or ".join(str(size) for size in (lower, lower + world.world_size) if size),
-        )
-    per_rank = wanted // world.world_size
-    divisors = [size for size in range(1, per_rank + 1) if per_rank % size == 0]
-    batch = settings.values.get("per_device_train_batch_size")
-    accumulation = settings.values.get("gradient_accumulation_steps")
-    if batch is None:
-        batch = per_rank // accumulation if accumulation else max(size for size in divisors if size <= 8)
-    if batch not in divisors or (accumulation and batch * accumulation != per_rank):
-        raise ConfigError(
-            f"global_batch_size {wanted} is {per_rank} rows for each of {world.world_size} processes, "
-            f"which {f'{accumulation} batches' if accumulation else f'batches of {batch}'} do not fill",
-            where=settings.source["global_batch_size"],
-            fix="per_device_train_batch_size one of " + ", ".join(map(str, divisors)),
-        )
-    return {"per_device_train_batch_size": batch, "gradient_accumulation_steps": per_rank // batch}
-
-
-def config_keys() -> str:
-    """The content of config_keys.json, a key a line: its dataclass, type and default; choices, bounds and
-    meaning of our own.
-    """
-    owner = {item.name: part.__name__ for part in DATACLASSES for item in dataclasses.fields(part)}
-    ours = limits()
-    special = {"report_to": "list", "debug": "list", "datasets": "list"}
-    keys: dict[str, dict[str, Any]] = {}
-    for action in TrlParser(DATACLASSES)._actions:
-        name = action.dest
-        if name not in owner or name in RENAMED or action.option_strings[0].startswith("--no_"):
-            continue
-        kind = getattr(action.type, "__name__", "str")
-        kind = "bool" if kind == "string_to_bool" else kind if kind in ("int", "float") else "str"
-        kind = special.get(name, "list" if action.nargs in ("+", "*") else kind)
-        if name == "include_num_input_tokens_seen":
-            kind = "str"
-        default = (
-            action.default
-            if isinstance(action.default, str | int | float | bool | list | None)
-            else str(action.default)
-        )
-        keys[name] = {"class": owner[name], "type": kind, "default": default} | ours.get(name, {})
-        if action.choices and "choices" not in keys[name]:
-            keys[name]["choices"] = [str(choice) for choice in action.choices]
-    return (
-        "{\n" + ",\n".join(f"{json.dumps(key)}: {json.dumps(spec)}" for key, spec in keys.items()) + "\n}\n"
-    )

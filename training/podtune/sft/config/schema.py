@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from podtune.sft.config.settings import RENAMED, known_keys
+from podtune.sft.config.keys import known_keys
+from podtune.sft.config.settings import RENAMED
 
 # YAML 1.1 takes 2e-5 without a point for text, and the reader takes it for the number that it is
 _TYPES = {

@@ -5,7 +5,7 @@ page, each filled with zeros: a tenth of the time of a step whose rows are long.
 tensors, which it keeps, fits few others where each batch has another length: resident memory climbs for
 hundreds of steps although nothing leaks. So all of it is kept for a few steps, and then trimmed, while
 training lasts. (What oneDNN keeps for each shape it has met is bounded in
-:func:`podtune.training.before_imports`.)
+:mod:`podtune.run.library_environment`.)
 """
 
 from __future__ import annotations

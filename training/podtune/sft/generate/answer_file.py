@@ -1,4 +1,4 @@
-"""Answer every prompt of a file, in batches, so that a killed run goes on where it stopped.
+"""Answer every prompt of a file, in batches, so that a killed run resumes where it stopped.
 
 Finished batches are appended to a journal beside the output; the output itself appears at the end by one
 rename. Batches are fixed by the input alone and each has a seed of its own, so that an interrupted run ends
@@ -40,7 +40,7 @@ class Item:
 
 
 def read_prompts(path: Path) -> list[Item]:
-    """The prompts of a data file in any training shape, or of a text file with one a line.
+    """Read the prompts of a data file in any training shape, or of a text file with one a line.
 
     Raises:
         UserError: missing, unreadable, no prompt in it, or a row without one.
@@ -135,7 +135,7 @@ def _row(item: Item, answers: dict[str, str]) -> dict[str, Any]:
 
 
 def _resume(journal: Path, header: dict[str, Any], output: Path) -> dict[int, dict[str, Any]]:
-    """The finished rows of an interrupted run; a torn last line is cut off the journal."""
+    """Read the finished rows of an interrupted run; cut a torn last line off the journal."""
     if not journal.exists():
         return {}
     lines = journal.read_bytes().splitlines(keepends=True)
@@ -150,7 +150,7 @@ def _resume(journal: Path, header: dict[str, Any], output: Path) -> dict[int, di
         raise UsageError(
             f"an interrupted run with other settings left its answers here (different: {', '.join(changed)})",
             where=str(output),
-            fix=f"give the same flags to go on, or remove {journal}",
+            fix=f"give the same flags to resume, or remove {journal}",
         )
     return {row["row"]: row for row in map(json.loads, whole[1:])}
 

@@ -1,4 +1,4 @@
-"""Answers of a model, in batches: left padding, the stop tokens of model and tokenizer, greedy or sampled."""
+"""Generate answers in batches: left padding, stop tokens of model and tokenizer, greedy or sampled."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FALLBACK_NEW_TOKENS = 256
 
 @dataclass(frozen=True)
 class Sampling:
-    """How to choose tokens. None leaves it to the model's generation config; temperature 0 is greedy."""
+    """Sampling of tokens. None leaves it to the model's generation config; temperature 0 is greedy."""
 
     max_new_tokens: int | None = None
     temperature: float | None = None
@@ -41,7 +41,7 @@ class Sampling:
         return chosen
 
     def longest(self, model: PreTrainedModel) -> int:
-        """The longest answer in tokens."""
+        """Return the longest answer in tokens."""
         return self.max_new_tokens or model.generation_config.max_new_tokens or FALLBACK_NEW_TOKENS
 
 
@@ -53,7 +53,7 @@ Item = TypeVar("Item")
 def by_length(
     items: Iterable[Item], length: Callable[[Item], int], batch_size: int, most: int | None = None
 ) -> Iterator[list[Item]]:
-    """Batches of like length, which needs the least padding; fixed by the items alone.
+    """Yield batches of like length, which need the least padding; fixed by the items alone.
 
     ``most``: a batch's items times its longest length may not pass it, unless the batch is one item.
     """
@@ -75,10 +75,10 @@ def answer(
     *,
     streamer: Any = None,
 ) -> list[str]:
-    """One batch of answers, without the stop token. The same prompts, sampling and seed give the same
-    answers.
+    """Generate one batch of answers, without the stop token.
 
-    A prompt longer than the context less the answer keeps its end (see :func:`room`).
+    The same prompts, sampling and seed give the same answers. A prompt longer than the context less the
+    answer keeps its end (see :func:`room`).
     """
     import torch
 
@@ -112,7 +112,7 @@ def answer(
 
 
 def room(model: PreTrainedModel, sampling: Sampling) -> int:
-    """Tokens that a prompt may have so that the longest answer still fits into the context.
+    """Count the tokens that a prompt may have so that the longest answer fits into the context.
 
     Raises:
         UserError: the answer alone would fill it.
@@ -129,5 +129,5 @@ def room(model: PreTrainedModel, sampling: Sampling) -> int:
 
 
 def until(row: list[int], stops: Sequence[int]) -> list[int]:
-    """``row`` up to its first stop token."""
+    """Cut ``row`` at its first stop token."""
     return row[: next((position for position, token in enumerate(row) if token in stops), len(row))]

@@ -1,6 +1,4 @@
-"""Is the tuned model better than its base? Answers side by side, exact match and perplexity on held-out
-rows.
-"""
+"""Comparison of a tuned model with its base on held-out rows: answers, exact match, perplexity."""
 
 from __future__ import annotations
 
@@ -78,7 +76,7 @@ def sample_answers(
     conversations: Sequence[str | Messages],
     max_new_tokens: int = 64,
 ) -> list[str]:
-    """Greedy answers to ``conversations`` as one batch, in their order."""
+    """Answer ``conversations`` greedily as one batch, in their order."""
     return answer(model, tokenizer, conversations, Sampling(max_new_tokens=max_new_tokens, temperature=0.0))
 
 
@@ -90,7 +88,7 @@ def answers_to(
     batch_size: int,
     max_new_tokens: int,
 ) -> list[str]:
-    """A greedy answer for each row, empty for rows without a prompt. Prompts of like length share a batch."""
+    """Answer each row greedily, empty without a prompt. Prompts of like length share a batch."""
     prompts = {index: prompt for index, row in enumerate(rows) if (prompt := prompt_and_answer(row)[0])}
     answers = [""] * len(rows)
     for batch in by_length(prompts, lambda index: len(as_text(prompts[index])), batch_size):
@@ -102,8 +100,9 @@ def answers_to(
 
 
 def exact_match(answers: Sequence[str], rows: Sequence[Row]) -> dict[str, float]:
-    """The share of answers equal to the reference after :func:`normalised`; absent if no row has prompt and
-    reference.
+    """Compute the share of answers that equal the reference after :func:`normalised`.
+
+    Absent if no row has a prompt and a reference.
     """
     pairs = [
         (text, reference)
@@ -119,7 +118,7 @@ def exact_match(answers: Sequence[str], rows: Sequence[Row]) -> dict[str, float]
 
 
 def by_kind(answers: dict[str, list[str]], rows: Sequence[Row]) -> dict[str, Any]:
-    """``by_kind`` and ``most_frequent_answer`` of :func:`compare_with_base`; rows without a kind are one."""
+    """Compute ``by_kind`` and ``most_frequent_answer``; rows without a kind are one."""
     kinds: dict[str, list[int]] = {}
     for index, row in enumerate(rows):
         prompt, reference = prompt_and_answer(row)
@@ -143,9 +142,7 @@ def by_kind(answers: dict[str, list[str]], rows: Sequence[Row]) -> dict[str, Any
 
 
 def normalised(text: str) -> str:
-    """Lower case without punctuation, articles and repeated space, as SQuAD scores answers (Rajpurkar et al.
-    2016, 6.1).
-    """
+    """Drop case, punctuation, articles and repeated space, as SQuAD does (Rajpurkar et al. 2016, 6.1)."""
     bare = text.lower().translate(str.maketrans("", "", string.punctuation))
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", bare).split())
 
@@ -153,8 +150,9 @@ def normalised(text: str) -> str:
 def loss_of(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], *, batch_size: int = 32
 ) -> dict[str, float]:
-    """Mean cross-entropy over the tokens of the answers (of the whole text where there is no prompt), and its
-    exponential.
+    """Compute the mean cross-entropy over the answers' tokens, and its exponential.
+
+    Where there is no prompt, the whole text is scored.
     """
     import torch
 
@@ -193,12 +191,12 @@ def loss_of(
 
 
 def as_text(prompt: str | Messages) -> str:
-    """A prompt for people: the last message's content, or the text."""
+    """Show a prompt: the last message's content, or the text."""
     return prompt if isinstance(prompt, str) else str(prompt[-1]["content"])
 
 
 def on_device(model: PreTrainedModel) -> PreTrainedModel:
-    """``model`` on the GPU if there is one and it is not there (or quantized) yet."""
+    """Move ``model`` to the GPU if there is one and it is not there (or quantized) yet."""
     import torch
 
     if torch.cuda.is_available() and model.device.type == "cpu":

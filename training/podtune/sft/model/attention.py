@@ -1,9 +1,9 @@
-"""Which attention a run uses, and ours: rows laid end to end, each attending only to itself.
+"""Attention of padding-free batches: each row attends to itself alone.
 
-Padding-free batches come as one long row with the boundaries beside it (``cu_seq_lens``). transformers' SDPA
+Such a batch comes as one long row with the boundaries beside it (``cu_seq_lens``). transformers' SDPA
 would build a T x T mask for it, most of it empty. :func:`register_attention` adds an implementation under
 :data:`PER_ROW` that builds no mask and attends row by row: with torch's variable-length kernel on a GPU, in
-:mod:`podtune.sft.cpu.attention` on a CPU, one SDPA call a row elsewhere. Whatever is not such a batch
+:mod:`podtune.sft.cpu.attention` on a CPU, one SDPA call a row elsewhere. Any other batch
 (generation, padded evaluation, a mask that we do not know) takes plain SDPA.
 """
 
@@ -20,7 +20,7 @@ from podtune.sft.cpu import attention as cpu_attention
 
 PER_ROW = "podtune_per_row"
 
-_EXTRAS = ("softcap", "position_bias", "s_aux")  # what some models add to attention
+_EXTRAS = ("softcap", "position_bias", "s_aux")  # arguments by which some models change attention
 
 
 class Attention(NamedTuple):
@@ -31,8 +31,7 @@ class Attention(NamedTuple):
 
 
 def choose_attention(device_type: str, *, half_precision: bool = True) -> Attention:
-    """The attention for training on ``device_type`` (``cuda`` or ``cpu``), by what the hardware and software
-    have.
+    """Choose the fastest attention for training on ``device_type``, ``cuda`` or ``cpu``.
 
     ``half_precision`` says whether the run computes in bf16 or fp16, which every fused kernel of a GPU needs.
     Calls :func:`register_attention`, so that the name can be given to ``from_pretrained`` at once.
@@ -49,9 +48,7 @@ def choose_attention(device_type: str, *, half_precision: bool = True) -> Attent
 
 
 def register_attention() -> None:
-    """Make :data:`PER_ROW` known to transformers, as an attention and as a mask. Calling it twice is
-    harmless.
-    """
+    """Register :data:`PER_ROW` with transformers, as an attention and as a mask; twice is harmless."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(PER_ROW, per_row_attention)
@@ -69,18 +66,19 @@ def per_row_mask(
     config: Any = None,
     **kwargs: Any,
 ) -> torch.Tensor | None:
-    """transformers' SDPA mask, or None for rows laid end to end, whose boundaries :func:`per_row_attention`
-    respects.
+    """Build transformers' SDPA mask, or None for a padding-free batch.
+
+    :func:`per_row_attention` keeps the rows of such a batch apart by their boundaries.
 
     transformers forbids the causal short cut exactly when it finds that ``position_ids`` start again inside a
     row. A mask with a pattern of the model's own (``use_vmap``; chunked attention) is built as ever.
     """
     from transformers.masking_utils import sdpa_mask
 
-    end_to_end = (
+    padding_free = (
         batch_size == 1 and q_length == kv_length > 1 and attention_mask is None and not allow_is_causal_skip
     )
-    if end_to_end and not use_vmap and getattr(config, "attention_chunk_size", None) is None:
+    if padding_free and not use_vmap and getattr(config, "attention_chunk_size", None) is None:
         return None
     kwargs |= {
         "attention_mask": attention_mask,
@@ -103,11 +101,11 @@ def per_row_attention(
     sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Causal attention of each row to itself, in transformers' calling convention.
+    """Attend causally from each row to itself, in transformers' calling convention.
 
     Args:
         query: ``(1, heads, T, head_dim)``; ``key`` and ``value`` may have fewer heads (grouped queries).
-        attention_mask: None for rows end to end; anything else goes to transformers' SDPA.
+        attention_mask: None for a padding-free batch; anything else goes to transformers' SDPA.
         kwargs: ``cu_seq_lens_q`` ``(rows + 1,)`` and ``max_length_q`` from TRL's collator, or
         ``position_ids`` ``(1, T)``.
 
@@ -115,8 +113,7 @@ def per_row_attention(
         ``(1, T, heads, head_dim)``, and no weights.
 
     Raises:
-        RuntimeError: the model wants more than plain attention of rows end to end, or tells them apart by
-        nothing.
+        RuntimeError: the model needs more than plain attention, or does not pass the rows' boundaries.
     """
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -129,7 +126,8 @@ def per_row_attention(
     if extra := [name for name in _EXTRAS if kwargs.get(name) is not None]:
         fix = "use --padding_free false --attn_implementation eager"
         raise RuntimeError(
-            f"{type(module).__name__} attends with {extra[0]}, which attention row by row has not: {fix}"
+            f"{type(module).__name__} attends with {extra[0]}, which attention row by row does not "
+            f"have: {fix}"
         )
     dtype = (
         torch.get_autocast_dtype(query.device.type)
@@ -148,7 +146,7 @@ def per_row_attention(
 def _boundaries(
     module: nn.Module, query: torch.Tensor, key: torch.Tensor, kwargs: dict[str, Any]
 ) -> torch.Tensor | None:
-    """Where rows begin and end, ``(rows + 1,)``, or None when this is one ordinary batch."""
+    """Find the rows' boundaries, ``(rows + 1,)``; None for an ordinary batch."""
     length = query.shape[2]
     if query.shape[0] != 1 or length != key.shape[2] or length == 1:
         return None
@@ -156,7 +154,7 @@ def _boundaries(
         return torch.as_tensor(given)
     positions = kwargs.get("position_ids")
     if positions is None or positions.shape[-1] != length or positions.dim() != 2:
-        if module.training:  # the rows may lie end to end, and attending across them would go unseen
+        if module.training:  # the batch may be padding-free, and attending across its rows would go unseen
             raise RuntimeError(
                 f"{type(module).__name__} is told neither cu_seq_lens_q nor position_ids, so it cannot keep "
                 "the rows of a batch apart: "
@@ -183,8 +181,9 @@ def _row_by_row(
     scaling: float | None,
     sliding_window: int | None,
 ) -> torch.Tensor:
-    """One call a row. Splitting and ``cat`` keep the backward pass linear in T (a slice's gradient fills all
-    of T).
+    """Attend by one call a row.
+
+    Splitting and ``cat`` keep the backward pass linear in T: a slice's gradient fills all of T.
     """
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     on_cpu = query.device.type == "cpu"
@@ -213,7 +212,7 @@ def _row_by_row(
 
 
 def _band(length: int, window: int, device: torch.device) -> torch.Tensor:
-    """Causal mask of one row in which a token sees itself and the ``window - 1`` tokens before it."""
+    """Build a causal mask in which a token sees itself and the ``window - 1`` tokens before it."""
     full = torch.ones(length, length, dtype=torch.bool, device=device)
     return full.tril_().triu_(1 - window)
 
@@ -251,7 +250,7 @@ def _varlen(
 
 
 def _has_varlen() -> bool:
-    """True where torch's variable-length kernel runs: a GPU of compute capability 8.0 or newer."""
+    """Return whether torch's variable-length kernel runs: on a GPU of compute capability 8.0 or newer."""
     return (
         torch.cuda.is_available()
         and torch.version.cuda is not None

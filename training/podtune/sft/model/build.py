@@ -47,8 +47,7 @@ SIZES: dict[str, Dimensions] = {
 
 
 def build_model(size: str, data: Path, output: Path, *, seed: int = 0) -> dict[str, Any]:
-    """Write a model folder of ``size`` with a tokenizer trained on ``data``; return what was built, as in
-    podtune_build.json.
+    """Write a model folder of ``size`` with a tokenizer trained on ``data``; return its podtune_build.json.
 
     A folder that an earlier build with the same data, size, seed and versions left is kept as it is.
 
@@ -108,9 +107,7 @@ def build_model(size: str, data: Path, output: Path, *, seed: int = 0) -> dict[s
 
 
 def train_tokenizer(corpus: list[str], shape: Dimensions) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer: every text round-trips, no unknown token. EOS is the stop token, padding is
-    another.
-    """
+    """Train a byte-level BPE tokenizer: every text round-trips, EOS is the stop token, padding another."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -136,8 +133,9 @@ def train_tokenizer(corpus: list[str], shape: Dimensions) -> PreTrainedTokenizer
 
 
 def model_config(shape: Dimensions, tokenizer: PreTrainedTokenizerFast) -> SmolLM3Config:
-    """SmolLM3 at ``shape``: grouped-query attention, a layer in four without rotary positions, tied
-    embeddings. SmolLM3 draws its weights with a deviation of 0.02, at a width of 2,048; a narrow model needs
+    """Configure SmolLM3 at ``shape``: grouped queries, tied embeddings, NoPE in a layer of four.
+
+    SmolLM3 draws its weights with a deviation of 0.02, at a width of 2,048; a narrow model needs
     larger ones to learn as fast, here 0.5 over the root of its width.
     """
     from transformers import SmolLM3Config
@@ -156,15 +154,13 @@ def model_config(shape: Dimensions, tokenizer: PreTrainedTokenizerFast) -> SmolL
 
 
 def texts(data: Path) -> Iterator[str]:
-    """The text of each row of a file, or of the training split of a folder, in file order, whatever shape the
-    rows have.
-    """
+    """Yield the text of each row of a file, or of a folder's training split, in file order and any shape."""
     for row in rows_at(data):
         yield "\n".join(_strings(row))
 
 
 def _strings(row: dict[str, Any]) -> Iterator[str]:
-    """The texts of a row that a model would see; provenance columns are none of them."""
+    """Yield the texts of a row that a model would see, without provenance columns."""
     for name in (
         "system",
         "question",
@@ -186,8 +182,7 @@ def _strings(row: dict[str, Any]) -> Iterator[str]:
 
 @contextlib.contextmanager
 def new_folder(output: Path, *, replaceable: str | None = None) -> Iterator[Path]:
-    """A folder to fill that becomes ``output`` by one rename when the block ends well, and vanishes
-    otherwise.
+    """Yield a folder to fill, which one rename makes ``output`` if the block succeeds; else it is removed.
 
     Raises:
         UserError: ``output`` has files and none is called ``replaceable``, or its parent cannot be written.

@@ -1,4 +1,4 @@
-"""Which architectures' rows may lie end to end under our attention and loss. A list that a command makes."""
+"""List of the architectures that may train padding-free, made by ``scripts/end_to_end.py``."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ def _listed() -> dict[str, Any]:
 
 
 def why_padded(architecture: str) -> str:
-    """Why rows of a model class such as ``LlamaForCausalLM`` are padded and scored by TRL; empty if they need
-    not be.
+    """Give the reason to pad rows of a model class such as ``LlamaForCausalLM``; empty if there is none.
 
     State that runs on from row to row, attention sinks, biases and masks of a model's own would be wrong end
     to end, mostly without a message. ``scripts/end_to_end.py`` has trained every architecture both ways.

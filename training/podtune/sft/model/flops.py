@@ -1,4 +1,4 @@
-"""What a model computes: its parameters, and the floating-point operations of one token."""
+"""Parameters of a model, and the floating-point operations of one token."""
 
 from __future__ import annotations
 
@@ -25,9 +25,7 @@ class Parameters:
 
 
 def parameter_count(model_or_config: PreTrainedModel | PreTrainedConfig) -> Parameters:
-    """Counted on the meta device from the configuration, so that sharded or quantized weights count as what
-    they stand for.
-    """
+    """Count parameters from the configuration, so that sharded or quantized weights count in full."""
     config = _config(model_or_config)
     model = meta_model(config)
     total = sum(weight.numel() for weight in model.parameters())
@@ -55,8 +53,7 @@ def parameter_count(model_or_config: PreTrainedModel | PreTrainedConfig) -> Para
 def flops_per_token(
     model_or_config: PreTrainedModel | PreTrainedConfig, sequence_length: int, *, trained_share: float = 1.0
 ) -> float:
-    """Model FLOPs of forward and backward for one token of a row of ``sequence_length`` tokens: 6 N + 12 L H
-    Q T.
+    """Compute the model FLOPs of a token, forward and backward, in a row of T tokens: 6 N + 12 L H Q T.
 
     PaLM (Chowdhery et al. 2022, appendix B): N parameters in matrix products, L layers, H heads of Q, T
     tokens; attention counts all T x T products, as is usual, although a causal kernel needs half.
@@ -71,9 +68,10 @@ def flops_per_token(
 
 
 def counted_flops_per_token(config: PreTrainedConfig, sequence_length: int) -> float | None:
-    """The same counted by ``torch.utils.flop_counter`` over one row on the meta device; None for a mixture of
-    experts,
-    whose grouped products the counter does not know."""
+    """Count the same by ``torch.utils.flop_counter`` over one row on the meta device.
+
+    None for a mixture of experts, whose grouped products the counter does not know.
+    """
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -92,7 +90,7 @@ def counted_flops_per_token(config: PreTrainedConfig, sequence_length: int) -> f
 
 
 def meta_model(config: PreTrainedConfig, attn_implementation: str | None = None) -> PreTrainedModel:
-    """The architecture without weights: shapes only, no memory."""
+    """Build the architecture without weights: shapes only, no memory."""
     import torch
     from transformers import AutoModelForCausalLM
 

@@ -1,4 +1,4 @@
-"""Loading a causal language model, refusing what is unsafe or broken."""
+"""Load a causal language model; refuse unsafe or broken ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def architecture(config: PreTrainedConfig) -> str:
-    """The name of the class that holds a model's weights: of a multimodal model all of it, as TRL loads it.
+    """Name the class that holds a model's weights: of a multimodal model all of it, as TRL loads it.
 
     The text part alone would lose tensors on saving, and an adapter of it would fit nothing published.
     """
@@ -40,7 +40,7 @@ def load_model(
     quantization_config: Any = None,
     model_init_kwargs: dict[str, Any] | None = None,
 ) -> PreTrainedModel:
-    """The causal language model at ``origin`` with its weights; an adapter is put on its base model.
+    """Load the causal language model at ``origin`` with its weights; an adapter is put on its base model.
 
     ``model_init_kwargs`` are further arguments of ``from_pretrained`` and win over the others.
 
@@ -113,7 +113,7 @@ def _refuse_pickle(origin: Origin) -> None:
 
 
 def _refuse_kernel(origin: Origin) -> None:
-    """A config.json may name an attention that is fetched from the hub, which is code."""
+    """Refuse a config.json that names an attention from the hub, which is code."""
     if "config.json" not in origin.files:
         return
     content = origin.file("config.json").read_text(encoding="utf-8")

@@ -1,6 +1,4 @@
-"""Merge a LoRA adapter into its base model: one folder that serves without PEFT, proved by comparing
-logits.
-"""
+"""Merge a LoRA adapter into its base model: one folder that serves without PEFT, checked by its logits."""
 
 from __future__ import annotations
 
@@ -54,7 +52,7 @@ def merge_adapter(
     origin = locate_model(adapter)
     if not origin.is_adapter:
         raise UsageError(
-            "is no adapter: there is no adapter_config.json in it",
+            "is not an adapter: there is no adapter_config.json in it",
             where=origin.name,
             fix="give the folder of a LoRA run, RUN_DIR/final",
         )
@@ -92,7 +90,7 @@ def merge_adapter(
 
 
 def probe(model: PreTrainedModel) -> torch.Tensor:
-    """Logits (rows, tokens, vocabulary) in fp32 for fixed random ids."""
+    """Compute logits (rows, tokens, vocabulary) in fp32 for fixed random ids."""
     import torch
 
     generator = torch.Generator().manual_seed(0)

@@ -33,8 +33,7 @@ Messages = list[dict[str, Any]]
 
 
 def prompt_and_answer(row: dict[str, Any]) -> tuple[str | Messages, str | None]:
-    """What a row asks and the answer it has, for every shape of data set; plain text is an answer to an empty
-    prompt.
+    """Split a row of any shape into prompt and answer; plain text is the answer to an empty prompt.
 
     Raises:
         UserError: none of the shapes.
@@ -65,7 +64,7 @@ def prompt_and_answer(row: dict[str, Any]) -> tuple[str | Messages, str | None]:
 
 
 def prompt_ids(tokenizer: PreTrainedTokenizerBase, prompt: str | Messages) -> list[int]:
-    """The ids a model continues from: messages with the template's generation prompt, or plain text as it is.
+    """Encode a prompt for generation: messages with the template's generation prompt, or plain text as it is.
 
     Raises:
         UserError: a conversation, but the tokenizer has no chat template.
@@ -83,8 +82,7 @@ def prompt_ids(tokenizer: PreTrainedTokenizerBase, prompt: str | Messages) -> li
 def scored_ids(
     tokenizer: PreTrainedTokenizerBase, prompt: str | Messages, answer: str
 ) -> tuple[list[int], list[bool]]:
-    """Token ids of prompt and answer, and for each whether it is scored: the answer with its stop token, not
-    the prompt.
+    """Encode prompt and answer, with a mark for each token of the answer and for its stop token.
 
     Works for templates without generation markers too: the answer is what the conversation has beyond the
     generation prompt, up to its last special token. An empty prompt scores every token.
@@ -105,23 +103,21 @@ def scored_ids(
 
 
 def stop_token_ids(tokenizer: PreTrainedTokenizerBase, generation_config: Any = None) -> list[int]:
-    """Ids that end an answer: those of the generation config and the tokenizer's EOS, sorted."""
+    """List the ids that end an answer: the generation config's and the tokenizer's EOS, sorted."""
     configured = getattr(generation_config, "eos_token_id", None)
     ids = set(configured if isinstance(configured, list) else [configured]) | {tokenizer.eos_token_id}
     return sorted(token for token in ids if token is not None)
 
 
 def has_generation_markers(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """True if the template marks what assistant-only loss trains."""
+    """Return whether the template marks the tokens that assistant-only loss trains."""
     template = tokenizer.chat_template
     text = template.get("default", "") if isinstance(template, dict) else template or ""
     return re.search(r"\{%-?\s*generation\s*-?%\}", text) is not None
 
 
 def stop_token_trained(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """True if what the template marks of an assistant turn ends with a special token, by which the model
-    learns to stop.
-    """
+    """Return whether a marked assistant turn ends with a special token, by which the model learns to stop."""
     turns = [
         {"role": "user", "content": "a"},
         {"role": "assistant", "content": "b"},
@@ -141,9 +137,7 @@ def stop_token_trained(tokenizer: PreTrainedTokenizerBase) -> bool:
 
 
 def _without_template(tokenizer: PreTrainedTokenizerBase, prompt: str | Messages) -> str | Messages:
-    """``prompt`` as it is; a single question to a tokenizer without template as the line of text that
-    training makes of it.
-    """
+    """Return ``prompt``; without a template, one question as the line of text that training makes of it."""
     if isinstance(prompt, str) or tokenizer.chat_template:
         return prompt
     if len(prompt) == 1:

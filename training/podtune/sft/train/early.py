@@ -11,8 +11,10 @@ from podtune.sft.config.arguments import RunArguments
 
 
 class EarlyStopping(EarlyStoppingCallback):  # type: ignore[misc]
-    """transformers' callback, with a checkpoint where it stops, so that a pod that starts again finds the run
-    finished. Every rank sees the same evaluation and so decides the same.
+    """transformers' callback, with a checkpoint where it stops.
+
+    A pod that starts again then finds the run finished. Every rank sees the same evaluation and so decides
+    the same.
     """
 
     @property
@@ -22,7 +24,7 @@ class EarlyStopping(EarlyStoppingCallback):  # type: ignore[misc]
 
     @property
     def reason(self) -> str:
-        """Why the run ended before max_steps, for its record."""
+        """Reason for the record why the run ended before max_steps."""
         times = self.early_stopping_patience
         return f"stopped early: {times} evaluation{'s' * (times != 1)} in a row brought no better value"
 
@@ -40,6 +42,15 @@ class EarlyStopping(EarlyStoppingCallback):  # type: ignore[misc]
 
 
 def early_stopping(run: RunArguments) -> list[EarlyStopping]:
-    """The callback, if ``early_stopping_patience`` asks for one."""
+    """Make the callback, if ``early_stopping_patience`` asks for one."""
     patience = run.early_stopping_patience
     return [EarlyStopping(patience, run.early_stopping_threshold)] if patience else []
+
+
+def stopped_early(trainer: Any) -> str:
+    """Reason why ``trainer`` ended before its last step although nobody stopped it; empty if it did not."""
+    if trainer.state.global_step >= trainer.state.max_steps:
+        return ""
+    callbacks = trainer.callback_handler.callbacks  # a resumed run has made the callback anew
+    early = next((each for each in callbacks if isinstance(each, EarlyStopping)), None)
+    return early.reason if early and early.stopped else ""

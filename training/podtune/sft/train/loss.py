@@ -1,5 +1,4 @@
-"""The training loss of TRL's SFTTrainer for less work: the same value and gradient, without what nobody
-reads.
+"""The training loss of TRL's SFTTrainer for less work: the same value and gradient.
 
 TRL computes entropy and accuracy on every forward pass, gathers three counters over the ranks for every
 micro-batch, and (off a GPU) scores padding and prompt too, and projects to the vocabulary once more in the
@@ -26,7 +25,7 @@ IGNORED = -100  # label of a token that is not trained
 _PLAIN_LOGITS_BYTES = 2**30  # beyond it, scoring in chunks (TRL's fused head) is worth a second projection
 
 
-def lean_loss(
+def fused_loss(
     trainer: Any,
     model: Any,
     inputs: dict[str, Any],
@@ -34,14 +33,13 @@ def lean_loss(
     *,
     multiple: int = 1,
 ) -> torch.Tensor:
-    """What ``SFTTrainer.compute_loss`` returns in training, for one micro-batch of token ids, without its
-    side effects.
+    """Compute the training loss of ``SFTTrainer.compute_loss`` for a micro-batch, without its side effects.
 
     Sum of the cross-entropy of the scored tokens, divided by ``num_items_in_batch`` (all ranks' and
-    micro-batches' scored tokens of the step), times the data-parallel ranks, since DDP, FSDP and ZeRO average
-    gradients. Equal to TRL's to rounding wherever :func:`why_not_lean` is silent, padded or padding-free, and
-    a differentiable zero where nothing is scored. ``model`` is called as usual, so autocast, DDP, FSDP, ZeRO
-    and LoRA see an ordinary forward pass.
+    micro-batches' scored tokens of the step), times the data-parallel ranks, since DDP, FSDP and ZeRO
+    average gradients. Equal to TRL's to rounding wherever :func:`fused_loss_unsupported_reason` is silent,
+    padded or padding-free, and a differentiable zero where nothing is scored. ``model`` is called as usual,
+    so autocast, DDP, FSDP and LoRA see an ordinary forward pass.
 
     The number of columns that are scored is filled up to a ``multiple`` (see
     :class:`podtune.sft.cpu.padded_batches.PaddedBatches`).
@@ -68,8 +66,8 @@ def lean_loss(
     return loss
 
 
-def why_not_lean(trainer: Any) -> str:
-    """Why this trainer needs TRL's own loss, in one phrase; an empty string where :func:`lean_loss` is exact.
+def fused_loss_unsupported_reason(trainer: Any) -> str:
+    """Name the reason why this trainer needs TRL's own loss; empty where :func:`fused_loss` is exact.
 
     Call it once, after ``SFTTrainer.__init__``.
     """
@@ -94,8 +92,9 @@ def why_not_lean(trainer: Any) -> str:
 def _plain(
     model: Any, trained: Any, inputs: dict[str, Any], *, accuracy: bool, multiple: int
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
-    """Summed cross-entropy, correct and scored tokens, from logits at every column that some row is scored
-    at, and at the first column again up to a ``multiple``.
+    """Compute summed cross-entropy, correct and scored tokens from logits at the scored columns alone.
+
+    A column counts if some row is scored there; the first one is repeated up to a ``multiple``.
     """
     labels = inputs["labels"][:, 1:]
     columns = (labels != IGNORED).any(0).nonzero().flatten()
@@ -114,7 +113,7 @@ def _plain(
 
 @contextlib.contextmanager
 def _outputs_as_computed(trained: Any) -> Iterator[None]:
-    """Without accelerate's copy of the logits to fp32 under autocast, which nobody here needs.
+    """Leave out accelerate's copy of the logits to fp32 under autocast, which nobody here needs.
 
     ``trained`` is the model inside of what accelerate wrapped.
     """
@@ -132,16 +131,15 @@ def _outputs_as_computed(trained: Any) -> Iterator[None]:
 
 
 def _fused(model: Any, inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
-    """The same from the head that SFTTrainer adds to the model: never all logits at once, and Triton on a
-    GPU.
-    """
+    """Compute the same by SFTTrainer's fused head: never all logits at once, and Triton on a GPU."""
     outputs = model(**inputs, fused_lm_head=True)
     return -outputs.log_probs.sum(), outputs.is_top1.sum(), outputs.label_mask.sum()
 
 
 def score_as_on_a_gpu() -> None:
-    """Let TRL's fused head take the scored rows alone, as it does on a GPU; its kernels keep their torch form
-    on the CPU.
+    """Have TRL's fused head take the scored rows alone on a CPU too, as on a GPU.
+
+    A patch of TRL's module, for tests (PODTUNE_FORCE_GPU_PATH); its kernels keep their torch form on the CPU.
     """
     import trl.trainer.utils
 
@@ -149,7 +147,7 @@ def score_as_on_a_gpu() -> None:
 
 
 def _score_in_chunks(trainer: Any, labels: torch.Tensor) -> bool:
-    """Whether to take TRL's fused head: always on a GPU, elsewhere when the logits would fill memory.
+    """True to take TRL's fused head: always on a GPU, elsewhere when the logits would fill memory.
 
     Sharded weights are gathered differently by the two, so ranks must not choose by what their own batch
     holds.

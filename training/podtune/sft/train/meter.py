@@ -1,14 +1,17 @@
-"""What each rank sees of its own machine while it trains: memory, GPU, the wait for data, the forward pass.
-Read when a line is logged.
+"""Measurements of a rank while it trains: tokens, memory, GPU, the wait for data, the forward pass, FLOPs.
+
+Read when a line is logged, so that a step costs a few readings of the clock and no synchronisation.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
+import resource
 import statistics
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import psutil
 import torch
@@ -17,6 +20,7 @@ import torch.distributed as dist
 from podtune.machine.facts import nvml_handle, nvml_reading
 from podtune.run.distributed import World
 from podtune.run.record import Json
+from podtune.sft.cpu.padded_batches import REAL_TOKENS
 
 GIB = 2**30
 # Under these a forward pass waits for no other rank, so its time is the rank's own; the others gather weights
@@ -26,15 +30,21 @@ FIELDS = ("tokens", "data_wait_s", "forward_s", "rss_gib", "gpu_memory_gib", "gp
 
 
 class Meter:
-    """One rank's figures since the last logging step, and everyone's after :meth:`exchange`.
+    """One rank's measurements since the last logging step, and everyone's after :meth:`exchange`.
 
-    An ordinary step costs a few readings of the clock, and no synchronisation: on a GPU the forward pass is
-    timed by CUDA events, in the steps that are logged alone. A step takes all ranks equally long, because
-    they wait for each other; a slow one shows by what it does before it first waits: its data and its forward
-    pass.
+    On a GPU the forward pass is timed by CUDA events, in the steps that are logged alone. A step takes all
+    ranks equally long, because they wait for each other; a slow one shows by what it does before it first
+    waits: its data and its forward pass.
+
+    Args:
+        tokens_before: real tokens of all ranks in earlier starts.
     """
 
-    def __init__(self, world: World, strategy: str = "") -> None:
+    def __init__(self, world: World, strategy: str = "", *, tokens_before: int = 0) -> None:
+        #: real tokens of all ranks since the very first start, as of the last logging step
+        self.tokens = tokens_before
+        self._local_tokens = torch.zeros((), dtype=torch.long)
+        self._rows_read = 0  # of a stream, by this rank: up to which place
         self._world, self._local_forward = world, strategy in LOCAL_FORWARD
         self._process = psutil.Process()
         # None on the CPU, and where NVML does not answer
@@ -48,54 +58,87 @@ class Meter:
         self.ranks: list[Json] = []  # by rank, as of the last exchange
 
     def batches(self, source: Iterator[Any]) -> Iterator[Any]:
-        """``source``, with the time that a step waits for it; a step begins here."""
+        """Return ``source``, timing how long a step waits for it; a step begins here."""
         # the first step's time went into what is done once: kernels, buffers, workers
         if self._all_steps == 1:
             self._forget()
         self._all_steps += 1
         self._steps += 1
         self.step_began = time.monotonic()
-        return _Timed(source, self)
+        return self._timed(source)
 
-    def forward_of(self, model: Any, *, logs_next: bool) -> _Forward:
-        """A context for one training micro-batch in which the calls of ``model``, as it is wrapped, are
-        timed.
-        """
+    def _timed(self, source: Iterator[Any]) -> Iterator[Any]:
+        while True:
+            began = time.monotonic()
+            try:
+                batch = next(source)
+            except StopIteration:
+                return
+            finally:
+                self._waited_s += time.monotonic() - began
+            yield batch
+
+    @contextlib.contextmanager
+    def forward_of(self, model: Any, *, logs_next: bool) -> Iterator[None]:
+        """Time the calls of the wrapped ``model`` in a training micro-batch, not those of an evaluation."""
         if self._local_forward and self._hooked is None:
             self._hooked = (
                 model.register_forward_pre_hook(self._enter),
                 model.register_forward_hook(self._leave),
             )
-        self._logs_next = logs_next
-        return _Forward(self)
+        self._logs_next, self._measuring = logs_next, True
+        try:
+            yield
+        finally:
+            self._measuring = False
 
     def _enter(self, *_: Any) -> None:
-        if not self._measuring:
-            return
-        if self._world.device_type == "cuda":
-            self._mark()
-        else:
-            self._began = time.monotonic()
+        self._began = time.monotonic()
+        self._record_event()
 
     def _leave(self, *_: Any) -> None:
-        if not self._measuring:
-            return
-        if self._world.device_type == "cuda":
-            self._mark()
-        else:
+        if self._measuring and self._world.device_type != "cuda":
             self._forward_s += time.monotonic() - self._began
+        self._record_event()
 
-    def _mark(self) -> None:
-        if self._logs_next:
+    def _record_event(self) -> None:
+        if self._measuring and self._logs_next and self._world.device_type == "cuda":
             event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             event.record()
             self._events.append(event)
 
-    def exchange(self, tokens: int) -> int:
-        """Gather every rank's figures and return the sum of their ``tokens``. A collective call: one
-        all-gather of a few numbers.
+    def count(self, inputs: Json, places: Sequence[int] | None = None) -> None:
+        """Count the real tokens of a micro-batch, and the ``places`` of its rows in a stream.
+
+        Counted where the batch lies and read when a line is logged: a GPU is not waited for.
         """
-        own = {"tokens": float(tokens), **self._look()}
+        if places:
+            self._rows_read = max(places) + 1
+        mask = inputs.get("attention_mask")
+        tokens = (
+            inputs.get(REAL_TOKENS, torch.tensor(inputs["input_ids"].numel())) if mask is None else mask.sum()
+        )
+        self._local_tokens = self._local_tokens.to(tokens.device) + tokens
+
+    def global_tokens(self) -> int:
+        """Real tokens of all ranks and starts until now. A collective call."""
+        counted = self._local_tokens.cpu().clone()
+        if self._world.world_size > 1:
+            dist.all_reduce(counted)
+        self.tokens += int(counted)
+        self._local_tokens.zero_()
+        return self.tokens
+
+    def stream_position(self) -> int:
+        """Rows of the stream that lie behind, over all ranks. A collective call."""
+        position = torch.tensor(self._rows_read)
+        if self._world.world_size > 1:
+            dist.all_reduce(position, op=dist.ReduceOp.MAX)
+        return int(position)
+
+    def exchange(self) -> None:
+        """Gather every rank's measurements. A collective call: one all-gather of a few numbers."""
+        own = {"tokens": float(self._local_tokens), **self._look()}
         row = torch.tensor([own.get(name, math.nan) for name in FIELDS], dtype=torch.double)
         rows = [row]
         if self._world.world_size > 1:
@@ -105,14 +148,15 @@ class Meter:
             {k: v for k, v in zip(FIELDS, row.tolist(), strict=True) if not math.isnan(v)} for row in rows
         ]
         self._forget()
-        return int(sum(rank["tokens"] for rank in self.ranks))
+        self.tokens += int(sum(rank["tokens"] for rank in self.ranks))
+        self._local_tokens.zero_()
 
     def _forget(self) -> None:
         self._steps, self._waited_s, self._forward_s = 0, 0.0, 0.0
         self._events: list[torch.cuda.Event] = []
 
     def _look(self) -> Json:
-        """This rank's figures; what cannot be measured here is left out."""
+        """Measure this rank; what cannot be measured here is left out."""
         use = {"rss_gib": self._process.memory_info().rss / GIB}
         measured = self._all_steps > 1 and self._steps > 0
         if measured:
@@ -131,42 +175,12 @@ class Meter:
         return use
 
 
-class _Timed:
-    """An iterator that notes how long its source lets a step wait."""
-
-    def __init__(self, source: Iterator[Any], meter: Meter) -> None:
-        self._source, self._meter = source, meter
-
-    def __iter__(self) -> _Timed:
-        return self
-
-    def __next__(self) -> Any:
-        began = time.monotonic()
-        try:
-            return next(self._source)
-        finally:
-            self._meter._waited_s += time.monotonic() - began
-
-
-class _Forward:
-    """Forward passes count only in here: an evaluation calls the same model."""
-
-    def __init__(self, meter: Meter) -> None:
-        self._meter = meter
-
-    def __enter__(self) -> None:
-        self._meter._measuring = True
-
-    def __exit__(self, *_: object) -> None:
-        self._meter._measuring = False
-
-
 def system_metrics(ranks: list[Json], step_time_s: float | None) -> Json:
-    """The ``system`` line of metrics.jsonl for the figures of all ranks; what no rank could measure is
-    absent.
+    """Build the ``system`` line of metrics.jsonl; what no rank could measure is absent.
 
-    At the top the figure to watch: the largest over the ranks, for utilisation the mean, and how far the
-    slowest rank is from the middle of the others. Below ``per_rank`` each rank's own, None where it has none.
+    At the top the value to watch: the largest over the ranks, for utilisation the mean, and how far the
+    slowest rank is from the median of the others. Below ``per_rank`` each rank's own, None where it has
+    none.
     """
     columns = {name: [rank.get(name) for rank in ranks] for name in FIELDS[1:]}
     per_rank = {
@@ -195,3 +209,68 @@ def system_metrics(ranks: list[Json], step_time_s: float | None) -> Json:
 
 def _is(value: object) -> bool:
     return value is not None
+
+
+class EvaluationLoss:
+    """The loss of an evaluation by scored tokens, over all ranks.
+
+    transformers averages the batches' means, which depends on how rows fall into batches.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._sums = torch.zeros(2, dtype=torch.double)  # of losses, of scored tokens
+
+    def add(self, mean: torch.Tensor, labels: torch.Tensor) -> None:
+        """Add a batch by its mean loss."""
+        scored = (labels[:, 1:] != -100).sum().cpu()
+        self._sums += torch.stack((mean.detach().double().cpu() * scored, scored))
+
+    def take(self) -> float | None:
+        """Return the loss and begin anew; None without a scored token. A collective call."""
+        if self._world.world_size > 1:
+            dist.all_reduce(self._sums)
+        loss = float(self._sums[0] / self._sums[1]) if self._sums[1] > 0 else None
+        self._sums.zero_()
+        return loss
+
+
+def peak_memory_gib(world: World) -> list[float]:
+    """Peak memory of every rank: the CUDA allocator's, or the process's resident one. A collective call."""
+    if world.device_type == "cuda":
+        peak = torch.cuda.max_memory_allocated() / GIB
+    else:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # Linux counts in KiB
+    peaks: list[Any] = [peak]
+    if world.world_size > 1:
+        peaks = [None] * world.world_size
+        dist.all_gather_object(peaks, peak)
+    return peaks
+
+
+class Utilisation(NamedTuple):
+    """FLOPs of a token, and the share of the hardware's peak that training reached, where each is known."""
+
+    flops_per_token: float | None = None
+    mfu: float | None = None
+
+
+def utilisation(
+    model: Any, world: World, precision: str, *, tokens_per_s: float | None, mean_length: int
+) -> Utilisation:
+    """Compute the utilisation at rows of ``mean_length`` tokens; ``precision`` is bf16, fp16 or fp32."""
+    from peft import PeftModel
+
+    from podtune.plan.hardware import peak_flops
+    from podtune.sft.model.flops import flops_per_token
+
+    # an adapter's own work is small beside the frozen model's forward pass and its activations' gradients
+    trained_share = 0.0 if isinstance(model, PeftModel) else 1.0
+    try:
+        flops = flops_per_token(model.config, mean_length, trained_share=trained_share)
+    except Exception:  # an architecture without heads, or one that cannot say: a value less, not a run
+        return Utilisation()
+    name = torch.cuda.get_device_name() if world.device_type == "cuda" else "cpu"
+    peak = peak_flops(name, precision)
+    mfu = flops * tokens_per_s / (peak * world.world_size) if peak and tokens_per_s else None
+    return Utilisation(flops, mfu)

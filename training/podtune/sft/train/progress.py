@@ -1,6 +1,4 @@
-"""What a run says while it runs: one line a logging step, metrics.jsonl, and the measurements of run.json.
-Rank 0.
-"""
+"""Progress of a run: one line a logging step, metrics.jsonl, and the measurements of run.json. Rank 0."""
 
 from __future__ import annotations
 
@@ -23,7 +21,9 @@ from podtune.sft.train.meter import Meter, system_metrics
 class Progress(TrainerCallback):  # type: ignore[misc]
     """Times every step on every rank; on rank 0 also writes and prints.
 
-    ``rows`` is the length of the training set.
+    Args:
+        rows: length of the training set; None of a stream.
+        on_step: called with every step that is done.
     """
 
     def __init__(
@@ -36,13 +36,13 @@ class Progress(TrainerCallback):  # type: ignore[misc]
         from_step: int,
         tokens_before: int,
         rows: int | None,
+        on_step: Callable[[int], object] | None = None,
     ) -> None:
         self.step_times: list[float] = []
         self.time_to_first_step_s: float | None = None
         self.losses: dict[str, float] = {}
         # and the last step: samples are reckoned from them at the end
         self._seen: tuple[TrainingArguments, int] | None = None
-        self.on_step: Callable[[int], None] = lambda step: None
         self._log = MetricsLog(output_dir / "metrics.jsonl", from_step=from_step) if is_main else None
         for entry in self._log.kept if self._log else []:  # of the starts before, killed ones included
             if (loss := number(entry.get("loss"))) is not None:
@@ -51,7 +51,7 @@ class Progress(TrainerCallback):  # type: ignore[misc]
         # real tokens and seconds of training between two logging steps
         self._windows: list[tuple[int, float]] = []
         self._window_steps = 0
-        self._meter, self._nproc_per_node = meter, nproc_per_node
+        self._meter, self._nproc_per_node, self._on_step = meter, nproc_per_node, on_step
         self._from_step, self._rows = from_step, rows
         self._display = _Terminal() if is_main and sys.stdout.isatty() else _Lines()
 
@@ -73,7 +73,8 @@ class Progress(TrainerCallback):  # type: ignore[misc]
             control.should_log = True
         if self.time_to_first_step_s is None:
             self.time_to_first_step_s = time.time() - psutil.Process().create_time()
-        self.on_step(state.global_step)
+        if self._on_step:
+            self._on_step(state.global_step)
         if self._log:
             self._display.advance(state.global_step)
 
@@ -124,7 +125,7 @@ class Progress(TrainerCallback):  # type: ignore[misc]
         self._display.evaluation(eval_line(state.global_step, metrics))
 
     def _epoch(self, state: TrainerState) -> dict[str, float | None]:
-        """A stream has none: transformers' is the share of max_steps that this start has done."""
+        # a stream has none: transformers' is the share of max_steps that this start has done
         return {} if self._rows is None else {"epoch": state.epoch}
 
     def _note_loss(self, split: str, loss: float) -> None:
@@ -140,8 +141,9 @@ class Progress(TrainerCallback):  # type: ignore[misc]
             self._log.close()
 
     def measurements(self) -> Measurements:
-        """What this process can know alone. Step times leave out the first two steps, speed the first
-        logging step.
+        """Measure what this process can know alone.
+
+        Step times leave out the first two steps, speed the first logging step.
         """
         times = self.step_times[2:] or self.step_times
         windows = self._windows[1:] or self._windows
@@ -160,8 +162,7 @@ class Progress(TrainerCallback):  # type: ignore[misc]
 
 
 def samples_seen(args: TrainingArguments, steps: int, rows: int | None) -> int:
-    """Rows trained in the first ``steps`` steps of a set of ``rows`` (None: a stream without end), over all
-    ranks.
+    """Count the rows of all ranks in the first ``steps`` steps; ``rows`` is None for a stream.
 
     The last step of an epoch may be a smaller one. Several ranks get equally many rows (see
     :func:`repeated_rows`).
@@ -178,9 +179,7 @@ def samples_seen(args: TrainingArguments, steps: int, rows: int | None) -> int:
 
 
 def repeated_rows(args: TrainingArguments, rows: int) -> int:
-    """Rows of a set of ``rows`` that accelerate repeats in each epoch, so that all ranks have full
-    batches.
-    """
+    """Count the rows that accelerate repeats in each epoch, so that all ranks have full batches."""
     alone = args.world_size == 1 or args.dataloader_drop_last
     return 0 if alone else -rows % (args.train_batch_size * args.world_size)
 

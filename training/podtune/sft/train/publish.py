@@ -1,12 +1,17 @@
-"""What leaves a run: the card of its model, and uploads to the hub of sealed folders alone."""
+"""The outputs of a run: ``final/`` with its model card, and uploads of complete folders to the hub."""
 
 from __future__ import annotations
 
 import json
 import shlex
+import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from accelerate import PartialState
+
+from podtune.run.checkpoint import SAVING
 from podtune.run.errors import warn
 from podtune.run.record import Json, Measurements
 
@@ -16,8 +21,33 @@ TRAINING_STATE = ("*.pt", "*.pth", "*.bin", "global_step*", "latest", "zero_to_f
 EACH_SAVE = {"every_save": "", "checkpoint": "last-checkpoint", "all_checkpoints": "{name}"}
 
 
+def write_final(
+    output_dir: Path, save_model: Callable[[str], None], card: str, files: Sequence[Path] = ()
+) -> None:
+    """Write the servable model to ``final/``: what ``save_model`` leaves, the card, and copies of ``files``.
+
+    It is complete or not there. A collective call: sharded weights are gathered.
+    """
+    state, target = PartialState(), output_dir / "final"
+    staging_dir = output_dir / SAVING / target.name
+    if state.is_main_process:
+        shutil.rmtree(staging_dir, ignore_errors=True)
+    state.wait_for_everyone()
+    save_model(str(staging_dir))
+    if state.is_main_process:
+        # a pickle, which nobody who serves the model should load
+        (staging_dir / "training_args.bin").unlink(missing_ok=True)
+        (staging_dir / "README.md").write_text(card, encoding="utf-8")
+        for file in files:
+            shutil.copy(file, staging_dir / file.name)
+        shutil.rmtree(target, ignore_errors=True)
+        staging_dir.rename(target)
+        shutil.rmtree(staging_dir.parent, ignore_errors=True)
+    state.wait_for_everyone()
+
+
 def model_card(record: Json) -> str:
-    """The README of a trained model, from the record of its run."""
+    """Write the README of a trained model, from the record of its run."""
     config, data, measured = record["config"], record["data"], Measurements.read(record)
     base = str(record["model"])
     head = ["library_name: transformers", "pipeline_tag: text-generation", "tags: [podtune, sft]"]
@@ -53,7 +83,7 @@ def model_card(record: Json) -> str:
 
 
 class Publisher:
-    """Uploads to the hub, as ``push_to_hub`` and ``hub_strategy`` ask for. Rank 0 of a trainer.
+    """Uploads to the hub, as ``push_to_hub`` and ``hub_strategy`` ask for. Rank 0.
 
     A failed upload is a warning: the model is on the volume.
     """
@@ -63,7 +93,7 @@ class Publisher:
         self._running: Any = None
 
     def saved(self, checkpoint: Path) -> None:
-        """Upload a sealed checkpoint in the background, unless an earlier one is still on its way."""
+        """Upload a complete checkpoint in the background, unless an earlier one is still on its way."""
         place = EACH_SAVE.get(str(getattr(self.args.hub_strategy, "value", self.args.hub_strategy)))
         if not self.args.push_to_hub or place is None:
             return

@@ -1,4 +1,4 @@
-"""The record of a fine-tune while it happens: run.json, the tracker, the heartbeat, and what resumes what."""
+"""One start of a fine-tune, from the lock on its folder to the last line of its record."""
 
 from __future__ import annotations
 
@@ -6,227 +6,230 @@ import contextlib
 import json
 import secrets
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from podtune.run import checkpoint
 from podtune.run.checkpoint import Checkpoint
 from podtune.run.collect import emit_record
-from podtune.run.distributed import World, in_pod
-from podtune.run.errors import ConfigError, UserError, exit_code, out_of_memory, warn
+from podtune.run.distributed import World, in_pod, on_main, peer_failure
+from podtune.run.errors import OK, PREEMPTED, PeerLost, UserError, exit_code, out_of_memory, warn
 from podtune.run.files import open_new
-from podtune.run.heartbeat import Heartbeat
-from podtune.run.lock import Lock
+from podtune.run.heartbeat import Heartbeat, VolumeWatch, claim
 from podtune.run.log_lines import head_line
 from podtune.run.notify import summary_lines
 from podtune.run.record import (
     CUDA_PEAK,
     RESIDENT_PEAK_SINCE_START,
+    Json,
     MemoryPeaks,
     Status,
     end_record,
     now,
     write_json,
 )
-from podtune.sft.train.bucket import Bucket
-from podtune.sft.train.meter import Meter
+from podtune.sft.config.memory import MemoryEstimate, estimate_memory
+from podtune.sft.config.options import OutputOptions
+from podtune.sft.config.resolve import Arguments
+from podtune.sft.data.rows import TokenRows
+from podtune.sft.train.meter import Meter, peak_memory_gib, utilisation
+from podtune.sft.train.parameters import adapter_layers, estimated_checkpoint_bytes, trained_parameters
 from podtune.sft.train.progress import Progress, repeated_rows
-from podtune.sft.train.publish import model_card
-
-# space on the volume for the record of how the run ended, also when nothing else is left
-RESERVE_FILE, RESERVED = ".reserve", 2**17
+from podtune.sft.train.publish import Publisher, model_card, write_final
+from podtune.sft.train.resume import find_checkpoint, is_finished
+from podtune.sft.train.saving import CheckpointWriter
+from podtune.sft.train.uploader import CheckpointUploader
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from podtune.sft.config.memory import Foresight
-    from podtune.sft.data.rows import TokenRows
     from podtune.sft.source.model import Origin
     from podtune.sft.train.trainer import PodtuneTrainer
 
+# space on the volume for the record of how the run ended, also when nothing else is left
+RESERVE_FILE, RESERVED = ".reserve", 2**17
+LEAVING_S = 5.0  # for a save in flight when another rank is lost
+VOLUME_SLACK_S = 20.0  # beyond timeout_s: within it a volume may be slow
 
-def find_checkpoint(
-    output_dir: Path,
-    facts: dict[str, Any],
-    *,
-    named: str | None = None,
-    auto_resume: bool = True,
-    allow_change: bool = False,
-    bucket: Bucket | None = None,
-) -> Checkpoint | None:
-    """The checkpoint to go on from: the one named, else the newest complete one in output_dir or where the
-    run is published, else none. Rank 0.
 
-    Raises:
-        UserError: the one named is damaged, all are, or they belong to a run that differs from this one.
+@contextlib.contextmanager
+def open_run(arguments: Arguments, rows: TokenRows, world: World) -> Iterator[FineTune | None]:
+    """Open the folder of a run; yield None if an earlier start has finished it. A collective call.
+
+    In the order in which each needs the one before: the lock, the watch on the volume, the copy in object
+    storage, the checkpoint to resume from, the heartbeat, the record. An exception in the block is put on
+    record, and everything is closed in the opposite order.
     """
-    resume: Checkpoint | None = None
-    word = str(named).lower()
-    if word == "false":
-        auto_resume = False
-    if named and word not in ("true", "false"):
-        path = Path(named)
-        try:
-            resume = checkpoint.read(path)
-        except checkpoint.Damaged as reason:
-            resume = checkpoint.foreign(path) if allow_change else None
-            if resume is None:
-                why = reason if path.is_dir() else "there is no such folder"
-                raise ConfigError(
-                    f"cannot be resumed: {why}",
-                    where=str(path),
-                    fix="name a complete checkpoint, or none; "
-                    "one that TRL wrote is taken with --allow_resume_change",
-                ) from None
-            warn(f"{path} has no manifest: that it is whole, and of this run, is your word")
-    elif auto_resume:
-        resume, warnings = checkpoint.newest_complete(output_dir)
-        for warning in warnings:
-            warn(warning)
-        if bucket and (resume is None or not bucket.shared):  # what a pod has alone the others cannot load
-            resume = bucket.newest(lambda there: checkpoint.check_resume(there, facts, allowed=allow_change))
-    elif checkpoint.checkpoints(output_dir):
-        raise ConfigError(
-            "holds checkpoints of an earlier run, and auto_resume is off",
-            where=str(output_dir),
-            fix="use another output_dir, or resume",
+    outputs, saving = arguments.output_options(), arguments.saving_options()
+    with contextlib.ExitStack() as stack:
+
+        def lock() -> None:
+            stack.enter_context(claim(outputs.folder))
+
+        on_main(world, lock)  # two jobs in one folder would ruin both
+        if world.local_rank == 0:
+            stack.enter_context(VolumeWatch(outputs.folder, outputs.timeout_s + VOLUME_SLACK_S))
+        uploader = None
+        if saving.publish_url:
+            uploader = CheckpointUploader(saving.publish_url, outputs.folder, world, saving.limit)
+        resume = _resume(arguments, rows, world, uploader)
+        training = arguments.training
+        asked = training.max_steps, training.num_train_epochs
+        if resume and on_main(world, lambda: is_finished(outputs.folder, resume, *asked)):
+            _say_finished(outputs, resume, world, uploader)
+            yield None
+            return
+        writer = CheckpointWriter(
+            outputs.folder, world, limit=saving.limit, async_save=saving.async_save, uploader=uploader
         )
-    elif bucket:
-        bucket.refuse_others()
-    if resume is None and word == "true":
-        warn(f"resume_from_checkpoint: there is none in {output_dir}, so the run begins at step 0")
-    if resume is not None:
-        for change in checkpoint.check_resume(resume, facts, allowed=allow_change):
-            warn(f"resuming although {change}")
-    return resume
+        heartbeat = stack.enter_context(Heartbeat(outputs.folder)) if world.is_main else None
+        run = FineTune(arguments, rows, world, resume, writer, heartbeat)
+        if world.is_main:
+            run.begin()
+            if outputs.aim_repo:
+                from podtune.run.aim.tracking import start_tracker
+
+                stack.callback(start_tracker(outputs.folder, outputs.aim_repo).finish)
+        try:
+            yield run
+        except Exception as error:
+            run.fail(error)
+            raise
 
 
-def is_finished(output_dir: Path, resume: Checkpoint, max_steps: int, num_train_epochs: float) -> bool:
-    """True if the run in output_dir ended well and this start asks for no step beyond its last checkpoint."""
-    try:
-        record = json.loads((output_dir / "run.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    ended = (
-        record.get("status") == "ok"
-        and (output_dir / "final").is_dir()
-        and record["measurements"].get("steps") == resume.step
+def _resume(
+    arguments: Arguments, rows: TokenRows, world: World, uploader: CheckpointUploader | None
+) -> Checkpoint | None:
+    """Find the checkpoint to resume from, on every rank. A collective call."""
+    fingerprint: str = rows.info.fingerprint
+    folder, options = Path(arguments.training.output_dir), arguments.resume_options()
+    key = arguments.resume_key(fingerprint)
+    resume = on_main(world, lambda: find_checkpoint(folder, key, options, uploader))
+    return uploader.share(resume, fingerprint) if uploader else resume
+
+
+def _say_finished(
+    outputs: OutputOptions, resume: Checkpoint, world: World, uploader: CheckpointUploader | None
+) -> None:
+    if world.is_main:
+        print(
+            f"{outputs.name} is finished at step {resume.step}: a higher max_steps with "
+            "--allow_resume_change resumes it"
+        )
+    if uploader and (unpublished := on_main(world, uploader.complete)):
+        raise not_published(outputs.folder, unpublished)
+
+
+def not_published(output_dir: Path, reason: str) -> PeerLost:
+    """Make the error of a run that is finished, and not published: its volume may go with the pod."""
+    return PeerLost(
+        f"the model is trained and saved in {output_dir / 'final'}, but not all of it is published: "
+        f"{reason}; the same command publishes it"
     )
-    asked = {"max_steps": max_steps, "num_train_epochs": num_train_epochs}
-    return bool(ended and all(record["config"].get(key) == value for key, value in asked.items()))
 
 
 class FineTune:
-    """What one start of a fine-tune leaves behind. Every rank has one; only rank 0's writes.
+    """A fine-tune between :func:`open_run` and its end. Every rank has one; only rank 0's writes.
 
     Args:
-        record: of the run as it begins, see :func:`podtune.run.record.new_record`.
-        resume: the checkpoint that it goes on from.
-        claims: on rank 0, the right to write in ``output_dir``.
-        notes: what was chosen for this hardware, for the start line.
-        memory: what was estimated of a GPU's memory.
-        aim_repo: the Aim repository that mirrors the metrics.
+        resume: the checkpoint that this start continues from.
+        heartbeat: rank 0's, told of every step.
     """
 
     def __init__(
         self,
-        record: dict[str, Any],
-        output_dir: Path,
-        world: World,
+        arguments: Arguments,
         rows: TokenRows,
-        *,
+        world: World,
         resume: Checkpoint | None,
-        claims: list[Lock],
-        notes: Sequence[str] = (),
-        memory: Foresight | None = None,
-        aim_repo: str | None = None,
+        writer: CheckpointWriter,
+        heartbeat: Heartbeat | None = None,
     ) -> None:
-        self.record, self.output_dir, self.world, self.rows = record, output_dir, world, rows
-        self._claims, self._notes, self._memory = claims, notes, memory
-        self.tokens_before = int(resume.facts.get("tokens", 0)) if resume else 0
+        self.world, self.rows, self.resume, self.writer = world, rows, resume, writer
         self.resume_path = str(resume.path) if resume else None
-        self.step = resume.step if resume else 0
-        self.meter = Meter(world, record["strategy"])
+        self._outputs, self._notes = arguments.output_options(), list(arguments.notes)
+        self._record = arguments.record(world, rows.info.to_json())
+        self._estimate: MemoryEstimate | None = None
+        self._step, self._unpublished = resume.step if resume else 0, ""
+        tokens_before = resume.tokens if resume else 0
+        self.meter = Meter(world, arguments.strategy, tokens_before=tokens_before)
         self.progress = Progress(
-            output_dir,
+            self._outputs.folder,
             self.meter,
             is_main=world.is_main,
             nproc_per_node=world.local_world_size,
-            from_step=self.step,
-            tokens_before=self.tokens_before,
+            from_step=self._step,
+            tokens_before=tokens_before,
             rows=rows.count,
+            on_step=heartbeat.step if heartbeat else None,
         )
-        self._tracker: Any = None
-        self._heartbeat: Heartbeat | None = None
-        if not world.is_main:
-            return
-        earlier = self._earlier()
+
+    # ---- before training ----
+    def begin(self) -> None:
+        """Write run.json, with the attempts of earlier starts, and reserve space for its end. Rank 0."""
+        earlier, record = self._earlier(), self._record
         record["started_at"] = earlier.get("started_at", record["started_at"])
-        record["attempts"] = [*earlier.get("attempts", []), {"started_at": now(), "from_step": self.step}]
+        record["attempts"] = [*earlier.get("attempts", []), {"started_at": now(), "from_step": self._step}]
         self._write()
-        self._reserve(output_dir / RESERVE_FILE)
-        self._heartbeat = Heartbeat(output_dir)
-        self.progress.on_step = self._heartbeat.step
-        if aim_repo:
-            from podtune.run.aim.tracking import start_tracker
+        reserve = self._outputs.folder / RESERVE_FILE
+        with contextlib.suppress(OSError):
+            reserve.unlink(missing_ok=True)
+            with open_new(reserve) as stream:
+                stream.write(secrets.token_hex(RESERVED // 2))
 
-            self._tracker = start_tracker(output_dir, aim_repo)
-
-    def _earlier(self) -> dict[str, Any]:
-        """The record of the earlier start that this one goes on from: from its checkpoint, or because it was
-        broken off before there was one.
-        """
+    def _earlier(self) -> Json:
+        """Read the record of the start that this one continues, or that ended before its first checkpoint."""
         with contextlib.suppress(OSError, ValueError):
-            earlier = json.loads((self.output_dir / "run.json").read_text(encoding="utf-8"))
-            if isinstance(earlier, dict) and (self.step or earlier.get("status") != "ok"):
+            earlier = json.loads((self._outputs.folder / "run.json").read_text(encoding="utf-8"))
+            if isinstance(earlier, dict) and (self._step or earlier.get("status") != "ok"):
                 return earlier
         return {}
 
-    def _reserve(self, file: Path) -> None:
-        with contextlib.suppress(OSError):
-            file.unlink(missing_ok=True)
-            with open_new(file) as stream:
-                stream.write(secrets.token_hex(RESERVED // 2))
-
     def _write(self) -> None:
-        write_json(self.output_dir / "run.json", self.record)
+        write_json(self._outputs.folder / "run.json", self._record)
+
+    def check_memory(self, arguments: Arguments, origin: Origin) -> None:
+        """Estimate the memory of a GPU, see :func:`estimate_memory`. A collective call."""
+        lengths = self.rows.lengths(arguments.training.max_length)
+        self._estimate = estimate_memory(arguments, origin, self.world, lengths)
+        if not self._estimate or not self.world.is_main:
+            return
+        print(self._estimate.line(), flush=True)
+        # the estimate has decided it, and says so in its own line
+        self._notes = [note for note in self._notes if not note.startswith("activation check")]
+        self._record["config"] = arguments.resolved()
+        self._write()
 
     def announce(self, trainer: PodtuneTrainer) -> None:
-        """The start lines: what runs where, with which choices. Rank 0."""
+        """Print the start lines: what runs where, with which choices. Rank 0."""
         if not self.world.is_main:
             return
-        world, record = self.world, self.record
-        trained = trainer.trained_parameters()
-        why, plural = trainer.why_not_lean, "es" if world.world_size > 1 else ""
-        notes = [*self._notes, *trainer.adapter_note(), *trainer.how_it_saves()]
-        if trainer.even:
-            notes.append(f"batches filled up to a multiple of {trainer.even} tokens")
-        data = record["data"]
+        world, record, data = self.world, self._record, self._record["data"]
+        trained, rows, tokens = trained_parameters(trainer.model), data.get("rows"), data.get("tokens")
+        name, strategy = self._outputs.name, record["strategy"]
         print(
             head_line(
-                record["name"],
-                record["strategy"],
-                world.world_size,
-                world.device_type,
-                world.nnodes,
-                trained,
-                data.get("rows"),
-                data.get("tokens"),
+                name, strategy, world.world_size, world.device_type, world.nnodes, trained, rows, tokens
             )
         )
+        reason, plural = trainer.trls_loss_reason, "es" if world.world_size > 1 else ""
+        notes = [*self._notes, *(f"LoRA on {layers}" for layers in adapter_layers(trainer.model))]
+        notes += self._saving_note(trainer)
+        if trainer.multiple:
+            notes.append(f"batches filled up to a multiple of {trainer.multiple} tokens")
         print(
             f"batch {record['global_batch_size']} = {trainer.args.per_device_train_batch_size} a device x "
             f"{world.world_size} process{plural} "
             f"x {trainer.args.gradient_accumulation_steps} accumulated; {', '.join(notes)}"
-            + (f"; TRL's loss ({why})" if why else ""),
+            + (f"; TRL's loss ({reason})" if reason else ""),
             flush=True,
         )
-        rows = self.rows.count or 0
-        if (repeated := repeated_rows(trainer.args, rows)) > rows // 100:
+        count = self.rows.count or 0
+        if (repeated := repeated_rows(trainer.args, count)) > count // 100:
             warn(
-                f"each epoch repeats rows {repeated} times (of {rows} rows), so that all ranks have full "
+                f"each epoch repeats rows {repeated} times (of {count} rows), so that all ranks have full "
                 "batches; smaller batches repeat fewer, dataloader_drop_last none"
             )
         for warning in self.rows.warnings:
@@ -234,101 +237,143 @@ class FineTune:
         if self.resume_path:
             print(f"resuming from {self.resume_path}", flush=True)
 
-    def card(self) -> str:
-        """The README of the trained model."""
-        return model_card({**self.record, "measurements": self.progress.measurements().to_json()})
+    def _saving_note(self, trainer: PodtuneTrainer) -> list[str]:
+        if not self.writer.async_save or trainer.args.save_strategy == "no":
+            return []
+        lack = self.writer.why_synchronous(estimated_checkpoint_bytes(trainer))
+        return [f"training waits for its saves ({lack})" if lack else "saves beside the next steps"]
+
+    # ---- after training ----
+    def save_final(self, trainer: PodtuneTrainer, files: Sequence[Path] = ()) -> None:
+        """Write ``final/``, with ``files`` beside the model. A collective call."""
+        card = model_card({**self._record, "measurements": self.progress.measurements().to_json()})
+        write_final(
+            self._outputs.folder, lambda path: trainer.save_model(path, _internal_call=True), card, files
+        )
 
     def measure(self, trainer: PodtuneTrainer) -> None:
         """Fill in the measurements; a collective call, because memory is asked of every rank."""
-        peaks, tokens = trainer.peak_memory_gib(), trainer.global_tokens()
-        self.step = trainer.state.global_step
+        peaks, tokens = peak_memory_gib(self.world), self.meter.global_tokens()
+        self._step = trainer.state.global_step
         if not self.world.is_main:
             return
-        measurements = self.progress.measurements()
-        info = self.rows.info  # of a stream the mean is known of what was trained
-        length = (info.tokens or 0) // info.rows if info.rows else tokens // (measurements.samples or 1)
+        measured, info = self.progress.measurements(), self.rows.info
+        # of a stream the mean is known of what was trained
+        length = (info.tokens or 0) // info.rows if info.rows else tokens // (measured.samples or 1)
+        used = utilisation(
+            trainer.model,
+            self.world,
+            "bf16" if trainer.args.bf16 else "fp16" if trainer.args.fp16 else "fp32",
+            tokens_per_s=measured.tokens_per_s,
+            mean_length=max(1, length),
+        )
         kind = CUDA_PEAK if self.world.device_type == "cuda" else RESIDENT_PEAK_SINCE_START
-        self.record["measurements"] = replace(
-            measurements,
-            steps=self.step,
+        self._record["measurements"] = replace(
+            measured,
+            steps=self._step,
             tokens=tokens,
             peak_memory_gib=MemoryPeaks(max(peaks), tuple(peaks), kind),
-            saves=trainer.save_times(),
-            memory_estimate=self._memory.for_record(max(peaks)) if self._memory else None,
-            **trainer.utilisation(measurements.tokens_per_s, max(1, length)),
+            saves=self.writer.times(),
+            memory_estimate=self._estimate.for_record(max(peaks)) if self._estimate else None,
+            flops_per_token=used.flops_per_token,
+            mfu=used.mfu,
         ).to_json()
 
-    def end(self, status: Status, code: int, reason: str = "") -> None:
-        """Close the record, let go of the folder, say how it went. Rank 0.
+    def compare_with_base(self, base: Origin, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Answer held-out rows with base and tuned model, if ``answer_rows`` asks for it.
 
-        The weights are safe by now: a volume that is full, or a picture that cannot be drawn, is a warning.
+        Rank 0, with the process group closed.
         """
-        if status == "preempted":
-            reason = f"SIGTERM; saved at step {self.step}, the same command goes on from there"
-        end_record(self.record, status, code, reason)
-        try:
-            (self.output_dir / RESERVE_FILE).unlink(missing_ok=True)
-            self._write()
-        except OSError as error:
-            warn(f"run.json cannot be written: {error}; the log has the record, podtune collect reads it")
-        finally:
-            self._release()
-        if status in ("ok", "preempted"):
-            self._draw()
-        print("\n".join(summary_lines(self.record, self.output_dir)), flush=True)
-        if in_pod():
-            emit_record(self.record, sys.stdout)
-
-    def _release(self) -> None:
-        """Stop the heartbeat and the tracker and give the claim back, whatever becomes of the others."""
-        with contextlib.ExitStack() as stack:
-            for claim in self._claims:
-                stack.callback(claim.release)
-            if self._tracker:
-                stack.callback(self._tracker.finish)
-            if self._heartbeat:
-                stack.callback(self._heartbeat.stop)
-
-    def _draw(self) -> None:
-        from podtune.report.draw.plots import loss_curve_png
-
-        try:
-            loss_curve_png(self.output_dir, self.output_dir / "loss.png")
-        except Exception as error:  # a picture less is no reason to fail a finished run
-            warn(f"loss.png cannot be drawn: {error}")
-
-    def failed(self, error: BaseException) -> None:
-        """Close the record after ``error``; whatever was measured until then stays in it."""
-        if self.world.is_main and self.record["status"] == "running":
-            estimate = self._memory.for_record() if self._memory else None
-            measured = replace(self.progress.measurements(), memory_estimate=estimate)
-            self.record["measurements"] = measured.to_json()
-            self.end("oom" if out_of_memory(error) else "error", exit_code(error), str(error)[:2000])
-
-    def answer(
-        self,
-        base: Origin,
-        tokenizer: PreTrainedTokenizerBase,
-        *,
-        count: int,
-        max_new_tokens: int,
-        trust_remote_code: bool,
-    ) -> None:
-        """Base and tuned model side by side on ``count`` held-out rows: answers, exact match, perplexity.
-        Rank 0, group closed.
-        """
-        if not count or self.rows.eval_rows is None:
+        held_out, count = self.rows.eval_rows, self._outputs.answer_rows
+        if not count or held_out is None or not self.world.is_main:
             return
         from podtune.sft.generate.evaluate import compare_with_base
 
         try:
-            self.record["measurements"]["answers"] = compare_with_base(
+            self._record["measurements"]["answers"] = compare_with_base(
                 base,
-                self.output_dir / "final",
+                self._outputs.folder / "final",
                 tokenizer,
-                list(self.rows.eval_rows.select(range(min(count, len(self.rows.eval_rows))))),
-                max_new_tokens=max_new_tokens,
-                trust_remote_code=trust_remote_code,
+                list(held_out.select(range(min(count, len(held_out))))),
+                max_new_tokens=self._outputs.answer_max_new_tokens,
+                trust_remote_code=self._outputs.trust_remote_code,
             )
         except (UserError, RuntimeError, MemoryError) as error:  # the model is trained and saved: that stands
             warn(f"base and tuned model could not be compared: {error}")
+
+    def publish(self, publisher: Publisher, *, finished: bool) -> None:
+        """Wait for the uploads, and upload the model of a run that has ``finished``; the group is closed."""
+        if uploader := self.writer.uploader:
+            self._unpublished = uploader.finish(final=finished)
+        if finished and self.world.is_main:
+            publisher.finished(self._outputs.folder / "final")
+
+    def end(self, *, finished: bool, early: str) -> None:
+        """Close the record of a run that has ``finished``, ``early`` with a reason, or was stopped.
+
+        Raises:
+            PeerLost: the run is finished on its volume, and not all of it where it is published.
+        """
+        if finished:
+            self._close("ok", OK, early)
+        else:
+            reason = f"SIGTERM; saved at step {self._step}, the same command resumes from there"
+            self._close("preempted", PREEMPTED, reason)
+        uploader, unpublished = self.writer.uploader, self._unpublished
+        if uploader and self.world.is_main:
+            unpublished = uploader.close() or unpublished
+        if unpublished and finished:
+            raise not_published(self._outputs.folder, unpublished)
+
+    def fail(self, error: Exception) -> None:
+        """Close the record after ``error``; what was measured until then stays in it."""
+        lost, uploader = peer_failure(error), self.writer.uploader
+        # a peer that is gone has others wait for this process
+        self.writer.abandon(LEAVING_S if lost else self._outputs.timeout_s)
+        if self._record["status"] != "running":
+            return
+        reason = lost or error
+        estimate = self._estimate.for_record() if self._estimate else None
+        measured = replace(self.progress.measurements(), memory_estimate=estimate)
+        self._record["measurements"] = measured.to_json()
+        status: Status = "oom" if out_of_memory(reason) else "error"
+        self._close(status, exit_code(reason), str(reason)[:2000])
+        if uploader:
+            uploader.failed()
+
+    def _close(self, status: Status, code: int, reason: str) -> None:
+        """Write how the run ended, and print it. On rank 0; elsewhere the record is closed in memory alone.
+
+        The weights are safe by now: a volume that is full, or a picture that cannot be drawn, is a warning.
+        """
+        end_record(self._record, status, code, reason)
+        if not self.world.is_main:
+            return
+        folder = self._outputs.folder
+        try:
+            (folder / RESERVE_FILE).unlink(missing_ok=True)
+            self._write()
+        except OSError as error:
+            warn(f"run.json cannot be written: {error}; the log has the record, podtune collect reads it")
+        if status in ("ok", "preempted"):
+            _draw_loss(folder)
+        print("\n".join(summary_lines(self._record, folder)), flush=True)
+        if in_pod():
+            emit_record(self._record, sys.stdout)
+
+
+def _draw_loss(folder: Path) -> None:
+    from podtune.report.draw.plots import loss_curve_png
+
+    try:
+        loss_curve_png(folder, folder / "loss.png")
+    except Exception as error:  # a picture less is no reason to fail a finished run
+        warn(f"loss.png cannot be drawn: {error}")
+
+
+def check_space(trainer: PodtuneTrainer, world: World) -> None:
+    """Compare the volume's free space with the size of the checkpoints. A collective call."""
+    args = trainer.args
+    if args.save_strategy != "no":
+        size = estimated_checkpoint_bytes(trainer)
+        on_main(world, lambda: checkpoint.check_space(Path(args.output_dir), size, args.save_total_limit))

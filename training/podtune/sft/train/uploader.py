@@ -1,15 +1,14 @@
-"""The copy of a run in object storage: sealed checkpoints while it trains, final/ and the record at its end.
+"""The copy of a run in object storage: complete checkpoints as it trains, final/ and the record at its end.
 
-A checkpoint's manifest is uploaded last, so that half an upload is invisible. Where the pods share the output
-volume rank 0 uploads all. Where each has a volume of its own, every pod uploads what its ranks wrote, rank 0
-adds the manifest over all of it, and a resume brings the whole to every pod.
+A checkpoint's manifest is uploaded last, so that half an upload is invisible. Where the pods share the
+output volume rank 0 uploads all. Where each has a volume of its own, every pod uploads what its ranks
+wrote, rank 0 adds the manifest over all of it, and a resume downloads the whole to every pod.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import secrets
 import shutil
 import threading
 import time
@@ -24,69 +23,38 @@ from podtune.run.distributed import World
 from podtune.run.errors import ConfigError, DataError, UserError, warn
 from podtune.run.record import METRICS_FILE, RUN_FILE
 from podtune.sft.source.object_store import Entry, Remote
+from podtune.sft.train.shared_volume import find_shared_volume
 
 END_WAIT_S = 3600.0  # for the uploads, at the end
 FAILED_WAIT_S = 30.0  # after an error: the other ranks are waiting for this one to end
 PARTS_WAIT_S = 600.0  # for what the other pods upload of a checkpoint
-SEEN_S = 5.0  # until a file on a shared volume is seen by all pods
 LEAVING = ".uploading"  # a pod's own part of a checkpoint, until it is uploaded
 
 
-class Bucket:
-    """A run's copy at ``url``. Every rank has one; those that upload are rank 0 and, where ``shared`` is
-    false, the first rank of each other pod.
+class CheckpointUploader:
+    """The uploads of a run to ``url``, and the way back. Every rank has one.
+
+    Rank 0 uploads and, where the pods do not share the volume, the first rank of each other pod.
+
+    Args:
+        limit: checkpoints that rotation keeps there, None for all.
+
+    Attributes:
+        shared: all pods see the same output folder.
+        uploads: this rank does.
     """
 
     def __init__(self, url: str, output_dir: Path, world: World, limit: int | None) -> None:
         self.remote, self.output_dir, self.world, self.limit = Remote(url), output_dir, world, limit
-        self.shared, self._token = self._look_at_volume()
+        self.shared, self._token = find_shared_volume(output_dir, world)
         self.uploads = world.is_main or (not self.shared and world.local_rank == 0)
         self._running: threading.Thread | None = None
-        self._names: list[str] = []  # of the checkpoints that are on their way
+        self._names: list[str] = []  # of the checkpoints that are uploading
         self._failed = ""
 
-    def _look_at_volume(self) -> tuple[bool, str]:
-        """Whether all pods see the same output folder, and a word for this start. A collective call."""
-        token = secrets.token_hex(4)
-        if self.world.nnodes == 1:
-            return True, token
-        import torch.distributed as dist
-
-        words: list[Any] = [token]
-        dist.broadcast_object_list(words)
-        token, nodes = words[0], range(self.world.nnodes)
-        signs = [self.output_dir / f".{token}.{node}.part" for node in nodes]
-        if self.world.local_rank == 0:
-            self.output_dir.mkdir(parents=True, exist_ok=True)
-            signs[self.world.node_rank].touch()
-        numbers: list[Any] = [None] * self.world.world_size
-        dist.all_gather_object(numbers, self.output_dir.stat().st_ino)
-        # one folder has one number on every pod; two folders may have the same
-        seen, end = set(nodes), time.monotonic() + (SEEN_S if len(set(numbers)) == 1 else 0.5)
-        while self.world.local_rank == 0 and time.monotonic() < end:
-            names = {path.name for path in self.output_dir.iterdir()}
-            seen = {node for node in nodes if signs[node].name in names}
-            if len(seen) == len(nodes):
-                break
-            time.sleep(0.1)
-        answers: list[Any] = [None] * self.world.world_size
-        dist.all_gather_object(answers, (self.world.node_rank, self.world.local_rank, seen))
-        signs[self.world.node_rank].unlink(missing_ok=True)
-        views = {node: view for node, local_rank, view in answers if local_rank == 0}
-        if (
-            any(view not in ({node}, set(nodes)) for node, view in views.items())
-            or len(set(map(len, views.values()))) > 1
-        ):
-            raise ConfigError(
-                "some of the pods share the output volume and others do not",
-                where=str(self.output_dir),
-                fix="one ReadWriteMany volume for all pods, or one of its own for each",
-            )
-        return all(len(view) > 1 for view in views.values()), token
-
-    # ---- back from there ----
+    # ---- downloads ----
     def newest(self, fits: Callable[[Checkpoint], object]) -> Checkpoint | None:
-        """The newest whole checkpoint there, on this pod's volume now; None if there is none. Rank 0.
+        """Download the newest complete checkpoint; None if there is none. Rank 0.
 
         Raises:
             UserError: it belongs to another run, says ``fits``; or the store cannot be read.
@@ -104,7 +72,7 @@ class Bucket:
                         fix="undo the change, give the run another run_name, or say --allow_resume_change",
                         code=error.code,
                     ) from None
-                return self.bring(name, objects)
+                return self.download(name, objects)
             except checkpoint.Damaged as reason:
                 warn(f"{self.remote.url}/{name} is not used: {reason}")
         return None
@@ -118,23 +86,23 @@ class Bucket:
                 raise checkpoint.Damaged(f"{file} is missing, or not of {size} bytes")
         return manifest
 
-    def bring(self, name: str, objects: Mapping[str, Entry] | None = None) -> Checkpoint:
-        """The checkpoint ``name``, whole, on this pod's volume, and the record it goes on with.
+    def download(self, name: str, objects: Mapping[str, Entry] | None = None) -> Checkpoint:
+        """Download the checkpoint ``name`` to this pod's volume, and the record that it continues.
 
         Raises:
-            Damaged: what came is not what was uploaded.
+            Damaged: what arrived is not what was uploaded.
         """
-        target, aside = self.output_dir / name, self.output_dir / SAVING / name
+        target, staging_dir = self.output_dir / name, self.output_dir / SAVING / name
         objects = self.remote.listing(name) if objects is None else objects
         manifest = self._manifest(name, objects)
         content = self.remote.read(f"{name}/{MANIFEST}") or b""
         if not (target / MANIFEST).is_file() or (target / MANIFEST).read_bytes() != content:
             print(f"fetching {self.remote.url}/{name}", flush=True)
-            self.remote.download({file: objects[f"{name}/{file}"] for file in manifest.files}, aside)
-            (aside / MANIFEST).write_bytes(content)
-            checkpoint.read(aside)
+            self.remote.download({file: objects[f"{name}/{file}"] for file in manifest.files}, staging_dir)
+            (staging_dir / MANIFEST).write_bytes(content)
+            checkpoint.read(staging_dir)
             shutil.rmtree(target, ignore_errors=True)  # this pod's own part of it
-            aside.rename(target)
+            staging_dir.rename(target)
         for file in (RUN_FILE, METRICS_FILE):
             wanted = self.world.is_main and not (self.output_dir / file).exists()
             if wanted and (record := self.remote.read(file)):
@@ -142,8 +110,7 @@ class Bucket:
         return checkpoint.read(target)
 
     def share(self, resume: Checkpoint | None, rows: str) -> Checkpoint | None:
-        """Where this pod has the checkpoint that rank 0 found: with a volume for each pod it is brought to
-        all. A collective call.
+        """Download the checkpoint that rank 0 found to every pod with a volume of its own. A collective call.
 
         Raises:
             UserError: on every rank, if one pod could not, or the pods have different ``rows``.
@@ -156,7 +123,7 @@ class Bucket:
         if resume and self.uploads and not self.world.is_main:
             shutil.rmtree(self.output_dir / SAVING, ignore_errors=True)
             try:
-                self.bring(resume.path.name)
+                self.download(resume.path.name)
             except checkpoint.Damaged as reason:
                 problem = DataError(str(reason), where=f"{self.remote.url}/{resume.path.name}")
             except UserError as error:
@@ -174,9 +141,7 @@ class Bucket:
         return resume and replace(resume, path=self.output_dir / resume.path.name)
 
     def refuse_others(self) -> None:
-        """Raise :class:`UserError` if there are checkpoints there: of a run that this one shall not go on
-        from.
-        """
+        """Raise :class:`ConfigError` if there are checkpoints: this run shall not resume from them."""
         if _steps(self.remote.listing()):
             raise ConfigError(
                 "holds checkpoints of an earlier run, and auto_resume is off",
@@ -184,27 +149,27 @@ class Bucket:
                 fix="use another run_name, or resume",
             )
 
-    # ---- there ----
-    def saved(self, name: str, aside: Path, best: str = "", *, last: bool) -> None:
-        """Upload a checkpoint in the background: on rank 0 the sealed one, elsewhere what this pod's ranks
-        left in ``aside``. A collective call.
+    # ---- uploads ----
+    def saved(self, name: str, staging_dir: Path, best: str = "", *, last: bool) -> None:
+        """Upload a checkpoint in the background. A collective call.
 
-        While an earlier one is on its way this one is left out on all pods, unless it is the ``last``.
+        Rank 0 uploads the committed one, other pods what their ranks left in ``staging_dir``. While an
+        earlier one is uploading this one is left out on all pods, unless it is the ``last``.
         """
         if self._any_is_busy() and not last:
             if self.world.is_main:
-                warn(f"{name} is not published: an earlier one is still on its way")
+                warn(f"{name} is not published: an earlier one is still uploading")
             if self.uploads and not self.world.is_main:
-                shutil.rmtree(aside, ignore_errors=True)
+                shutil.rmtree(staging_dir, ignore_errors=True)
             return
         if self.world.is_main:
-            self._begin(name, lambda: self._upload_sealed(name, best))
+            self._begin(name, lambda: self._upload_committed(name, best))
         elif self.uploads:
             part = self.output_dir / LEAVING / name
             shutil.rmtree(part, ignore_errors=True)
-            aside.mkdir(parents=True, exist_ok=True)
+            staging_dir.mkdir(parents=True, exist_ok=True)
             part.parent.mkdir(parents=True, exist_ok=True)
-            aside.rename(part)
+            staging_dir.rename(part)
             self._begin(name, lambda: self._upload_part(name, part))
 
     def _any_is_busy(self) -> bool:
@@ -220,7 +185,7 @@ class Bucket:
 
     @property
     def busy(self) -> list[str]:
-        """The checkpoints that are on their way."""
+        """The checkpoints that are uploading."""
         return list(self._names)
 
     def _begin(self, name: str, upload: Callable[[], None]) -> None:
@@ -242,7 +207,7 @@ class Bucket:
         self._running = threading.Thread(target=work, name="publish", daemon=True)
         self._running.start()
 
-    def _upload_sealed(self, name: str, best: str) -> None:
+    def _upload_committed(self, name: str, best: str) -> None:
         content = (self.output_dir / name / MANIFEST).read_bytes()
         manifest = json.loads(content)
         files = {f"{name}/{file}": self.output_dir / name / file for file in manifest["files"]}
@@ -260,7 +225,7 @@ class Bucket:
         return f"{name}/.part-{node}-{self._token}.json"
 
     def _part(self, name: str, node: int) -> dict[str, Any]:
-        """What pod ``node`` has uploaded of a checkpoint, as soon as it has."""
+        """Wait for the entries of what pod ``node`` uploads of a checkpoint."""
         end = time.monotonic() + PARTS_WAIT_S
         while (content := self.remote.read(self._part_name(name, node))) is None:
             if time.monotonic() > end:
@@ -276,7 +241,7 @@ class Bucket:
         shutil.rmtree(folder, ignore_errors=True)
 
     def _rotate(self, best: str) -> None:
-        """Delete there what rotation deletes here, and what broken uploads left."""
+        """Delete what rotation deletes on the volume, and what broken uploads left."""
         objects = self.remote.listing()
         steps = _steps(objects)
         whole = [name for name in steps if f"{name}/{MANIFEST}" in objects]
@@ -286,16 +251,14 @@ class Bucket:
             self.remote.remove(key for key in objects if key.startswith(f"{name}/"))
 
     def publish_record(self) -> None:
-        """run.json and metrics.jsonl as they are now, to the last whole line."""
+        """Upload run.json and metrics.jsonl as they are now, to the last whole line."""
         for file in (RUN_FILE, METRICS_FILE):
             with contextlib.suppress(FileNotFoundError):
                 content = (self.output_dir / file).read_bytes()
                 self.remote.write(file, content if file == RUN_FILE else content[: content.rfind(b"\n") + 1])
 
     def finish(self, wait_s: float = END_WAIT_S, *, final: bool = False) -> str:
-        """Wait for the uploads and, on rank 0, upload the trained model; returns what did not work, or an
-        empty text.
-        """
+        """Wait for the uploads and, if ``final``, upload the trained model; return what failed."""
         if self._running is not None:
             self._running.join(wait_s)
             if self._running.is_alive():
@@ -312,18 +275,18 @@ class Bucket:
         self.remote.remove(name for name in earlier if name not in files)
 
     def close(self) -> str:
-        """The record as it ended: what says that all else is there. Returns what did not work. Rank 0."""
+        """Upload the record as it ended, which says that all else is there; return what failed. Rank 0."""
         return self._tried(self.publish_record)
 
     def failed(self) -> None:
-        """After an error: what is on its way may arrive, and the record says how the run ended."""
+        """Let uploads arrive after an error, and upload the record of how the run ended."""
         problem = self.finish(FAILED_WAIT_S) if self.uploads else ""
         problem = (self.close() if self.world.is_main else "") or problem
         if problem:
             warn(f"not all of the run is published: {problem}")
 
     def complete(self) -> str:
-        """Upload what a finished run lacks there. Returns what did not work. Rank 0."""
+        """Upload what a finished run lacks; return what failed. Rank 0."""
         return self._tried(self._complete)
 
     def _complete(self) -> None:
@@ -341,6 +304,6 @@ class Bucket:
 
 
 def _steps(objects: Mapping[str, Entry]) -> list[str]:
-    """The checkpoints of a listing, oldest step first, whole or not."""
+    """List the checkpoints of a listing, oldest step first, complete or not."""
     names = {name.partition("/")[0] for name in objects if "/" in name}
     return sorted((name for name in names if checkpoint.is_name(name)), key=lambda name: int(name[11:]))

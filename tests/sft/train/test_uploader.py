@@ -1,4 +1,4 @@
-"""A run is published beside its training, and goes on from there when its volumes are gone."""
+"""A run is published as it trains, and resumes from there when its volumes are gone."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 from support.launch import Launcher, metrics
 from support.object_store import ObjectStore
+from support.resume_keys import KEY
 
 from podtune.run import checkpoint
 from podtune.run.distributed import World
 from podtune.run.errors import UserError
-from podtune.sft.source import object_store as store
-from podtune.sft.train.bucket import Bucket
+from podtune.sft.source.object_store import Remote
+from podtune.sft.train.uploader import CheckpointUploader
 
 
 @pytest.fixture(scope="module")
@@ -24,32 +25,32 @@ def runs(object_store: ObjectStore) -> str:
 
 
 @pytest.fixture
-def bucket(runs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
+def bucket(runs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[CheckpointUploader]:
     """A folder of a run and its empty copy."""
-    monkeypatch.setattr(store, "PAUSES_S", (0.0, 0.0, 0.0))
-    folder = Bucket(f"{runs}/{tmp_path.name}", tmp_path / "run", World(), limit=2)
+    monkeypatch.setattr("podtune.sft.source.object_store.PAUSES_S", (0.0, 0.0, 0.0))
+    folder = CheckpointUploader(f"{runs}/{tmp_path.name}", tmp_path / "run", World(), limit=2)
     folder.output_dir.mkdir()
     yield folder
     folder.finish(10)
 
 
-def seal(run: Path, step: int, content: bytes = b"weights") -> str:
+def commit(run: Path, step: int, content: bytes = b"weights") -> str:
     """A checkpoint of a run's folder."""
-    aside = run / checkpoint.SAVING / f"checkpoint-{step}"
-    aside.mkdir(parents=True)
-    (aside / "model.safetensors").write_bytes(content * 1000)
-    checkpoint.seal(aside, run / aside.name, step, {"seed": 1})
-    return aside.name
+    staging_dir = run / checkpoint.SAVING / f"checkpoint-{step}"
+    staging_dir.mkdir(parents=True)
+    (staging_dir / "model.safetensors").write_bytes(content * 1000)
+    checkpoint.commit(staging_dir, run / staging_dir.name, step, {"seed": 1})
+    return staging_dir.name
 
 
-def published(bucket: Bucket) -> list[str]:
+def published(bucket: CheckpointUploader) -> list[str]:
     return sorted({name.partition("/")[0] for name in bucket.remote.listing()})
 
 
-def test_checkpoints_are_rotated_there_as_here_and_come_back_whole(bucket: Bucket) -> None:
+def test_checkpoints_are_rotated_there_as_here_and_come_back_whole(bucket: CheckpointUploader) -> None:
     (bucket.output_dir / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2')
     for step in (1, 2, 3):
-        bucket.saved(seal(bucket.output_dir, step), Path(), last=True)
+        bucket.saved(commit(bucket.output_dir, step), Path(), last=True)
     assert bucket.finish(30) == ""
     assert published(bucket) == ["checkpoint-2", "checkpoint-3", "metrics.jsonl"]
     shutil.rmtree(bucket.output_dir)
@@ -62,12 +63,12 @@ def test_checkpoints_are_rotated_there_as_here_and_come_back_whole(bucket: Bucke
 
 
 def test_half_an_upload_is_invisible_and_rotated_away(
-    bucket: Bucket, object_store: ObjectStore, capsys: pytest.CaptureFixture[str]
+    bucket: CheckpointUploader, object_store: ObjectStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    bucket.saved(seal(bucket.output_dir, 1), Path(), last=True)
+    bucket.saved(commit(bucket.output_dir, 1), Path(), last=True)
     assert bucket.finish(30) == ""
     object_store.cut("PUT", "podtune-manifest.json", times=100)
-    bucket.saved(seal(bucket.output_dir, 2), Path(), last=True)
+    bucket.saved(commit(bucket.output_dir, 2), Path(), last=True)
     assert "checkpoint-2" in bucket.finish(30)
     object_store.mend()
     assert "checkpoint-2 was not published" in capsys.readouterr().err
@@ -77,23 +78,25 @@ def test_half_an_upload_is_invisible_and_rotated_away(
     resumed = bucket.newest(lambda found: None)
     assert resumed is not None
     assert resumed.step == 1
-    bucket.saved(seal(bucket.output_dir, 3), Path(), last=True)
+    bucket.saved(commit(bucket.output_dir, 3), Path(), last=True)
     assert bucket.finish(30) == ""
     assert published(bucket) == ["checkpoint-1", "checkpoint-3"]
 
 
-def test_a_cut_in_mid_transfer_loses_nothing(bucket: Bucket, object_store: ObjectStore) -> None:
+def test_a_cut_in_mid_transfer_loses_nothing(bucket: CheckpointUploader, object_store: ObjectStore) -> None:
     object_store.cut("PUT", "model.safetensors")
-    bucket.saved(seal(bucket.output_dir, 1, b"w" * 400), Path(), last=True)
+    bucket.saved(commit(bucket.output_dir, 1, b"w" * 400), Path(), last=True)
     assert bucket.finish(30) == ""
     shutil.rmtree(bucket.output_dir / "checkpoint-1")
     object_store.cut("GET", "model.safetensors")
     assert bucket.newest(lambda found: None) is not None
 
 
-def test_an_object_that_changed_there_is_not_used(bucket: Bucket, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_object_that_changed_there_is_not_used(
+    bucket: CheckpointUploader, capsys: pytest.CaptureFixture[str]
+) -> None:
     for step in (1, 2):
-        bucket.saved(seal(bucket.output_dir, step), Path(), last=True)
+        bucket.saved(commit(bucket.output_dir, step), Path(), last=True)
     bucket.finish(30)
     bucket.remote.write("checkpoint-2/model.safetensors", b"Weights" * 1000)
     shutil.rmtree(bucket.output_dir)
@@ -104,13 +107,13 @@ def test_an_object_that_changed_there_is_not_used(bucket: Bucket, capsys: pytest
     assert "checkpoint-2 is not used: model.safetensors has changed" in capsys.readouterr().err
 
 
-def test_what_belongs_to_another_run_is_refused_before_it_is_fetched(bucket: Bucket) -> None:
-    bucket.saved(seal(bucket.output_dir, 1), Path(), last=True)
+def test_what_belongs_to_another_run_is_refused_before_it_is_fetched(bucket: CheckpointUploader) -> None:
+    bucket.saved(commit(bucket.output_dir, 1), Path(), last=True)
     bucket.finish(30)
     shutil.rmtree(bucket.output_dir)
     bucket.output_dir.mkdir()
     with pytest.raises(UserError, match="belongs to another run") as caught:
-        bucket.newest(lambda found: checkpoint.check_resume(found, {"seed": 2}, allowed=False))
+        bucket.newest(lambda found: checkpoint.check_resume(found, KEY, allowed=False))
     assert "run_name" in caught.value.fix
     assert str(bucket.remote.url) in caught.value.where
     assert not list(bucket.output_dir.iterdir())
@@ -119,20 +122,20 @@ def test_what_belongs_to_another_run_is_refused_before_it_is_fetched(bucket: Buc
 
 
 def test_a_checkpoint_on_its_way_is_kept_and_the_next_one_left_out(
-    bucket: Bucket, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    bucket: CheckpointUploader, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import threading
 
     go = threading.Event()
-    original = store.Remote.upload
+    original = Remote.upload
 
-    def slow(remote: store.Remote, files: dict[str, Path]) -> None:
+    def slow(remote: Remote, files: dict[str, Path]) -> None:
         assert go.wait(30)
         original(remote, files)
 
-    monkeypatch.setattr(store.Remote, "upload", slow)
-    bucket.saved(seal(bucket.output_dir, 1), Path(), last=False)
-    bucket.saved(seal(bucket.output_dir, 2), Path(), last=False)
+    monkeypatch.setattr(Remote, "upload", slow)
+    bucket.saved(commit(bucket.output_dir, 1), Path(), last=False)
+    bucket.saved(commit(bucket.output_dir, 2), Path(), last=False)
     assert "checkpoint-2 is not published" in capsys.readouterr().err
     checkpoint.rotate(bucket.output_dir, 1, busy=bucket.busy)
     assert (bucket.output_dir / "checkpoint-1").is_dir()
@@ -142,7 +145,7 @@ def test_a_checkpoint_on_its_way_is_kept_and_the_next_one_left_out(
 
 
 def test_a_finished_run_publishes_what_is_missing_there_and_says_what_it_cannot(
-    bucket: Bucket, object_store: ObjectStore
+    bucket: CheckpointUploader, object_store: ObjectStore
 ) -> None:
     (bucket.output_dir / "final").mkdir()
     (bucket.output_dir / "final" / "model.safetensors").write_bytes(b"w")
@@ -161,7 +164,7 @@ def test_a_finished_run_publishes_what_is_missing_there_and_says_what_it_cannot(
 @pytest.fixture(scope="module")
 def options(qa_data: Path, micro_model: Path, runs: str, object_store: ObjectStore) -> list[object]:
     """Eight short fp32 steps, saved at every fourth; model and rows come from the bucket too."""
-    remote = store.Remote(f"{runs}/inputs")
+    remote = Remote(f"{runs}/inputs")
     remote.upload({f"model/{path.name}": path for path in micro_model.iterdir()})
     remote.upload({"rows.parquet": qa_data / "train.parquet"})
     return [
@@ -178,7 +181,7 @@ def test_a_run_goes_on_from_the_bucket_with_equal_losses_when_its_volume_is_gone
     whole = ["--max_steps", 8, *options, "--publish", f"{runs}/e2e", "--output_dir"]
     launcher.run(*whole, tmp_path / "run", env=env)
     losses = metrics(tmp_path / "run")
-    remote = store.Remote(f"{runs}/e2e/r")
+    remote = Remote(f"{runs}/e2e/r")
     names = {name.partition("/")[0] for name in remote.listing()}
     assert names == {"checkpoint-4", "checkpoint-8", "final", "run.json", "metrics.jsonl"}
     record = json.loads(remote.read("run.json") or b"")
@@ -200,7 +203,7 @@ def test_two_pods_with_a_volume_each_go_on_from_the_bucket(
     whole = ["--max_steps", 8, *options, "--publish", f"{runs}/pods", "--strategy", "fsdp"]
     first = [tmp_path / "first" / name for name in "ab"]
     launcher.run(*whole, ranks=2, env=env, pods=first)
-    remote = store.Remote(f"{runs}/pods/r")
+    remote = Remote(f"{runs}/pods/r")
     names = set(remote.listing("checkpoint-4"))
     assert {f"checkpoint-4/rng_state_{rank}.pth" for rank in (0, 1)} <= names
     assert not (first[0] / "checkpoint-4" / "rng_state_1.pth").exists(), "each pod has its own part"

@@ -1,0 +1,33 @@
+"""The environment variables that libraries read when they are imported: set before torch is."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from pathlib import Path
+
+_ALLOCATOR = "PYTORCH_ALLOC_CONF"
+_GPU_DEVICES = ("/dev/nvidiactl", "/dev/dxg")  # the second is WSL's
+
+
+def set_library_environment(threads: int) -> None:
+    """Set threads, memory allocation and quiet; what the user has set stays, but for the ``threads``."""
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    if not {_ALLOCATOR, "PYTORCH_CUDA_ALLOC_CONF"} & set(os.environ):
+        # each batch has another length, which leaves gaps in memory that comes in blocks of fixed size
+        os.environ[_ALLOCATOR] = "expandable_segments:True"
+    # oneDNN and torch's layer over it keep the kernels, with the memory that they work in, of the last 1,024
+    # shapes each: more than a gigabyte where each batch has another length. Those of a small model, whose
+    # lengths are rounded up (podtune.sft.train.trainer), fit in this.
+    for capacity in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
+        os.environ.setdefault(capacity, "256")
+    if not sys.stderr.isatty():
+        os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")  # a bar in a log is a hundred lines
+    if not any(Path(device).exists() for device in _GPU_DEVICES):
+        # accelerate imports DeepSpeed, the benchmark's, where it is installed, which warns of absent GPUs
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    warnings.filterwarnings(
+        "ignore", category=FutureWarning, module=r"accelerate|transformers|trl|torch\.distributed"
+    )

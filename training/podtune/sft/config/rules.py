@@ -1,0 +1,182 @@
+"""The rules of a configuration that need neither torch nor the data: bounds and contradictions of keys."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from podtune.run.errors import ConfigError
+from podtune.sft.config.keys import Settings
+from podtune.sft.data.source import STREAMING
+from podtune.sft.source.object_store import refuse_secret
+
+REQUIRED = {
+    ("model_name_or_path",): ("no model is named", "--model_name_or_path FOLDER|HUB_ID"),
+    ("dataset_name", "datasets"): ("no data set is named", "--dataset_name FILE|FOLDER|HUB_NAME"),
+    ("output_dir",): ("no output folder is named", "--output_dir FOLDER"),
+}
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A contradiction between a key that is set, neither to null nor to false, and other keys.
+
+    Attributes:
+        problem: the rest of a sentence that begins with the key and its value.
+        fix: what to do.
+        broken: true for a configuration that breaks the rule.
+    """
+
+    key: str
+    problem: str | Callable[[Settings], str]
+    fix: str = ""
+    broken: Callable[[Settings], object] = bool
+
+
+def check(settings: Settings) -> None:
+    """Check bounds, secrets in names, required keys and the rules. Raises :class:`UserError`."""
+    for key in settings.values:
+        _check_bounds(key, settings)
+    for key, value in settings.values.items():
+        for name in [entry.get("path", "") for entry in value] if key == "datasets" else [value]:
+            refuse_secret(str(name), f"{settings.source[key]}: {key}")
+    for keys, (problem, fix) in REQUIRED.items():
+        if not any(settings.values.get(key) for key in keys):
+            raise ConfigError(problem, where=keys[0], fix=fix)
+    if url := settings.value("notify_url"):
+        from podtune.run.notify import check_url
+
+        check_url(str(url), settings.source["notify_url"])
+    for rule in RULES:
+        value = settings.value(rule.key)
+        if value is not None and value is not False and rule.broken(settings):
+            problem = rule.problem if isinstance(rule.problem, str) else rule.problem(settings)
+            raise _wrong(settings, rule.key, problem, rule.fix)
+
+
+def _check_bounds(key: str, settings: Settings) -> None:
+    value, spec = settings.values[key], settings.spec(key)
+    if value is None:
+        return
+    if isinstance(value, float) and not math.isfinite(value):
+        raise _wrong(settings, key, "must be a finite number")
+    if "at_least" in spec and value < spec["at_least"]:
+        raise _wrong(settings, key, f"must be at least {spec['at_least']}")
+    if "above" in spec and not value > spec["above"]:
+        raise _wrong(settings, key, f"must be above {spec['above']}")
+
+
+def _wrong(settings: Settings, key: str, problem: str, fix: str = "") -> ConfigError:
+    return ConfigError(f"{key} is {settings.shown(key)}: {problem}", where=settings.source[key], fix=fix)
+
+
+def _all_set(*keys: str) -> Callable[[Settings], bool]:
+    return lambda s: all(s.values.get(key) for key in keys)
+
+
+def _lacks(*keys: str) -> Callable[[Settings], bool]:
+    return lambda s: not any(s.value(key) for key in keys)
+
+
+def _grouped(s: Settings) -> bool:
+    return bool(s.value("train_sampling_strategy") == "group_by_length")
+
+
+ALL_ROWS = "{} needs all rows before the first step"
+BOTH = "{} is set too, and only one can hold"
+#: in the order in which they are applied; the first one that is broken is said
+RULES = (
+    Rule(
+        "max_steps",
+        "must be at least 1, or -1 to train num_train_epochs",
+        broken=lambda s: s.value("max_steps") != -1 and s.value("max_steps") < 1,
+    ),
+    Rule(
+        "eval_split_size",
+        "must be a share below 1 or a whole number of rows",
+        broken=lambda s: s.value("eval_split_size") > 1 and s.value("eval_split_size") % 1,
+    ),
+    Rule(
+        "load_best_model_at_end",
+        lambda s: (
+            f"the best is chosen where both are done, but save_strategy is {s.value('save_strategy')} and "
+            f"eval_strategy is {s.value('eval_strategy')}"
+        ),
+        "eval_strategy and save_strategy of one value: steps or epoch",
+        broken=lambda s: s.value("save_strategy") not in ("best", s.value("eval_strategy")),
+    ),
+    Rule(
+        "early_stopping_patience",
+        "it counts evaluations, and eval_strategy is no",
+        "eval_strategy: steps",
+        broken=lambda s: s.value("eval_strategy") == "no",
+    ),
+    Rule(
+        "early_stopping_threshold",
+        "it has no effect without early_stopping_patience",
+        "set it",
+        broken=lambda s: s.value("early_stopping_threshold") and not s.value("early_stopping_patience"),
+    ),
+    Rule(
+        "logging_steps",
+        "must be above 0",
+        "logging_strategy: no leaves the lines out",
+        broken=lambda s: s.value("logging_steps") == 0 and s.value("logging_strategy") == "steps",
+    ),
+    Rule("bf16", BOTH.format("fp16"), "remove bf16 or fp16", _all_set("fp16")),
+    Rule(
+        "load_in_4bit",
+        BOTH.format("load_in_8bit"),
+        "remove load_in_4bit or load_in_8bit",
+        _all_set("load_in_8bit"),
+    ),
+    Rule(
+        "global_batch_size",
+        "it is solved from the batch and the world, but gradient_accumulation_steps is given too",
+        "give one",
+        _all_set("gradient_accumulation_steps", "per_device_train_batch_size"),
+    ),
+    Rule(
+        "strategy",
+        "fsdp is configured by hand too",
+        "remove strategy, or fsdp",
+        broken=lambda s: s.value("strategy") != "auto" and s.value("fsdp"),
+    ),
+    Rule("packing", "packing needs max_length", broken=lambda s: s.value("max_length") is None),
+    *(
+        Rule(key, "quantised weights cannot be trained in full", "--use_peft", _lacks("use_peft"))
+        for key in ("load_in_4bit", "load_in_8bit")
+    ),
+    Rule(
+        "report_to",
+        "Aim is not a tracker of transformers",
+        "--aim_repo FOLDER",
+        broken=lambda s: "aim" in s.value("report_to"),
+    ),
+    *(
+        rule
+        for key in STREAMING
+        for rule in (
+            Rule(
+                key,
+                "nobody counts the rows, so epochs have no end",
+                "set max_steps",
+                broken=lambda s: (s.value("max_steps") or -1) < 1,
+            ),
+            Rule(key, ALL_ROWS.format("packing"), "leave one out", _all_set("packing")),
+            Rule(key, ALL_ROWS.format("eval_split_size"), "leave one out", _all_set("eval_split_size")),
+            Rule(key, ALL_ROWS.format("group_by_length"), "leave one out", _grouped),
+            Rule(
+                key,
+                "one worker reads the stream",
+                "dataloader_num_workers: 1",
+                broken=lambda s: (s.value("dataloader_num_workers") or 0) > 1,
+            ),
+        )
+    ),
+    Rule("ignore_data_skip", "a resumed run would train on rows that it has seen", "remove it"),
+    Rule(
+        "enable_jit_checkpoint", "podtune saves on SIGTERM by itself, with all ranks at one step", "remove it"
+    ),
+)

@@ -1,0 +1,51 @@
+"""The trainer of a run with its model, adapter, callbacks and collaborators."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from podtune.sft.cpu.heap_trim import HeapTrimCallback
+from podtune.sft.model.load import load_model
+from podtune.sft.train.early import early_stopping
+from podtune.sft.train.stop import CoordinatedStop, StopSignals
+from podtune.sft.train.trainer import PodtuneTrainer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+
+    from podtune.sft.config.resolve import Arguments
+    from podtune.sft.source.model import Origin
+    from podtune.sft.train.run import FineTune
+
+
+def build_trainer(
+    arguments: Arguments,
+    origin: Origin,
+    model_config: PreTrainedConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    run: FineTune,
+    signals: StopSignals,
+) -> PodtuneTrainer:
+    """Load the weights at ``origin`` and make the trainer of ``run``."""
+    training, world, rows = arguments.training, run.world, run.rows
+    model = load_model(origin, **arguments.model_options())
+    # applied here, SFTTrainer need not look again
+    training.model_init_kwargs = training.chat_template_path = None
+    stop = CoordinatedStop(signals, world, run.writer)
+    heap = [HeapTrimCallback()] if world.device_type == "cpu" else []
+    return PodtuneTrainer(
+        model=model,
+        args=training,
+        train_dataset=rows.dataset(run.resume.position if run.resume else 0),
+        eval_dataset=rows.eval,
+        processing_class=tokenizer,
+        peft_config=arguments.peft_config(model_config.model_type),
+        # progress first: it decides whether this step is logged
+        callbacks=[run.progress, stop, *early_stopping(arguments.run), *heap],
+        world=world,
+        meter=run.meter,
+        writer=run.writer,
+        stop=stop,
+        resume_key=arguments.resume_key(rows.info.fingerprint),
+        fused=arguments.run.loss == "lean",
+    )

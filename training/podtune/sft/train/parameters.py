@@ -1,0 +1,39 @@
+"""The trained parameters of a model: how many, in which layers, in how large a checkpoint."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from podtune.run.checkpoint import checkpoint_bytes
+
+
+def trained_parameters(model: Any) -> int:
+    """Count the parameters that the optimizer changes, those of all ranks where they are sharded."""
+    return sum(each.numel() for each in model.parameters() if each.requires_grad)
+
+
+def adapter_layers(model: Any) -> list[str]:
+    """Name the layers that have adapters, a text for each adapter: PEFT's own choice is not all layers."""
+    configs = getattr(model, "peft_config", {}).values()
+    names = [each.target_modules for each in configs if isinstance(each.target_modules, set | list)]
+    return [" ".join(sorted(layers)) for layers in names if layers]
+
+
+def estimated_checkpoint_bytes(trainer: Any) -> int:
+    """Estimate the size of one checkpoint of ``trainer``."""
+    parameters, model_only = trainer.model.parameters(), trainer.args.save_only_model
+    size = max((each.element_size() for each in parameters if each.requires_grad), default=0)
+    weights = trained_parameters(trainer.model) * size
+    # accelerate keeps FSDP's own copy of the weights beside the model's
+    own_copy = weights if trainer.is_fsdp_enabled and not model_only else 0
+    return checkpoint_bytes(weights, trainer.args.optim, model_only=model_only) + own_copy
+
+
+def leave_casts_to_autocast(model: Any) -> None:
+    """Leave out LoRA's cast of each layer's input to fp32, which autocast undoes at once.
+
+    The same bits for half of an adapter's memory traffic.
+    """
+    for module in model.modules():
+        if hasattr(module, "cast_input_dtype_enabled"):
+            module.cast_input_dtype_enabled = False
