@@ -17,7 +17,8 @@ from podtune.commands import preflight
 from podtune.pod import compute
 from podtune.pod import meeting as preflight_collective
 from podtune.pod.preflight import judge
-from podtune.run.distributed import PodPlace, why_no_cuda
+from podtune.run.distributed import why_no_cuda
+from podtune.run.world import PodPlace
 
 
 class Job:

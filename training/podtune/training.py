@@ -16,17 +16,12 @@ from pathlib import Path
 
 from podtune.machine.facts import cpu_threads
 from podtune.run import checkpoint
-from podtune.run.distributed import (
-    World,
-    cleanup_distributed,
-    follow_launcher,
-    note_end,
-    read_world,
-    setup_distributed,
-)
+from podtune.run.distributed import cleanup_distributed, setup_distributed
 from podtune.run.errors import OK, PREEMPTED, reader_left, working
 from podtune.run.exit import exit_after
+from podtune.run.launcher import follow_launcher, note_end
 from podtune.run.library_environment import set_library_environment
+from podtune.run.world import World, read_world
 from podtune.sft.config import settings as config
 from podtune.sft.config.help import help_text
 from podtune.sft.config.keys import Settings

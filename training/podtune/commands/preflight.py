@@ -67,7 +67,7 @@ def run(config: Path | None, timeout_s: float, wait_s: float = 0.0) -> dict[str,
     A pod that is not fit by itself says so to those that are there already, and waits for no other.
     """
     from podtune.pod.preflight import Problem, errors, judge, look, verdict
-    from podtune.run.distributed import PodPlace, read_pod
+    from podtune.run.world import PodPlace, read_pod
 
     # an elastic job has no fixed number of pods
     alone = not os.environ.get("PET_NNODES") or ":" in os.environ["PET_NNODES"]

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from podtune.run.distributed import PodPlace
+from podtune.run.world import PodPlace
 
 Json = dict[str, Any]
 

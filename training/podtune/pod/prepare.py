@@ -217,7 +217,7 @@ def _download(name: str, revision: str | None) -> None:
 
 def _tokenise(values: dict[str, Any]) -> None:
     """Load the data and fill the cache of token rows, as training will."""
-    from podtune.run.distributed import World
+    from podtune.run.world import World
     from podtune.sft.config.resolve import resolve
     from podtune.sft.data.rows import token_rows
     from podtune.sft.data.tokenizer import load_tokenizer

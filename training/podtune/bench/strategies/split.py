@@ -14,7 +14,7 @@ from podtune.bench.models.stack import Stack
 from podtune.bench.options import Options
 from podtune.bench.strategies.contract import BuildModel
 from podtune.bench.strategies.step import prepare
-from podtune.run.distributed import World
+from podtune.run.world import World
 
 
 def forward_flops_by_block(blocks: Sequence[nn.Module], inputs: torch.Tensor) -> list[int]:
