@@ -60,8 +60,7 @@ class CheckpointWriter:
     - *collecting*: ranks stand still and transformers writes into :attr:`folder`. A synchronous save is
       committed there and then, and the writer is idle again;
     - *in flight* (async save): training continues, a thread of each pod copies its files to the volume, and
-    rank
-      0's commits them once every pod has copied (:meth:`allow_commit`). :meth:`finish` waits for that.
+      rank 0's commits them once every pod has copied (:meth:`allow_commit`). :meth:`finish` waits for that.
 
     Args:
         limit: checkpoints that rotation keeps, None for all.
