@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from podtune.commands.options import Context, Namespace
+
 
 def doctor(
     cluster: Annotated[
@@ -23,8 +25,8 @@ def doctor(
     as_json: Annotated[
         bool, typer.Option("--json", help="For scripts: state, and checks with name, state, found, fix.")
     ] = False,
-    namespace: Annotated[str, typer.Option("-n", "--namespace", help="The kubeconfig's if left out.")] = "",
-    context: Annotated[str, typer.Option(help="Of the kubeconfig; the current one if left out.")] = "",
+    namespace: Namespace = "",
+    context: Context = "",
 ) -> None:
     """Look at this machine, and with --cluster at the cluster: one line each, ok, warn or fail, with the fix.
 
@@ -55,15 +57,12 @@ def doctor(
     if torch:
         checks.append(machine.torch_works())
     if as_json:
-        worst = next(
-            (state for state in ("fail", "warn") if any(check.state == state for check in checks)), "ok"
-        )
+        states = {check.state for check in checks}
+        worst = next((state for state in ("fail", "warn") if state in states), "ok")
         print(json.dumps({"state": worst, "checks": [asdict(check) for check in checks]}, indent=2))
     else:
         width = max(len(check.name) for check in checks)
         for check in checks:
-            print(
-                (f"{check.state:<4}  {check.name:<{width}}  {check.found}")
-                + (f"; fix: {check.fix}" if check.fix else "")
-            )
+            fix = f"; fix: {check.fix}" if check.fix else ""
+            print(f"{check.state:<4}  {check.name:<{width}}  {check.found}{fix}")
     sys.exit(machine.exit_code(checks))
