@@ -114,7 +114,7 @@ def test_impossible_cells_are_skipped_by_name_only_where_the_sweep_allows(tmp_pa
         options={},
     )
     assert list(found.impossible) == ["resnet18-cifar.tensor.w1.fp32"]
-    with pytest.raises(UserError, match="cells cannot be"):
+    with pytest.raises(UserError, match="cases cannot be"):
         cells_of(tmp_path, strategies=["ddp", "tensor"], models=["resnet18-cifar"], options={})
 
 
