@@ -127,7 +127,7 @@ def _in_the_cluster(
     jobs = {trial.name: documents(trial, tell=index == 0) for index, trial in enumerate(trials.trials)}
     notes: dict[str, None] = {}
     for each in jobs.values():
-        if not release.exists(cluster, each):
+        if not cluster.exists(each[-1]):
             notes |= dict.fromkeys(submit.check(cluster, each))
     for note in notes:
         print(f"podtune: note: {note}", file=sys.stderr)
