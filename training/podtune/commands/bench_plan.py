@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from podtune.plan.plan import Plan
     from podtune.plan.setup import TrainingSetup
     from podtune.plan.shapes import Checkpointing, Shape
+    from podtune.report.draw.tables import Value
 
 Model = Annotated[
     str, typer.Option(help="A benchmark model, SmolLM3-3B, or hf:PATH of a folder with a config.json.")
@@ -142,39 +143,32 @@ def _count(text: str) -> int:
 
 def _table(plans: list[Plan]) -> str:
     """The plans side by side, GiB a rank."""
-    from podtune.report.draw.tables import Column, Table, Value
+    from podtune.report.draw.tables import Column, Table
 
     first = plans[0]
     memory = ("weights", "gradients", "optimizer", "activations", "head", "buffers", "total GiB")
     titles = (*memory, "sent/step", "bubble", "step", "fits", "limited by")
     columns = [Column("strategy"), *(Column(title, "right") for title in titles)]
-    rows: list[list[Value]] = []
-    for plan in plans:
-        parts = (plan.weights_gib, plan.gradients_gib, plan.optimizer_gib, plan.activations_gib)
-        rows.append(
-            [
-                plan.strategy,
-                *(
-                    None if gib is None else f"{gib:.2f}"
-                    for gib in (*parts, plan.head_gib, plan.buffers_gib, plan.total_gib)
-                ),
-                _bytes(plan.bytes_per_step),
-                f"{plan.bubble_share:.0%}",
-                None if plan.step_time_s is None else f"{plan.step_time_s * 1000:.1f} ms",
-                None if plan.fits is None else "yes" if plan.fits else "NO",
-                plan.limited_by or None,
-            ]
-        )
-    given = (
-        f"{first.parameters:,} parameters, {first.precision}, batch {first.batch_size} over "
-        f"{first.world_size} ranks"
-    )
-    where = (
-        f"{first.hardware} ({first.memory_gib:.1f} GiB a rank)"
-        if first.memory_gib is not None
-        else "no hardware"
-    )
-    return "\n".join([f"{given}, on {where}; memory in GiB a rank", Table(columns, rows).text()])
+    given = f"{first.parameters:,} parameters, {first.precision}, batch {first.batch_size}"
+    where = "no hardware"
+    if first.memory_gib is not None:
+        where = f"{first.hardware} ({first.memory_gib:.1f} GiB a rank)"
+    head = f"{given} over {first.world_size} ranks, on {where}; memory in GiB a rank"
+    return "\n".join([head, Table(columns, [_row(plan) for plan in plans]).text()])
+
+
+def _row(plan: Plan) -> list[Value]:
+    parts = (plan.weights_gib, plan.gradients_gib, plan.optimizer_gib, plan.activations_gib)
+    memory = (*parts, plan.head_gib, plan.buffers_gib, plan.total_gib)
+    return [
+        plan.strategy,
+        *(None if gib is None else f"{gib:.2f}" for gib in memory),
+        _bytes(plan.bytes_per_step),
+        f"{plan.bubble_share:.0%}",
+        None if plan.step_time_s is None else f"{plan.step_time_s * 1000:.1f} ms",
+        None if plan.fits is None else "yes" if plan.fits else "NO",
+        plan.limited_by or None,
+    ]
 
 
 def _bytes(count: float) -> str:
