@@ -33,7 +33,7 @@ class Origin:
 
     @property
     def is_adapter(self) -> bool:
-        """Whether this is a PEFT adapter, which needs its base model."""
+        """True of a PEFT adapter, which needs its base model."""
         return "adapter_config.json" in self.files
 
     @property
