@@ -59,8 +59,8 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
     """One run in this process."""
     os.environ["OMP_NUM_THREADS"] = "1"
     from podtune.machine.facts import cpu_threads
-    from podtune.run.distributed import World
     from podtune.run.library_environment import set_library_environment
+    from podtune.run.world import World
 
     if args.kind == "podtune":
         set_library_environment(cpu_threads(World()))

@@ -39,7 +39,7 @@ def main() -> int:
     import transformers
     from sft_vs_trl import podtune, quiet, random_model
 
-    from podtune.run.distributed import World
+    from podtune.run.world import World
 
     datasets.disable_progress_bars()
     _, tokenizer = random_model()

@@ -57,7 +57,7 @@ def main() -> int:
         serve(args)
         return 0
     from podtune.machine.facts import cpu_threads
-    from podtune.run.distributed import World
+    from podtune.run.world import World
 
     args.threads = args.threads or cpu_threads(World(local_world_size=args.processes))
     with contextlib.ExitStack() as stack:
@@ -113,8 +113,9 @@ class Side:
 def serve(args: argparse.Namespace) -> None:
     """One rank of one side. Rank 0 reads what to train, a line of JSON on stdin, and writes what it gave."""
     from podtune.machine.facts import cpu_threads
-    from podtune.run.distributed import cleanup_distributed, read_world, setup_distributed
+    from podtune.run.distributed import cleanup_distributed, setup_distributed
     from podtune.run.library_environment import set_library_environment
+    from podtune.run.world import read_world
 
     with os.fdopen(os.dup(sys.stdout.fileno()), "w") as answers, tempfile.TemporaryDirectory() as scratch:
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # for whatever libraries print

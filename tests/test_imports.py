@@ -28,7 +28,7 @@ ONLY_IN = {
     "deepspeed": ("machine/building.py", "bench/strategies/deepspeed_zero.py"),
     "torch": (
         *("training.py", "benchmark.py", "bench/", "sft/"),
-        *("run/distributed.py", "pod/launch.py", "pod/meeting.py", "pod/compute.py"),
+        *("run/distributed.py", "run/peers.py", "pod/launch.py", "pod/rendezvous.py", "pod/compute.py"),
     ),
 }
 # Layers: a folder, and the others that it may import.
@@ -60,7 +60,7 @@ RENDEZVOUS = {
     "GROUP_WORLD_SIZE",
     "NODE_RANK",
 }
-# May ask whether they are in a job at all, and in what; the values they use come from run/distributed.
+# May ask whether they are in a job at all, and in what; the values they use come from run/world.py.
 ASKS_WHETHER = {"commands/preflight.py"}
 HEAVY = (
     "torch",
@@ -236,13 +236,13 @@ def environment_reads(path: Path) -> Iterator[str]:
         )
 
 
-def test_only_run_distributed_reads_the_rendezvous_environment() -> None:
+def test_only_the_world_reads_the_rendezvous_environment() -> None:
     def belongs(name: str) -> bool:
         return name in RENDEZVOUS or name.startswith(("PET_", "MASTER_"))
 
     readers = {name_of(path): {name for name in environment_reads(path) if belongs(name)} for path in FILES}
     found = {path for path, names in readers.items() if names}
-    assert found - ASKS_WHETHER <= {"run/distributed.py"}
+    assert found - ASKS_WHETHER <= {"run/world.py", "run/distributed.py", "run/launcher.py"}
 
 
 def test_only_run_distributed_opens_and_closes_the_process_group() -> None:

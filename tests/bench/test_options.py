@@ -11,8 +11,8 @@ import pytest
 
 from podtune.bench.case.command_line import parser, read_options
 from podtune.bench.options import Options
-from podtune.run.distributed import World
 from podtune.run.errors import UserError
+from podtune.run.world import World
 
 TINY = ["--model", "tinygpt-test"]
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from podtune.run.distributed import World
+from podtune.run.world import World
 
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "sft_vs_trl.py"
 

@@ -15,7 +15,7 @@ from podtune.machine.facts import (
     too_old,
     usable_cpus,
 )
-from podtune.run.distributed import World
+from podtune.run.world import World
 
 TWO_RANKS = World(local_world_size=2, world_size=2)
 

@@ -70,7 +70,7 @@ def test_sigterm_reaches_the_ranks_and_the_code_says_preempted(launcher, program
 RESTARTED = """
 import os
 import torch, torch.distributed as dist
-from podtune.run.distributed import cleanup_distributed, setup_distributed
+from podtune.run.distributed import (cleanup_distributed, setup_distributed)
 world = setup_distributed(timeout_s=20, use_cpu=True)
 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and world.rank == 1:
     os._exit(9)
@@ -135,7 +135,7 @@ def test_a_sigterm_whose_exception_is_swallowed_ends_the_launcher_all_the_same(t
 
 ASKED = """
 import os, signal, sys, time
-from podtune.run.distributed import follow_launcher, note_end
+from podtune.run.launcher import (follow_launcher, note_end)
 follow_launcher()
 what = sys.argv[1]
 if what == "saves":

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from podtune.machine.provenance import provenance
-from podtune.run.distributed import World, in_pod
 from podtune.run.metrics_log import MetricsLog, each_entry, metrics_entry, read_metrics
 from podtune.run.record import (
     CUDA_PEAK,
@@ -24,6 +23,7 @@ from podtune.run.record import (
     new_record,
     write_json,
 )
+from podtune.run.world import World, in_pod
 from podtune.sft.train.meter import Meter
 from podtune.sft.train.progress import Progress
 

@@ -8,8 +8,9 @@ import pytest
 from support.launch import Launcher
 
 from podtune.run import distributed
-from podtune.run.distributed import World, read_world, setup_distributed, why_no_cuda
+from podtune.run.distributed import setup_distributed, why_no_cuda
 from podtune.run.errors import UserError
+from podtune.run.world import World, read_world
 
 TORCHRUN = {
     "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2",

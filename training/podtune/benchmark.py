@@ -21,8 +21,10 @@ from podtune.bench.case.record import CaseRecord, Ended, prepare_output
 from podtune.bench.models import Size
 from podtune.bench.options import Options
 from podtune.run import errors
-from podtune.run.distributed import World, cleanup_distributed, follow_launcher, read_world, setup_distributed
+from podtune.run.distributed import cleanup_distributed, setup_distributed
 from podtune.run.errors import UserError
+from podtune.run.launcher import follow_launcher
+from podtune.run.world import World, read_world
 
 
 def main(arguments: list[str] | None = None) -> int:

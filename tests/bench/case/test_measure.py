@@ -22,7 +22,7 @@ from podtune.bench.case.profiling import exposed_seconds
 from podtune.bench.case.run import CaseRun
 from podtune.bench.case.watchdog import Watchdog
 from podtune.bench.options import Options
-from podtune.run.distributed import World
+from podtune.run.world import World
 
 FP32 = Options(model="tinygpt-test", strategy="ddp")
 

@@ -16,8 +16,9 @@ from podtune.bench.case.device import refuse_what_the_device_lacks
 from podtune.bench.case.loop import measure
 from podtune.bench.case.run import CaseRun
 from podtune.bench.case.watchdog import Watchdog
-from podtune.run.distributed import World, cleanup_distributed, setup_distributed
+from podtune.run.distributed import cleanup_distributed, setup_distributed
 from podtune.run.errors import UserError
+from podtune.run.world import World
 
 
 def run_cell(arguments: list[str], world: World, watchdog: Watchdog) -> dict[str, object]:

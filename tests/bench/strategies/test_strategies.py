@@ -19,7 +19,7 @@ import pytest
 from podtune.bench.case.command_line import read_options
 from podtune.bench.strategies.table import STRATEGIES
 from podtune.plan.predicted_vs_measured import plans
-from podtune.run.distributed import World
+from podtune.run.world import World
 
 ROOT = Path(__file__).parents[3]
 QUICK = ["--sequence-length", "32", "--steps", "2", "--warmup", "0", "--repeats", "1"]
@@ -224,7 +224,8 @@ torch.is_autocast_enabled = lambda device="cpu": ask("cpu")  # DeepSpeed asks wi
 from podtune.bench.case.command_line import read_options
 from podtune.bench.case.run import CaseRun
 from podtune.bench.case.watchdog import Watchdog
-from podtune.run.distributed import read_world, setup_distributed
+from podtune.run.world import (read_world)
+from podtune.run.distributed import (setup_distributed)
 words = ["--model", "tinygpt-test", "--precision", "bf16", "--cpu", "--global-batch-size", "2"]
 world = setup_distributed(60, use_cpu=True)
 for strategy in ("zero2", "zero3"):

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from podtune.run.distributed import World
 from podtune.run.errors import ConfigError, UserError
+from podtune.run.world import World
 from podtune.sft.config import settings as config
 
 NEEDED = ["--model_name_or_path", "m", "--dataset_name", "d", "--output_dir", "o"]
@@ -196,7 +196,7 @@ def test_choices_stand_in_the_record_by_their_value() -> None:
 
 
 def test_lora_settings_without_use_peft_are_said_to_have_no_effect() -> None:
-    from podtune.run.distributed import World
+    from podtune.run.world import World
     from podtune.sft.config.resolve import resolve
 
     assert (

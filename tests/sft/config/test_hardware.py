@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from support.gpus import A100, CARDS, H100, L40S, T4, Card, on_cards
 
-from podtune.run.distributed import World, setup_distributed
+from podtune.run.distributed import setup_distributed
 from podtune.run.errors import UserError
+from podtune.run.world import World
 from podtune.sft.config import hardware
 from podtune.sft.config import settings as config
 from podtune.sft.config.hardware import hardware_choices, refuse_unfit

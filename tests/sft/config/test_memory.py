@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from support.gpus import A100, H100, L40S, T4, Card, on_cards
 
-from podtune.run.distributed import World
 from podtune.run.errors import UserError
+from podtune.run.world import World
 from podtune.sft.config import settings as config
 from podtune.sft.config.memory import MemoryEstimate, estimate_memory, longest_mean
 from podtune.sft.config.resolve import Arguments, resolve

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from transformers import Gemma3Config, LlamaConfig, Qwen3_5Config
 
-from podtune.run.distributed import World
 from podtune.run.errors import UserError
+from podtune.run.world import World
 from podtune.sft.config import settings as config
 from podtune.sft.config.hardware import hardware_choices
 from podtune.sft.config.resolve import resolve

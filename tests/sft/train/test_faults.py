@@ -24,8 +24,8 @@ from support.row_ledger import FOLDER, epochs, trained
 from benchmarks import sft_vs_trl
 from podtune.run import checkpoint
 from podtune.run.background_save import stage_of
-from podtune.run.distributed import World
 from podtune.run.record import Measurements
+from podtune.run.world import World
 
 STEPS = 12
 LONG = 4000  # steps that no test waits for

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from podtune.report.runs.watch import FolderView
-from podtune.run.distributed import World
 from podtune.run.record import METRICS_FILE, RUN_FILE, new_record, write_json
+from podtune.run.world import World
 from podtune.sft.train.meter import Meter, system_metrics
 
 

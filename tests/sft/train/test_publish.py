@@ -10,9 +10,9 @@ import pytest
 from support.resume_keys import KEY
 from transformers import MambaConfig
 
-from podtune.run.distributed import World
 from podtune.run.errors import UserError
 from podtune.run.record import new_record
+from podtune.run.world import World
 from podtune.sft.config.options import ResumeOptions
 from podtune.sft.train.meter import Utilisation, utilisation
 from podtune.sft.train.publish import Publisher, model_card

@@ -13,8 +13,8 @@ from support.object_store import ObjectStore
 from support.resume_keys import KEY
 
 from podtune.run import checkpoint
-from podtune.run.distributed import World
 from podtune.run.errors import UserError
+from podtune.run.world import World
 from podtune.sft.source.object_store import Remote
 from podtune.sft.train.uploader import CheckpointUploader
 

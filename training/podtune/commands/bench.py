@@ -61,7 +61,7 @@ def run(
     import sys
 
     from podtune.commands.preflight import step_zero
-    from podtune.run.distributed import in_pod, read_pod
+    from podtune.run.world import in_pod, read_pod
     from podtune.sweep.case_runner import CaseRunner
     from podtune.sweep.cases import expand
     from podtune.sweep.runner import SweepStopped

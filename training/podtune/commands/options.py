@@ -18,4 +18,5 @@ Namespace = Annotated[str, typer.Option("-n", "--namespace", help="The kubeconfi
 Context = Annotated[str, typer.Option(help="Of the kubeconfig; the current one if left out.")]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The job.")]
 Release = Annotated[str, typer.Option("--name", help="The release, and so the run.")]
-AsJson = Annotated[bool, typer.Option("--json", help="JSON on stdout, for scripts.")]
+TrustRemoteCode = Annotated[bool, typer.Option(help="Run Python code that the model brings.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]

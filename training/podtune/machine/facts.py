@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from podtune.run.distributed import World
+from podtune.run.world import World
 
 GIB = 2**30
 #: smallest driver for a CUDA version (NVIDIA's CUDA Toolkit release notes, minor version compatibility)

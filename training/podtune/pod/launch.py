@@ -22,8 +22,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from podtune.run.distributed import DEFAULT_TIMEOUT_S, ENDS, LAUNCHER, all_ended_well
+from podtune.run.distributed import DEFAULT_TIMEOUT_S
 from podtune.run.errors import OK, PEER_LOST, PREEMPTED, TERMINATION_LOG, PeerLost, report, terminate_log
+from podtune.run.launcher import ENDS, LAUNCHER, all_ended_well
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 GRACE_S = 5.0  # between a signal and the end by force, while no rank has anything to save

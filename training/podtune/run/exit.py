@@ -6,8 +6,9 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from podtune.run.distributed import World, peer_failure
 from podtune.run.errors import report
+from podtune.run.peers import peer_failure
+from podtune.run.world import World
 
 if TYPE_CHECKING:
     from podtune.run.notify import Notification

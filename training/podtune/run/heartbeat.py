@@ -21,9 +21,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, NoReturn
 
-from podtune.run.distributed import LAUNCHER
 from podtune.run.errors import PEER_LOST, CannotCreate, PeerLost, UserError, terminate_log
 from podtune.run.files import remove_parts, write_whole
+from podtune.run.launcher import LAUNCHER
 from podtune.run.lock import Lock, holder, job_of, started, take
 
 HEARTBEAT_FILE, LOCK_FILE = ".heartbeat", ".lock"

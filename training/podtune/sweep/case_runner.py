@@ -17,10 +17,10 @@ from typing import IO
 from podtune.bench.case.record import summary
 from podtune.machine.provenance import provenance
 from podtune.run.collect import emit_record
-from podtune.run.distributed import PodPlace
 from podtune.run.errors import OUT_OF_MEMORY, PEER_LOST, SOFTWARE
 from podtune.run.follow import read_record
 from podtune.run.record import RUN_FILE, Json, Status, end_record, new_record, now, write_json
+from podtune.run.world import PodPlace
 from podtune.sweep.cases import Case, CaseSweep, Expansion, code_hash
 from podtune.sweep.processes import ForkServer, torchrun
 from podtune.sweep.runner import (

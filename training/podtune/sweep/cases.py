@@ -30,8 +30,8 @@ from podtune.bench.case.command_line import flag_of, read_options
 from podtune.bench.options import Options
 from podtune.bench.strategies.table import STRATEGIES
 from podtune.machine.facts import visible_gpus
-from podtune.run.distributed import World
 from podtune.run.errors import ConfigError, UsageError, UserError, near
+from podtune.run.world import World
 from podtune.sweep.sweep_file import SECONDS, check_keys, check_values, combinations, is_a, read_mapping
 
 PRESETS = Path(__file__).with_name("presets")

@@ -19,7 +19,7 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 from podtune.bench.strategies.table import STRATEGIES
-from podtune.run.distributed import PodPlace
+from podtune.run.world import PodPlace
 
 TORCHRUN_GRACE_S = 10  # between SIGTERM and SIGKILL, of torchrun to its workers
 PORTS = 2000

@@ -12,8 +12,8 @@ from podtune.bench.options import Options
 from podtune.bench.strategies.table import STRATEGIES, Entry
 from podtune.plan.models import GLOBAL_BATCH_SIZE
 from podtune.plan.shapes import ConvNet
-from podtune.run.distributed import World
 from podtune.run.errors import UsageError, near
+from podtune.run.world import World
 
 EXAMPLES = """examples:
   python -m podtune.benchmark --model tinygpt-test --strategy single --output /tmp/cell

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from podtune.bench.options import Options
-from podtune.run.distributed import World
 from podtune.run.errors import Unavailable
+from podtune.run.world import World
 
 
 def refuse_what_the_device_lacks(options: Options, world: World) -> None:

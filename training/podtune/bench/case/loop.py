@@ -25,8 +25,8 @@ from podtune.bench.case.parity import PARITY_STEPS, compare_losses, reference_lo
 from podtune.bench.case.run import CaseRun, Stepper
 from podtune.plan.hardware import peak_flops
 from podtune.plan.shapes import ConvNet
-from podtune.run.distributed import World
 from podtune.run.record import Communication, CountedMemory, Losses, Measurements, MemoryPeaks, Spread
+from podtune.run.world import World
 
 DISTINCT_BATCHES = 16  # then they come again: enough to learn from, few enough to keep in memory
 T = TypeVar("T")

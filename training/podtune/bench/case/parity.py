@@ -12,8 +12,9 @@ from podtune.bench.case.run import CaseRun
 from podtune.bench.options import Options
 from podtune.bench.strategies.table import STRATEGIES
 from podtune.run import errors
-from podtune.run.distributed import World, on_main
+from podtune.run.distributed import on_main
 from podtune.run.record import Parity
+from podtune.run.world import World
 
 PARITY_STEPS = 5
 TOLERANCE = {"fp32": 1e-5, "bf16": 2e-2, "fp16": 2e-2, "fp8": 2e-2}

@@ -13,8 +13,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from podtune.bench.options import Options
-from podtune.run.distributed import World
 from podtune.run.record import Json
+from podtune.run.world import World
 
 TRACE, OPERATORS, MEMORY, SNAPSHOT = "trace.json", "operators.txt", "memory.png", "memory_snapshot.pickle"
 TOP = 20

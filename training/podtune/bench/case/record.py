@@ -12,9 +12,10 @@ from podtune.bench.options import Options
 from podtune.machine.provenance import provenance
 from podtune.run import errors
 from podtune.run.collect import emit_record
-from podtune.run.distributed import World, peer_failure
 from podtune.run.errors import PeerLost, UserError
+from podtune.run.peers import peer_failure
 from podtune.run.record import RUN_FILE, Json, Measurements, Status, end_record, new_record, write_json
+from podtune.run.world import World
 
 CLAIM = ".ended"  # whoever creates it writes the record: the rank that failed, while the others hang on it
 

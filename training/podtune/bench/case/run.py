@@ -17,7 +17,7 @@ from podtune.bench.options import Options
 from podtune.bench.strategies.contract import Batch, Strategy
 from podtune.bench.strategies.step import optimizer_factory
 from podtune.bench.strategies.table import STRATEGIES
-from podtune.run.distributed import World
+from podtune.run.world import World
 
 
 class CaseRun:

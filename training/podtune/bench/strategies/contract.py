@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from podtune.bench.models.stack import Stack
 from podtune.bench.options import Options
-from podtune.run.distributed import World
+from podtune.run.world import World
 
 
 class Batch(NamedTuple):

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from podtune.bench.options import Options
 from podtune.bench.strategies.contract import BuildModel, BuildOptimizer
 from podtune.bench.strategies.step import Arithmetic, WholeModel, prepare
-from podtune.run.distributed import World
+from podtune.run.world import World
 
 
 def setup(

@@ -17,8 +17,8 @@ from podtune.bench.options import Options
 from podtune.bench.strategies.contract import Batch, BuildModel, BuildOptimizer
 from podtune.bench.strategies.step import Arithmetic, mean_over, prepare
 from podtune.machine.building import deepspeed_that_builds_nothing
-from podtune.run.distributed import World
 from podtune.run.errors import Unavailable
+from podtune.run.world import World
 
 REDUCE_BUCKET = 500_000_000  # DeepSpeed's default
 

@@ -19,7 +19,7 @@ from podtune.bench.models.stack import Stack
 from podtune.bench.options import Options
 from podtune.bench.strategies.contract import BuildModel, BuildOptimizer
 from podtune.bench.strategies.step import Arithmetic, WholeModel, prepare
-from podtune.run.distributed import World
+from podtune.run.world import World
 
 
 def setup(

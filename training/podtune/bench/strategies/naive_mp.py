@@ -14,7 +14,7 @@ from podtune.bench.options import Options
 from podtune.bench.strategies.contract import Batch, BuildModel, BuildOptimizer
 from podtune.bench.strategies.split import cut
 from podtune.bench.strategies.step import Arithmetic
-from podtune.run.distributed import World
+from podtune.run.world import World
 
 DTYPES = (torch.float32, torch.bfloat16)
 HEADER = 8  # dtype, number of dimensions, then the dimensions

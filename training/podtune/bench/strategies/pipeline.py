@@ -16,7 +16,7 @@ from podtune.bench.options import Options
 from podtune.bench.strategies.contract import Batch, BuildModel, BuildOptimizer
 from podtune.bench.strategies.split import cut
 from podtune.bench.strategies.step import Arithmetic
-from podtune.run.distributed import World
+from podtune.run.world import World
 
 SCHEDULES = {"pipeline-gpipe": ScheduleGPipe, "pipeline-1f1b": Schedule1F1B}
 

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from podtune.bench.models.stack import Stack, cross_entropy
 from podtune.bench.options import Options
 from podtune.bench.strategies.contract import Batch, BuildOptimizer
-from podtune.run.distributed import World
+from podtune.run.world import World
 
 BeforePiece = Callable[[bool], AbstractContextManager[object]]
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from podtune.bench.models import Size
     from podtune.bench.options import Options
     from podtune.bench.strategies.contract import Setup
-    from podtune.run.distributed import World
+    from podtune.run.world import World
 
 
 @dataclass(frozen=True)

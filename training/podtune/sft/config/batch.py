@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from podtune.run.distributed import World
 from podtune.run.errors import ConfigError
+from podtune.run.world import World
 from podtune.sft.config.keys import Settings
 
 

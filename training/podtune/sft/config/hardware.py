@@ -7,8 +7,8 @@ import os
 from typing import Any
 
 from podtune.machine.building import c_compiler
-from podtune.run.distributed import World
 from podtune.run.errors import ConfigError, Unavailable
+from podtune.run.world import World
 from podtune.sft.config.keys import Settings
 
 #: packages of optimizers, by a part of the name that transformers gives them

@@ -12,8 +12,8 @@ from podtune.plan.models import shape_of
 from podtune.plan.plan import USABLE, Plan, estimate
 from podtune.plan.setup import TrainingSetup
 from podtune.plan.shapes import Checkpointing, Shape
-from podtune.run.distributed import World
 from podtune.run.errors import OutOfMemory, UserError, warn
+from podtune.run.world import World
 from podtune.sft.source.model import Origin, base_of
 
 if TYPE_CHECKING:

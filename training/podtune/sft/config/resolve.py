@@ -21,9 +21,9 @@ from trl import (
 
 from podtune.machine.provenance import provenance
 from podtune.run.checkpoint import ResumeKey
-from podtune.run.distributed import World
 from podtune.run.errors import ConfigError
 from podtune.run.record import new_record
+from podtune.run.world import World
 from podtune.sft.config.arguments import RunArguments
 from podtune.sft.config.batch import solve_batch
 from podtune.sft.config.hardware import hardware_choices, refuse_unfit

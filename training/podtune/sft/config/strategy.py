@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from podtune.run.distributed import World
 from podtune.run.errors import ConfigError
+from podtune.run.world import World
 
 
 def resolve_strategy(name: str, world: World) -> str:

@@ -18,7 +18,7 @@ import torch
 from accelerate.utils.operations import ConvertOutputsToFp32
 from torch.nn import functional as F
 
-from podtune.run.distributed import forced_gpu_path
+from podtune.run.world import forced_gpu_path
 from podtune.sft.cpu.cross_entropy import summed_cross_entropy
 
 IGNORED = -100  # label of a token that is not trained

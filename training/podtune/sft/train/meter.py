@@ -18,8 +18,8 @@ import torch
 import torch.distributed as dist
 
 from podtune.machine.facts import nvml_handle, nvml_reading
-from podtune.run.distributed import World
 from podtune.run.record import Json
+from podtune.run.world import World
 from podtune.sft.cpu.padded_batches import REAL_TOKENS
 
 GIB = 2**30

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING
 from podtune.run import checkpoint
 from podtune.run.checkpoint import Checkpoint
 from podtune.run.collect import emit_record
-from podtune.run.distributed import World, in_pod, on_main, peer_failure
+from podtune.run.distributed import on_main
 from podtune.run.errors import OK, PREEMPTED, PeerLost, UserError, exit_code, out_of_memory, warn
 from podtune.run.files import open_new
 from podtune.run.heartbeat import Heartbeat, VolumeWatch, claim
 from podtune.run.log_lines import head_line
 from podtune.run.notify import summary_lines
+from podtune.run.peers import peer_failure
 from podtune.run.record import (
     CUDA_PEAK,
     RESIDENT_PEAK_SINCE_START,
@@ -30,6 +31,7 @@ from podtune.run.record import (
     now,
     write_json,
 )
+from podtune.run.world import World, in_pod
 from podtune.sft.config.memory import MemoryEstimate, estimate_memory
 from podtune.sft.config.options import OutputOptions
 from podtune.sft.config.resolve import Arguments
@@ -297,7 +299,7 @@ class FineTune:
                 list(held_out.select(range(min(count, len(held_out))))),
                 max_new_tokens=self._outputs.answer_max_new_tokens,
                 trust_remote_code=self._outputs.trust_remote_code,
-            )
+            ).to_json()
         except (UserError, RuntimeError, MemoryError) as error:  # the model is trained and saved: that stands
             warn(f"base and tuned model could not be compared: {error}")
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from podtune.run.distributed import World
 from podtune.run.errors import ConfigError
+from podtune.run.world import World
 
 SEEN_S = 5.0  # until a file on a shared volume is seen by all pods
 

@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from podtune.run.distributed import World
 from podtune.run.errors import DataError, UserError
+from podtune.run.world import World
 from podtune.sft.train.saving import CheckpointWriter
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)

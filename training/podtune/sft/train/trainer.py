@@ -22,8 +22,8 @@ from transformers.integrations import KubeflowCallback
 from trl import SFTConfig, SFTTrainer
 
 from podtune.run.checkpoint import ResumeKey
-from podtune.run.distributed import World, forced_gpu_path
 from podtune.run.errors import ConfigError, DataError, Unavailable
+from podtune.run.world import World, forced_gpu_path
 from podtune.sft.cpu.padded_batches import REAL_TOKENS, PaddedBatches, automatic_multiple
 from podtune.sft.cpu.rms_norm import patch_rms_norm
 from podtune.sft.data.batching import ROW, LengthGrouped, NumberedBatches, balance, row_lengths

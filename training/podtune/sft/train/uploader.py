@@ -19,9 +19,9 @@ from typing import Any
 
 from podtune.run import checkpoint
 from podtune.run.checkpoint import MANIFEST, SAVING, Checkpoint, Manifest
-from podtune.run.distributed import World
 from podtune.run.errors import ConfigError, DataError, UserError, warn
 from podtune.run.record import METRICS_FILE, RUN_FILE
+from podtune.run.world import World
 from podtune.sft.source.object_store import Entry, Remote
 from podtune.sft.train.shared_volume import find_shared_volume
 
