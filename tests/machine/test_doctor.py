@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from podtune.machine import doctor
-from podtune.machine.doctor import Check, Question
+from podtune.machine.checks import Check, Result, exit_code, run_checks
 from podtune.machine.facts import TorchBuild
 
 ROOT = Path(__file__).parents[2]
@@ -65,7 +65,7 @@ def test_an_output_folder_that_cannot_be_written_is_a_failure_with_the_fix(tmp_p
     assert found.state == "fail"
     assert "cannot be written" in found.found
     assert "output_dir" in found.fix
-    assert doctor.exit_code([found]) == 69
+    assert exit_code([found]) == 69
 
 
 def test_a_folder_that_is_not_there_yet_is_looked_at_and_not_made(tmp_path: Path) -> None:
@@ -102,22 +102,22 @@ def test_the_driver_is_held_against_torchs_cuda(
 def test_what_does_not_answer_is_a_warning_and_holds_nobody_up() -> None:
     ended = threading.Event()
     asked = [
-        Question("hangs", lambda: ended.wait(60) and Check("hangs", "ok", ""), "kick it", 0.3),
-        Question("cpu", doctor.cpu),
+        Check("hangs", lambda: ended.wait(60) and Result("hangs", "ok", ""), "kick it", 0.3),
+        Check("cpu", doctor.cpu),
     ]
     started = time.monotonic()
-    found = doctor.answers(asked)
+    found = run_checks(asked)
     ended.set()
     assert time.monotonic() - started < 10
-    assert found[0] == Check("hangs", "warn", "no answer within 0.3 s", "kick it")
+    assert found[0] == Result("hangs", "warn", "no answer within 0.3 s", "kick it")
     assert found[1].state == "ok"
 
 
 def test_a_check_that_breaks_does_not_take_the_others_with_it() -> None:
-    def breaks() -> Check:
+    def breaks() -> Result:
         raise RuntimeError("no such ioctl")
 
-    found = doctor.answers([Question("breaks", breaks), Question("cpu", doctor.cpu)])
+    found = run_checks([Check("breaks", breaks), Check("cpu", doctor.cpu)])
     assert [check.state for check in found] == ["warn", "ok"]
     assert "no such ioctl" in found[0].found
 

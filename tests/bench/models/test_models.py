@@ -13,8 +13,7 @@ from podtune.bench.case.measure import flops_per_row
 from podtune.bench.models import build, find_size
 from podtune.bench.models.stack import Stack, cross_entropy
 from podtune.bench.strategies.float8 import linear
-from podtune.bench.strategies.split import forward_flops_by_block
-from podtune.plan.layout import even_parts
+from podtune.bench.strategies.split import even_parts, forward_flops_by_block
 from podtune.plan.models import BENCHMARK_MODELS, shape_of
 from podtune.plan.shapes import Transformer
 

@@ -41,29 +41,28 @@ def doctor(
     import sys
     from dataclasses import asdict
 
-    from podtune.machine import doctor as machine
+    from podtune.machine.checks import Check, exit_code, run_checks
+    from podtune.machine.doctor import machine_checks, torch_works
 
-    questions = machine.questions(output_dir)
+    checks = machine_checks(output_dir)
     if cluster:
-        from podtune.cluster.live.doctor import DEADLINE_S, run_checks
+        from podtune.cluster.live.doctor import DEADLINE_S, check_cluster
 
-        silent = "start it, or set KUBECONFIG or --context to one that answers"
-        questions.append(
-            machine.Question("cluster", lambda: run_checks(namespace, context), silent, DEADLINE_S)
-        )
-    checks = machine.answers(questions)
+        fix = "start it, or set KUBECONFIG or --context to one that answers"
+        checks.append(Check("cluster", lambda: check_cluster(namespace, context), fix, DEADLINE_S))
+    results = run_checks(checks)
     if torch:
-        checks.append(machine.torch_works())
+        results.append(torch_works())
     if as_json:
         worst = next(
-            (state for state in ("fail", "warn") if any(check.state == state for check in checks)), "ok"
+            (state for state in ("fail", "warn") if any(result.state == state for result in results)), "ok"
         )
-        print(json.dumps({"state": worst, "checks": [asdict(check) for check in checks]}, indent=2))
+        print(json.dumps({"state": worst, "checks": [asdict(result) for result in results]}, indent=2))
     else:
-        width = max(len(check.name) for check in checks)
-        for check in checks:
+        width = max(len(result.name) for result in results)
+        for result in results:
             print(
-                (f"{check.state:<4}  {check.name:<{width}}  {check.found}")
-                + (f"; fix: {check.fix}" if check.fix else "")
+                (f"{result.state:<4}  {result.name:<{width}}  {result.found}")
+                + (f"; fix: {result.fix}" if result.fix else "")
             )
-    sys.exit(machine.exit_code(checks))
+    sys.exit(exit_code(results))

@@ -14,3 +14,5 @@ Sets = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", he
 Namespace = Annotated[str, typer.Option("-n", "--namespace", help="The kubeconfig's if left out.")]
 Context = Annotated[str, typer.Option(help="Of the kubeconfig; the current one if left out.")]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The job.")]
+TrustRemoteCode = Annotated[bool, typer.Option(help="Run Python code that the model brings.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]

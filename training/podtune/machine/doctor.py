@@ -1,7 +1,6 @@
 """Checks of this machine: a line for each thing that podtune needs of it, with the fix. Needs no torch.
 
-Packages are left to ``pip check`` and the GPUs' load to ``nvidia-smi``. All checks run at once and none is
-awaited beyond its deadline, so that a hanging driver or a name that does not resolve costs seconds.
+Packages are left to ``pip check`` and the GPUs' load to ``nvidia-smi``.
 """
 
 from __future__ import annotations
@@ -13,104 +12,41 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from podtune.machine import facts
 from podtune.machine.building import c_compiler
+from podtune.machine.checks import DEADLINE_S, Check, Result
 from podtune.machine.facts import TorchBuild, torch_build, usable_cpus
 from podtune.run.checkpoint import check_writable
-from podtune.run.errors import OK, UNAVAILABLE, UserError
+from podtune.run.errors import UserError
 
-State = Literal["ok", "warn", "fail"]
-DEADLINE_S = 4.5
 GIB, MIB = 2**30, 2**20
 SMALL_DISK_GIB, NO_DISK_GIB = 20.0, 1.0
 SLOW_MB_PER_S = 50.0
 WRITE_MIB, WRITE_S = 64, 1.5
 
 
-@dataclass(frozen=True)
-class Check:
-    """One answer: subject, state, finding, and what to do about it."""
-
-    name: str
-    state: State
-    found: str
-    fix: str = ""
-
-
-@dataclass(frozen=True)
-class Question:
-    """A check to be made, and the fix to give if no answer comes."""
-
-    name: str
-    ask: Callable[[], Check | Iterable[Check]]
-    silent_fix: str = "call it by hand to see where it hangs"
-    deadline_s: float = DEADLINE_S
-
-
-def answers(questions: Sequence[Question]) -> list[Check]:
-    """Ask all at once; answers in the order of the questions, a warning for each that missed its deadline."""
-    checks: dict[str, list[Check]] = {}
-
-    def ask(question: Question) -> None:
-        try:
-            answer = question.ask()
-            checks[question.name] = [answer] if isinstance(answer, Check) else list(answer)
-        except UserError as error:
-            checks[question.name] = [Check(question.name, "warn", error.what, error.fix)]
-        except Exception as error:  # whatever a driver or a library throws: the other answers still count
-            checks[question.name] = [
-                Check(question.name, "warn", f"could not be found out: {type(error).__name__}: {error}")
-            ]
-
-    # daemons, because a call into a dead driver never comes back and must not keep the process
-    threads = [threading.Thread(target=ask, args=(question,), daemon=True) for question in questions]
-    started = time.monotonic()
-    for thread in threads:
-        thread.start()
-    for question, thread in zip(questions, threads, strict=True):
-        thread.join(max(0.0, started + question.deadline_s - time.monotonic()))
-    return [check for question in questions for check in checks.get(question.name) or [_silent(question)]]
-
-
-def _silent(question: Question) -> Check:
-    return Check(question.name, "warn", f"no answer within {question.deadline_s:g} s", question.silent_fix)
-
-
-def exit_code(checks: Iterable[Check]) -> int:
-    """0, or 69 if a check failed."""
-    return UNAVAILABLE if any(check.state == "fail" for check in checks) else OK
-
-
-def questions(output_dir: Path) -> list[Question]:
-    """Everything about this machine."""
+def machine_checks(output_dir: Path) -> list[Check]:
+    """List the checks of this machine; a run would write to ``output_dir``."""
+    offline = "set HF_HUB_OFFLINE=1 and use local paths or a filled HF_HOME; or mend DNS and the proxy"
+    hung = "the volume hangs: look at its server and its mount"
     return [
-        Question("gpu", gpu, "nvidia-smi hangs too: restart the driver or the node"),
-        Question("cpu", cpu),
-        Question("memory", memory),
-        Question("/dev/shm", shared_memory),
-        Question("disk", lambda: disk(output_dir)),
-        Question(
-            "output", lambda: write_speed(output_dir), "the volume hangs: look at its server and its mount"
-        ),
-        Question(
-            "hub",
-            hub,
-            "set HF_HUB_OFFLINE=1 and use local paths or a filled HF_HOME; or mend DNS and the proxy",
-        ),
-        Question("helm", helm),
-        Question("kubectl", kubectl),
-        Question("compiler", compiler),
+        Check("gpu", gpu, "nvidia-smi hangs too: restart the driver or the node"),
+        Check("cpu", cpu),
+        Check("memory", memory),
+        Check("/dev/shm", shared_memory),
+        Check("disk", lambda: disk(output_dir)),
+        Check("output", lambda: write_speed(output_dir), hung),
+        Check("hub", hub, offline),
+        Check("helm", helm),
+        Check("kubectl", kubectl),
+        Check("compiler", compiler),
     ]
 
 
-def gpu() -> Check:
+def gpu() -> Result:
     """The GPUs' driver against the build of torch, which ``nvidia-smi`` does not know."""
     seen, build = facts.gpus(DEADLINE_S), torch_build()
     if seen.driver:
@@ -121,25 +57,25 @@ def gpu() -> Check:
             "driver"
         )
         reason = seen.error or "no library to ask them"
-        return Check("gpu", "fail", f"there are NVIDIA devices: {reason}", fix)
+        return Result("gpu", "fail", f"there are NVIDIA devices: {reason}", fix)
     if Path("/dev/kfd").exists() and not (build and build.rocm):
-        return Check("gpu", "warn", "an AMD GPU, and torch is built without ROCm", "install a ROCm build")
-    return Check("gpu", "ok", "no NVIDIA GPU; the demo, the tests and the dry run need none")
+        return Result("gpu", "warn", "an AMD GPU, and torch is built without ROCm", "install a ROCm build")
+    return Result("gpu", "ok", "no NVIDIA GPU; the demo, the tests and the dry run need none")
 
 
-def driver(version: str, count: int, build: TorchBuild | None) -> Check:
+def driver(version: str, count: int, build: TorchBuild | None) -> Result:
     """``version`` against what torch's CUDA needs: within a major version every minor one runs."""
     if build and not build.cuda:
         text = f"driver {version} for {count} GPUs, and torch is built without CUDA: it will not use them"
-        return Check("gpu", "warn", text, "install torch's CUDA build (requirements.txt has it)")
+        return Result("gpu", "warn", text, "install torch's CUDA build (requirements.txt has it)")
     if build and (least := facts.too_old(version, build.cuda)):
         text = f"driver {version} is too old for torch {build.version}, built for CUDA {build.cuda}"
         fix = f"update the driver to {least} or newer, or install a torch built for an older CUDA"
-        return Check("gpu", "fail", text, fix)
-    return Check("gpu", "ok", f"{count} by driver {version}, {build.text() if build else 'no torch'}")
+        return Result("gpu", "fail", text, fix)
+    return Result("gpu", "ok", f"{count} by driver {version}, {build.text() if build else 'no torch'}")
 
 
-def cpu() -> Check:
+def cpu() -> Result:
     """Cores of the machine, and how many of them this process may use."""
     cores, usable = os.cpu_count() or 1, usable_cpus()
     limited = (
@@ -147,46 +83,46 @@ def cpu() -> Check:
         if usable < cores
         else f"{cores} cores"
     )
-    return Check("cpu", "ok", limited)
+    return Result("cpu", "ok", limited)
 
 
-def memory() -> Check:
+def memory() -> Result:
     """Main memory, cut by the cgroup's limit."""
     total = facts.memory()
     if total < 4 * GIB:
         fix = "raise the memory limit: loading torch and a small model takes 2 to 4 GiB"
-        return Check("memory", "warn", f"{total / GIB:.1f} GiB", fix)
-    return Check("memory", "ok", f"{total / GIB:.0f} GiB")
+        return Result("memory", "warn", f"{total / GIB:.1f} GiB", fix)
+    return Result("memory", "ok", f"{total / GIB:.0f} GiB")
 
 
-def shared_memory(path: Path = Path("/dev/shm")) -> Check:
+def shared_memory(path: Path = Path("/dev/shm")) -> Result:
     """Size of what NCCL and data loaders of several processes share."""
     size = facts.shared_memory(path)
     if size is None:
-        return Check("/dev/shm", "warn", "absent", "mount a tmpfs there")
+        return Result("/dev/shm", "warn", "absent", "mount a tmpfs there")
     if size < facts.LEAST_SHM:
         fix = "in the chart shm.sizeLimit, in Docker --shm-size=8g"
-        return Check("/dev/shm", "warn", f"{size / GIB:.2f} GiB, too little for NCCL and data loaders", fix)
-    return Check("/dev/shm", "ok", f"{size / GIB:.1f} GiB")
+        return Result("/dev/shm", "warn", f"{size / GIB:.2f} GiB, too little for NCCL and data loaders", fix)
+    return Result("/dev/shm", "ok", f"{size / GIB:.1f} GiB")
 
 
-def disk(output_dir: Path) -> Check:
+def disk(output_dir: Path) -> Result:
     """Room for checkpoints."""
     free = shutil.disk_usage(_existing(output_dir)).free / GIB
     fix = "a checkpoint takes three times the weights and more: free some, or name another --output-dir"
     if free < SMALL_DISK_GIB:
-        return Check(
+        return Result(
             "disk", "fail" if free < NO_DISK_GIB else "warn", f"{free:.1f} GiB free for {output_dir}", fix
         )
-    return Check("disk", "ok", f"{free:.0f} GiB free for {output_dir}")
+    return Result("disk", "ok", f"{free:.0f} GiB free for {output_dir}")
 
 
-def write_speed(output_dir: Path) -> Check:
+def write_speed(output_dir: Path) -> Result:
     """Writes at most 64 MiB and at most 1.5 s there, flushed to the volume block by block, and removes it."""
     try:
         check_writable(output_dir)
     except UserError as error:
-        return Check("output", "fail", f"{output_dir} {error.what}", error.fix)
+        return Result("output", "fail", f"{output_dir} {error.what}", error.fix)
     block, written, started = os.urandom(4 * MIB), 0, time.monotonic()
     with tempfile.NamedTemporaryFile(dir=_existing(output_dir), prefix=".podtune-doctor-") as file:
         while written < WRITE_MIB * MIB and time.monotonic() - started < WRITE_S:
@@ -200,13 +136,13 @@ def write_speed(output_dir: Path) -> Check:
         # a 3B model: 6 GB of weights in bf16, or 36 GB in fp32 with Adam's two states
         minutes = 36e9 / (speed * 1e6) / 60
         fix = "a faster volume, fewer checkpoints (save_steps), or LoRA, which saves megabytes"
-        return Check(
+        return Result(
             "output",
             "warn",
             f"{text}: a checkpoint of a 3B model trained in fp32 takes {minutes:.0f} minutes",
             fix,
         )
-    return Check("output", "ok", text)
+    return Result("output", "ok", text)
 
 
 def _existing(folder: Path) -> Path:
@@ -215,7 +151,7 @@ def _existing(folder: Path) -> Path:
     return next(parent for parent in (folder, *folder.parents) if parent.is_dir())
 
 
-def hub() -> Check:
+def hub() -> Result:
     """Reach the Hugging Face hub, through the proxy that the environment names."""
     import urllib.error
     import urllib.request
@@ -223,14 +159,14 @@ def hub() -> Check:
     from huggingface_hub.constants import ENDPOINT, HF_HOME, HF_HUB_OFFLINE
 
     if HF_HUB_OFFLINE:
-        return Check(
+        return Result(
             "hub", "ok", f"offline, as HF_HUB_OFFLINE says; models and data come from paths and {HF_HOME}"
         )
     try:
         urllib.request.urlopen(urllib.request.Request(ENDPOINT, method="HEAD"), timeout=3)
     except urllib.error.HTTPError as error:
         if error.code >= 500:
-            return Check(
+            return Result(
                 "hub",
                 "warn",
                 f"{ENDPOINT} answers {error.code}",
@@ -241,17 +177,17 @@ def hub() -> Check:
             f"set HF_HUB_OFFLINE=1 and use local paths or what {HF_HOME} holds; or set HTTPS_PROXY or "
             "HF_ENDPOINT"
         )
-        return Check("hub", "warn", f"{ENDPOINT} cannot be reached: {getattr(error, 'reason', error)}", fix)
-    return Check("hub", "ok", f"{ENDPOINT} answers")
+        return Result("hub", "warn", f"{ENDPOINT} cannot be reached: {getattr(error, 'reason', error)}", fix)
+    return Result("hub", "ok", f"{ENDPOINT} answers")
 
 
-def helm() -> Check:
+def helm() -> Result:
     """For ``helm install``; rendering has an engine of its own."""
     if (version := _said("helm", "version", "--template", "{{.Version}}")) is not None:
-        return Check("helm", "ok", version)
+        return Result("helm", "ok", version)
     if importlib.util.find_spec("helm_python"):
-        return Check("helm", "ok", "not on PATH; podtune render, lint, dry-run and submit work without it")
-    return Check(
+        return Result("helm", "ok", "not on PATH; podtune render, lint, dry-run and submit work without it")
+    return Result(
         "helm",
         "warn",
         "not on PATH, nor is helm-python-sdk installed",
@@ -259,12 +195,12 @@ def helm() -> Check:
     )
 
 
-def kubectl() -> Check:
+def kubectl() -> Result:
     """For looking at pods by hand; podtune's own commands speak to the API themselves."""
     said = _said("kubectl", "version", "--client")
     if said is None:
-        return Check("kubectl", "ok", "not on PATH; podtune submit, status and logs work without it")
-    return Check("kubectl", "ok", said.splitlines()[0].removeprefix("Client Version: ") if said else "found")
+        return Result("kubectl", "ok", "not on PATH; podtune submit, status and logs work without it")
+    return Result("kubectl", "ok", said.splitlines()[0].removeprefix("Client Version: ") if said else "found")
 
 
 def _said(*words: str) -> str | None:
@@ -277,14 +213,14 @@ def _said(*words: str) -> str | None:
         return ""
 
 
-def compiler() -> Check:
+def compiler() -> Result:
     """Triton builds a piece of C on every GPU, torch.compile C++ on the CPU."""
     if facts.visible_gpus() and c_compiler() is None:
         fix = "install gcc, or set CC: Triton builds a piece of the loss with it"
-        return Check("compiler", "fail", "no C compiler: no run on a GPU would survive its first step", fix)
+        return Result("compiler", "fail", "no C compiler: no run on a GPU would survive its first step", fix)
     if cxx := next((path for name in ("g++", "c++", "clang++") if (path := shutil.which(name))), None):
-        return Check("compiler", "ok", cxx)
-    return Check(
+        return Result("compiler", "ok", cxx)
+    return Result(
         "compiler",
         "warn",
         "no C++ compiler: torch.compile will not work on the CPU",
@@ -302,7 +238,7 @@ print(json.dumps(found))
 """
 
 
-def torch_works(timeout_s: float = 120.0) -> Check:
+def torch_works(timeout_s: float = 120.0) -> Result:
     """Import torch in a process of its own and multiply a matrix on every GPU."""
     started = time.monotonic()
     try:
@@ -310,12 +246,12 @@ def torch_works(timeout_s: float = 120.0) -> Check:
             [sys.executable, "-c", WORKING], capture_output=True, text=True, timeout=timeout_s
         )
     except subprocess.TimeoutExpired:
-        return Check(
+        return Result(
             "torch works", "fail", f"no answer within {timeout_s:.0f} s", "look at the driver (nvidia-smi)"
         )
     if done.returncode:
         why = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        return Check(
+        return Result(
             "torch works",
             "fail",
             why,
@@ -323,4 +259,4 @@ def torch_works(timeout_s: float = 120.0) -> Check:
         )
     torch = json.loads(done.stdout.splitlines()[-1])
     where = f"{torch['gpus']} GPUs compute" if torch["gpus"] else "on the CPU"
-    return Check("torch works", "ok", f"{torch['version']}, {where} ({time.monotonic() - started:.1f} s)")
+    return Result("torch works", "ok", f"{torch['version']}, {where} ({time.monotonic() - started:.1f} s)")

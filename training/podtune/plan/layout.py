@@ -7,9 +7,7 @@ the bubble; Korthikanti et al. 2022 for activations (:mod:`podtune.plan.shapes`)
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 
 from podtune.plan.setup import DATA_PARALLEL, FULLY_SHARDED, PIPELINES, TrainingSetup
 from podtune.plan.shapes import Kept, Opaque, Shape, Transformer
@@ -32,28 +30,6 @@ def partition(whole: States, stage: int, ranks: int) -> States:
 def bubble_share(stages: int, micro_batches: int) -> float:
     """The idle share of a pipeline's step, (P-1)/(M+P-1); 1 - 1/P for one micro-batch, as in naive-mp."""
     return (stages - 1) / (micro_batches + stages - 1)
-
-
-def even_parts(costs: Sequence[float], parts: int) -> list[tuple[int, int]]:
-    """``parts`` consecutive, non-empty ranges (start, end) whose dearest is as cheap as can be.
-
-    Among cuts with the same dearest part, one whose other parts are even too (the sum of squares decides).
-    """
-
-    @cache
-    def best(start: int, left: int) -> tuple[float, float, tuple[int, ...]]:
-        if left == 1:
-            cost = sum(costs[start:])
-            return cost, cost * cost, (len(costs),)
-        parts: list[tuple[float, float, tuple[int, ...]]] = []
-        for end in range(start + 1, len(costs) - left + 2):
-            here = sum(costs[start:end])
-            dearest, squares, ends = best(end, left - 1)
-            parts.append((max(here, dearest), here * here + squares, (end, *ends)))
-        return min(parts)
-
-    ends = best(0, parts)[2]
-    return list(zip((0, *ends[:-1]), ends, strict=True))
 
 
 @dataclass(frozen=True)
@@ -135,14 +111,7 @@ class Layout:
         )
         if setup.lora_r is None:
             return kept
-        cast, dropout = setup.lora_cast, bool(setup.lora_dropout)
-        return replace(
-            kept,
-            norms_trained=False,
-            adapter_copies=cast or dropout,
-            adapter_mask=1.0 if dropout else 0.0,
-            adapter_passing=(4.0 if cast else 2.0) * (cast + dropout),
-        )
+        return replace(kept, norms_trained=False, adapter_dropout=bool(setup.lora_dropout))
 
     def activations(self) -> float | None:
         """Bytes kept for the backward pass, and what that needs beyond the head's; None if unknown."""

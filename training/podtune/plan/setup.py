@@ -25,7 +25,6 @@ class TrainingSetup:
         micro_batches: of the pipeline strategies; by default the most up to 8 that divide the batch.
         lora_r: LoRA of this rank on every linear map of every layer, kept in 32 bits; the rest is frozen.
         lora_dropout: dropout of the adapters' inputs.
-        lora_cast: PEFT casts each adapter's input to 32 bits.
         quantized: QLoRA, the frozen linear maps in four bits and the adapters in 16.
         fused_head: the loss projects tile by tile and never holds logits, as a fine-tune on a GPU does.
         bucket_view: ddp's gradients are views of its buckets (``gradient_as_bucket_view``).
@@ -46,7 +45,6 @@ class TrainingSetup:
     optimizer: str = "adamw"
     lora_r: int | None = None
     lora_dropout: float = 0.0
-    lora_cast: bool = False
     quantized: bool = False
     fused_head: bool = False
     bucket_view: bool = True

@@ -20,17 +20,13 @@ class Kept:
         stored: bytes of an element of the residual stream: 4 on 32-bit weights, also under autocast.
         compute: bytes of what the products put out.
         norms_trained: whether the norms' gains are, whose gradient needs their input.
-        adapter_copies: each LoRA adapter keeps an input of its own (it casts it, or drops some of it).
-        adapter_mask: bytes an element of dropout's mask.
-        adapter_passing: bytes an element of its input that an adapter's cast and dropout make for a moment.
+        adapter_dropout: each LoRA adapter drops some of its input, and so keeps a copy of its own.
     """
 
     stored: float
     compute: float
     norms_trained: bool = True
-    adapter_copies: bool = False
-    adapter_mask: float = 0.0
-    adapter_passing: float = 0.0
+    adapter_dropout: bool = False
     selective: bool = False
 
 
@@ -135,10 +131,10 @@ class Transformer:
                 norms += 8 * h + (c * count if c < 4 else 4) * h
             else:
                 norms += 4 * h + (2 * h if kept.norms_trained else 0) + 2 * h
-        if kept.adapter_copies:  # each adapter's own 16-bit copy of its input, and dropout's mask of a byte
+        if kept.adapter_dropout:  # each adapter's own 16-bit copy of its input, and dropout's mask of a byte
             inputs = sum(width for width, _ in self.linears)
             shared = c * (2 * h + q + i)
-            norms += inputs * (2 + kept.adapter_mask) - shared
+            norms += 3 * inputs - shared
         if kept.selective:
             # the layer's input and what the matmuls and attention gave; the rest is computed again
             half = c * (2 if self.gated else 1) * i
@@ -151,7 +147,7 @@ class Transformer:
         Of its widest tensors, and of the residual stream before and behind it.
         """
         widest = kept.compute * (2.0 if self.gated else 1.0) * self.intermediate / tensor_ranks
-        widest += kept.adapter_passing * self.intermediate  # the input of the last map is the widest
+        widest += 2.0 * kept.adapter_dropout * self.intermediate  # the input of the last map is the widest
         return self.sequence_length * (widest + 2 * kept.stored * self.hidden)
 
     @property

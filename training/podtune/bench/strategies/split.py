@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 import torch
 import torch.distributed as dist
@@ -13,7 +14,6 @@ from podtune.bench.models.stack import Stack
 from podtune.bench.options import Options
 from podtune.bench.strategies.contract import BuildModel
 from podtune.bench.strategies.step import prepare
-from podtune.plan.layout import even_parts
 from podtune.run.world import World
 
 
@@ -35,6 +35,28 @@ def parts_by_cost(build_model: BuildModel, sequence_length: int, parts: int) -> 
         model = build_model()
         counts = forward_flops_by_block(list(model.blocks), model.example_row(sequence_length))
     return even_parts([float(count) for count in counts], parts)
+
+
+def even_parts(costs: Sequence[float], parts: int) -> list[tuple[int, int]]:
+    """``parts`` consecutive, non-empty ranges (start, end) whose dearest is as cheap as can be.
+
+    Among cuts with the same dearest part, one whose other parts are even too (the sum of squares decides).
+    """
+
+    @cache
+    def best(start: int, left: int) -> tuple[float, float, tuple[int, ...]]:
+        if left == 1:
+            cost = sum(costs[start:])
+            return cost, cost * cost, (len(costs),)
+        parts: list[tuple[float, float, tuple[int, ...]]] = []
+        for end in range(start + 1, len(costs) - left + 2):
+            here = sum(costs[start:end])
+            dearest, squares, ends = best(end, left - 1)
+            parts.append((max(here, dearest), here * here + squares, (end, *ends)))
+        return min(parts)
+
+    ends = best(0, parts)[2]
+    return list(zip((0, *ends[:-1]), ends, strict=True))
 
 
 def cut(build_model: BuildModel, world: World, options: Options) -> tuple[Stack, TiedGradients]:

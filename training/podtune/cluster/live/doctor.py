@@ -10,7 +10,7 @@ from podtune.cluster.live.errors import Refused
 from podtune.cluster.live.kinds import JOB_KINDS
 from podtune.cluster.live.rights import RIGHTS
 from podtune.cluster.live.submit import INSTALL
-from podtune.machine.doctor import Check, Question, answers
+from podtune.machine.checks import Check, Result, run_checks
 from podtune.run.errors import NoPermission, UserError
 
 # of all together: loading the client counts, and so does an API server that is slow to answer
@@ -35,55 +35,55 @@ REFUSED = {
 }
 
 
-def run_checks(namespace: str = "", context: str = "") -> list[Check]:
-    """Check everything about the cluster; one line alone if there is none or it does not answer."""
+def check_cluster(namespace: str = "", context: str = "") -> list[Result]:
+    """Result everything about the cluster; one line alone if there is none or it does not answer."""
     try:
         cluster = connect(namespace, context)
     except UserError as error:
-        return [Check("cluster", "fail", error.what, error.fix)]
-    return answers(
+        return [Result("cluster", "fail", error.what, error.fix)]
+    return run_checks(
         [
-            Question("cluster", lambda: api(cluster)),
-            Question("namespace", lambda: namespace_exists(cluster)),
-            Question("job kinds", lambda: job_kinds(cluster)),
-            Question("operator", lambda: operator(cluster)),
-            Question("permissions", lambda: permissions(cluster)),
-            Question("shared volumes", lambda: facilities.storage(cluster)),
-            Question("cluster GPUs", lambda: facilities.gpu_nodes(cluster)),
-            Question("kueue", lambda: facilities.queues(cluster)),
-            Question("network policies", lambda: facilities.network_policies(cluster)),
+            Check("cluster", lambda: api(cluster)),
+            Check("namespace", lambda: namespace_exists(cluster)),
+            Check("job kinds", lambda: job_kinds(cluster)),
+            Check("operator", lambda: operator(cluster)),
+            Check("permissions", lambda: permissions(cluster)),
+            Check("shared volumes", lambda: facilities.storage(cluster)),
+            Check("cluster GPUs", lambda: facilities.gpu_nodes(cluster)),
+            Check("kueue", lambda: facilities.queues(cluster)),
+            Check("network policies", lambda: facilities.network_policies(cluster)),
         ]
     )
 
 
-def api(cluster: Cluster) -> Check:
+def api(cluster: Cluster) -> Result:
     """Server and version."""
-    return Check("cluster", "ok", f"Kubernetes {cluster.version()} at {cluster.server}")
+    return Result("cluster", "ok", f"Kubernetes {cluster.version()} at {cluster.server}")
 
 
-def namespace_exists(cluster: Cluster) -> Check:
+def namespace_exists(cluster: Cluster) -> Result:
     """The namespace, and which Pod Security profile it enforces."""
     name = cluster.namespace
     namespace = cluster.get(f"/api/v1/namespaces/{name}")
     if namespace is None:
-        return Check("namespace", "fail", f"{name} does not exist", f"kubectl create namespace {name}")
+        return Result("namespace", "fail", f"{name} does not exist", f"kubectl create namespace {name}")
     enforced = (namespace["metadata"].get("labels") or {}).get("pod-security.kubernetes.io/enforce")
     profile = f", enforces the {enforced} Pod Security profile" if enforced else ""
-    return Check("namespace", "ok", f"{name}{profile}")
+    return Result("namespace", "ok", f"{name}{profile}")
 
 
-def job_kinds(cluster: Cluster) -> list[Check]:
+def job_kinds(cluster: Cluster) -> list[Result]:
     """The CRDs of both kinds of job; only the PyTorchJob's is needed."""
     checks = []
     for kind, (version, plural, *_) in JOB_KINDS.items():
         if cluster.serves(kind):
             crd = _crd_version(cluster, f"{plural}.{version.partition('/')[0]}")
-            checks.append(Check(kind, "ok", f"served as {version}{crd}"))
+            checks.append(Result(kind, "ok", f"served as {version}{crd}"))
         elif kind == "PyTorchJob":
             what = "the cluster does not know this kind: its CRD is not installed"
-            checks.append(Check(kind, "fail", what, INSTALL[kind]))
+            checks.append(Result(kind, "fail", what, INSTALL[kind]))
         else:
-            checks.append(Check(kind, "ok", "not installed; only api: trainjob needs it"))
+            checks.append(Result(kind, "ok", "not installed; only api: trainjob needs it"))
     return checks
 
 
@@ -98,18 +98,18 @@ def _crd_version(cluster: Cluster, name: str) -> str:
     return f", CRD of {said}" if said else ""
 
 
-def operator(cluster: Cluster) -> Check:
+def operator(cluster: Cluster) -> Result:
     """The training operator: its webhook answers a job that it has to refuse, or its Deployment is ready."""
     if not cluster.serves("PyTorchJob"):
-        return Check("operator", "fail", "not installed", INSTALL["PyTorchJob"])
+        return Result("operator", "fail", "not installed", INSTALL["PyTorchJob"])
     fix = "kubectl -n kubeflow get pods; kubectl -n kubeflow logs deployment/training-operator"
     try:
         cluster.put(REFUSED, dry_run=True)
     except UserError as error:
         if "denied the request" in error.what:
-            return Check("operator", "ok", "its webhook answers")
+            return Result("operator", "ok", "its webhook answers")
         if "webhook" in error.what:
-            return Check("operator", "fail", f"its webhook does not answer: {error.what[:200]}", fix)
+            return Result("operator", "fail", f"its webhook does not answer: {error.what[:200]}", fix)
         if not isinstance(error, NoPermission):
             raise
     try:
@@ -120,13 +120,13 @@ def operator(cluster: Cluster) -> Check:
     if not deployments:
         what = "not seen: no webhook answered, and no Deployment training-operator is shown to you"
         fix = "ask whoever runs the cluster whether the training operator is up"
-        return Check("operator", "warn", what, fix)
+        return Result("operator", "warn", what, fix)
     if any((deployment.get("status") or {}).get("readyReplicas") for deployment in deployments):
-        return Check("operator", "ok", "its Deployment is ready")
-    return Check("operator", "fail", "its Deployment is not ready", fix)
+        return Result("operator", "ok", "its Deployment is ready")
+    return Result("operator", "fail", "its Deployment is not ready", fix)
 
 
-def permissions(cluster: Cluster) -> Check:
+def permissions(cluster: Cluster) -> Result:
     """Each verb that podtune's cluster commands need, of what is installed, asked of the API server."""
     optional = {"kueue.x-k8s.io", "trainer.kubeflow.org"}
     missing = {group for group in optional if cluster.get(f"/apis/{group}") is None}
@@ -146,6 +146,6 @@ def permissions(cluster: Cluster) -> Check:
             if not yes
         ]
     if not refused:
-        return Check("permissions", "ok", f"all {len(rights)} that podtune needs in {cluster.namespace}")
+        return Result("permissions", "ok", f"all {len(rights)} that podtune needs in {cluster.namespace}")
     fix = "ask for the Role in docs/cluster.md"
-    return Check("permissions", "fail", f"you may not {', '.join(refused)}", fix)
+    return Result("permissions", "fail", f"you may not {', '.join(refused)}", fix)

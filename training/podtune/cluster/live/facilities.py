@@ -8,7 +8,7 @@ from typing import Any
 from podtune.cluster.live.client import Cluster
 from podtune.cluster.live.errors import Refused
 from podtune.cluster.live.kinds import name_of
-from podtune.machine.doctor import Check
+from podtune.machine.checks import Result
 
 Json = dict[str, Any]
 
@@ -27,42 +27,42 @@ POLICY_AGENTS = (
 )
 
 
-def storage(cluster: Cluster) -> Check:
+def storage(cluster: Cluster) -> Result:
     """Storage classes whose provisioner can give several nodes one volume to write."""
     items = cluster.items("/apis/storage.k8s.io/v1/storageclasses")
     classes = {name_of(item): str(item.get("provisioner")) for item in items}
     shared = [name for name, provisioner in classes.items() if any(part in provisioner for part in SHARED)]
     if shared:
-        return Check("shared volumes", "ok", f"ReadWriteMany by {', '.join(shared)}")
+        return Result("shared volumes", "ok", f"ReadWriteMany by {', '.join(shared)}")
     others = ", ".join(f"{name} ({provisioner})" for name, provisioner in classes.items())
     fix = (
         "persistence.*.existingClaim of a ReadWriteMany volume, or a class of NFS, CephFS, EFS, Filestore "
         "or Azure Files"
     )
-    return Check(
+    return Result(
         "shared volumes", "warn", f"none known for ReadWriteMany: {others or 'no storage class'}", fix
     )
 
 
-def gpu_nodes(cluster: Cluster) -> Check:
+def gpu_nodes(cluster: Cluster) -> Result:
     """Nodes with GPUs, and how many of those no pod has asked for."""
     nodes = cluster.items("/api/v1/nodes")
     counts = {name_of(node): _count((node.get("status") or {}).get("allocatable")) for node in nodes}
     on_nodes = {name: count for name, count in counts.items() if count}
     if not on_nodes:
         fix = "install the GPU's device plugin, or use deploy/values/cpu-smoke.yaml"
-        return Check("cluster GPUs", "warn", f"none on {len(nodes)} nodes", fix)
+        return Result("cluster GPUs", "warn", f"none on {len(nodes)} nodes", fix)
     total = sum(on_nodes.values())
     try:
         pods = cluster.items("/api/v1/pods")
     except Refused:
         text = f"{total} on {len(on_nodes)} nodes; how many are free may not be seen"
-        return Check("cluster GPUs", "ok", text)
+        return Result("cluster GPUs", "ok", text)
     free = total - sum(_held(pod) for pod in pods if pod["spec"].get("nodeName") in on_nodes)
     text = f"{free} of {total} free on {len(on_nodes)} nodes"
     if free:
-        return Check("cluster GPUs", "ok", text)
-    return Check("cluster GPUs", "warn", text, "the job would wait; podtune status says for what")
+        return Result("cluster GPUs", "ok", text)
+    return Result("cluster GPUs", "warn", text, "the job would wait; podtune status says for what")
 
 
 def _held(pod: Json) -> int:
@@ -86,7 +86,7 @@ def _count(resources: Json | None) -> int:
     return sum(int((resources or {}).get(name, 0)) for name in GPUS)
 
 
-def network_policies(cluster: Cluster) -> Check:
+def network_policies(cluster: Cluster) -> Result:
     """Anything that enforces the chart's NetworkPolicies; Kubernetes takes them without."""
     groups = {group["name"] for group in (cluster.get("/apis") or {}).get("groups", [])}
     enforcers = [group for group in POLICY_GROUPS if group in groups]
@@ -97,8 +97,8 @@ def network_policies(cluster: Cluster) -> Check:
             names = []
         enforcers = [name for name in names if any(agent in name for agent in POLICY_AGENTS)]
     if enforcers:
-        return Check("network policies", "ok", f"enforced by {', '.join(enforcers)}")
-    return Check(
+        return Result("network policies", "ok", f"enforced by {', '.join(enforcers)}")
+    return Result(
         "network policies",
         "warn",
         "no CNI that enforces them is seen: who reaches a job's rendezvous can run code in its pods",
@@ -106,14 +106,14 @@ def network_policies(cluster: Cluster) -> Check:
     )
 
 
-def queues(cluster: Cluster) -> Check:
+def queues(cluster: Cluster) -> Result:
     """Kueue's queues that the namespace may use."""
     found = cluster.kueue("LocalQueue")
     if found is None:
-        return Check("kueue", "ok", "not installed; jobs start as soon as their pods fit")
+        return Result("kueue", "ok", "not installed; jobs start as soon as their pods fit")
     if names := [name_of(queue) for queue in found]:
-        return Check("kueue", "ok", f"queues: {', '.join(names)} (kueue.queueName)")
-    return Check(
+        return Result("kueue", "ok", f"queues: {', '.join(names)} (kueue.queueName)")
+    return Result(
         "kueue",
         "warn",
         f"installed, and {cluster.namespace} has no LocalQueue",
