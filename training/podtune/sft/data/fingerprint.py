@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import defaultdict
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -38,7 +38,7 @@ class _PartHashes:
     """
 
     def __init__(self) -> None:
-        self._hashers: defaultdict[str, hashlib._Hash] = defaultdict(hashlib.sha256)
+        self._hashers: defaultdict[str, Any] = defaultdict(hashlib.sha256)
 
     def hexdigest(self) -> str:
         total = hashlib.sha256()
