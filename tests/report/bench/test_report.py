@@ -310,3 +310,14 @@ def test_a_folder_called_like_a_script_is_a_folder_in_every_link(tmp_path: Path)
         text = (tmp_path / name).read_text()
         assert "./javascript%3Aalert%281%29/run.json" in text
         assert not re.search(r"""(href="|\]\()\s*javascript:""", text)
+
+
+@pytest.mark.parametrize("step_time_s", [None, 0.1])
+def test_a_planned_step_time_is_shown_only_where_there_is_one(
+    step_time_s: float | None, tmp_path: Path
+) -> None:
+    folder = folder_of(tmp_path, record())
+    report(folder, lambda records: [{"step_time_s": step_time_s} for _ in records], lambda _: ([], []))
+    markdown, page = (folder / "report.md").read_text(), (folder / "report.html").read_text()
+    for text, title in ((markdown, "plan (ms)"), (page, ">plan (ms)<")):
+        assert (title in text) == (step_time_s is not None)

@@ -132,6 +132,10 @@ def test_scores_are_those_of_base_and_tuned_model_and_stand_in_record_comparison
     assert choose["asked"]["harness"] == harness.EvalSettings().for_record()["harness"]
     assert set(kept["scores"]["write"]["tuned"]) == {"exact_match", "exact_match_stderr"}
     assert final_figures(load_run(run_dir))["choose acc"] == choose["tuned"]["acc"]
+    assert "choose  acc" in ended.output
+    for column in ("base", "tuned"):
+        own = json.loads((run_dir / f"lm_eval_{column}.json").read_text())
+        assert own["results"]["choose"]["acc,none"] == choose[column]["acc"]
 
     from aim import Repo
 
@@ -139,39 +143,21 @@ def test_scores_are_those_of_base_and_tuned_model_and_stand_in_record_comparison
     assert run["measurements"]["tasks"]["scores"]["choose"]["tuned"]["acc"] == choose["tuned"]["acc"]
 
 
-def test_what_was_asked_in_the_same_way_is_not_asked_again(
-    run_dir: Path, tasks: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    score, seen = harness.score, []
-
-    def scored(model: Any, tokenizer: Any, task: str, **settings: Any) -> Any:
-        seen.append(task)
-        if len(seen) == 2:
-            raise KeyboardInterrupt
-        return score(model, tokenizer, task, **settings)
-
-    monkeypatch.setattr(harness, "score", scored)
-    words = (run_dir, "--tasks", "choose,write", "--task-folder", tasks, "--limit", 4, "--no-base")
-    assert asked(*words).exit_code == 130
-    ended = asked(*words, "--json")
+def test_scores_of_other_tasks_stay_and_name_their_settings(run_dir: Path, tasks: Path) -> None:
+    words = (run_dir, "--task-folder", tasks, "--no-base", "--limit")
+    ended = asked(*words, 4, "--tasks", "choose,write", "--json")
     assert ended.exit_code == 0, ended.output
     assert set(json.loads(ended.stdout)["scores"]) == {"choose", "write"}
-    assert seen == ["choose", "write", "write"]
-    assert asked(*words[:-1], "--json").exit_code == 0
-    assert seen[3:] == ["choose", "write"], "of the base alone"
-    assert asked(*words, "--again").exit_code == 0
-    assert seen[5:] == ["choose", "write"]
-    monkeypatch.setattr(harness, "score", score)
-    others = (run_dir, "--tasks", "choose", "--task-folder", tasks, "--limit", 5, "--no-base")
-    assert asked(*others).exit_code == 0
-    scores = json.loads((run_dir / RUN_FILE).read_text())["measurements"]["tasks"]["scores"]
-    assert "base" not in scores["choose"], "asked otherwise: not beside the tuned model's"
-    assert final_figures(load_run(run_dir))["choose acc, limit 5"] == scores["choose"]["tuned"]["acc"]
-    assert asked(*others, "--fewshot", 0).exit_code == 0
+    assert asked(*words, 5, "--tasks", "choose").exit_code == 0
+    kept = json.loads((run_dir / RUN_FILE).read_text())["measurements"]["tasks"]
+    assert (kept["scores"]["choose"]["rows"], kept["scores"]["write"]["rows"]) == (5, 4)
+    assert kept["asked"]["choose"]["models"] == ["tuned"]
+    assert final_figures(load_run(run_dir))["choose acc, limit 5"] == kept["scores"]["choose"]["tuned"]["acc"]
+    assert asked(*words, 5, "--tasks", "choose", "--fewshot", 0).exit_code == 0
     assert "choose acc, limit 5, fewshot 0" in final_figures(load_run(run_dir))
 
 
-def test_scores_that_somebody_damaged_are_asked_for_anew(run_dir: Path, tasks: Path) -> None:
+def test_scores_that_somebody_damaged_are_replaced(run_dir: Path, tasks: Path) -> None:
     record = json.loads((run_dir / RUN_FILE).read_text())
     record["measurements"]["tasks"] = {"asked": {"choose": 7}, "scores": {"choose": ["acc"]}}
     write_json(run_dir / RUN_FILE, record)
@@ -193,7 +179,7 @@ def test_a_task_says_how_long_an_answer_may_be(micro_model: Path, tasks: Path) -
 
     model.generate = generated
     manager = harness.find_tasks(["write"], tasks)
-    harness.score(model, tokenizer, "write", manager, harness.EvalSettings(limit=2))
+    harness.score(model, tokenizer, ["write"], manager, harness.EvalSettings(limit=2))
     assert max(lengths) <= 3
 
 

@@ -5,20 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from podtune.run.errors import (
-    CannotCreate,
-    NotFound,
-    UsageError,
-    UserError,
-    printable,
-    warn,
-)
+from podtune.commands.options import AsJson, TrustRemoteCode
+from podtune.run.errors import CannotCreate, NotFound, UsageError, UserError, printable, warn
 
 if TYPE_CHECKING:
     from podtune.run.record import Json
@@ -42,15 +35,14 @@ def eval(
     base: Annotated[bool, typer.Option(help="Ask the model that a run started from, too.")] = True,
     batch_size: Annotated[str, typer.Option(help="Questions at once, or auto.")] = "8",
     seed: Annotated[int, typer.Option(help="Of the examples, and of what is sampled.")] = 0,
-    again: Annotated[bool, typer.Option("--again", help="Ask also what was asked before.")] = False,
-    trust_remote_code: Annotated[bool, typer.Option(help="Run Python code that the model brings.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="All scores, for scripts.")] = False,
+    trust_remote_code: TrustRemoteCode = False,
+    as_json: AsJson = False,
 ) -> None:
     """Ask a model the tasks of lm-evaluation-harness (pip install 'podtune[eval]').
 
     Of a run its final model is asked, and beside it the one that it started from. The scores are kept in its
-    run.json, so podtune compare and the run's page in Aim have them; a killed evaluation resumes at the
-    task that it was at, and tasks that were asked in the same way are not asked again.
+    run.json, so podtune compare and the run's page in Aim have them; the harness's own results are beside it
+    in lm_eval_base.json and lm_eval_tuned.json.
 
     \b
     Examples:
@@ -60,7 +52,6 @@ def eval(
     """
     from podtune.commands.generate import load, resolve_run
     from podtune.run.follow import read_record
-    from podtune.run.record import Measurements
     from podtune.sft.generate import harness
     from podtune.sft.source.model import locate_model
 
@@ -78,14 +69,14 @@ def eval(
         origins = {"base": _base(record, run_dir)} | origins
     settings = harness.EvalSettings(limit, fewshot, chat_template, seed)
     manager = harness.find_tasks(names, task_folder)
-    result = harness.evaluate(
-        names,
-        {column: partial(load, origin, trust_remote_code) for column, origin in origins.items()},
-        partial(harness.score, manager=manager, settings=settings, batch_size=batch_size),
-        settings,
-        earlier=None if record is None or again else Measurements.read(record).tasks,
-        save=(lambda result: None) if record is None else partial(_save, run_dir),
-    )
+    results = {}
+    for column, origin in origins.items():
+        results[column] = harness.score(
+            *load(origin, trust_remote_code), names, manager, settings, batch_size=batch_size
+        )
+    result = harness.measurement(results, names, settings)
+    if record is not None:
+        _save(run_dir, result, results)
     typer.echo(json.dumps(result, indent=2) if as_json else printable(table(result, list(origins), names)))
     if record is not None:
         with contextlib.redirect_stdout(sys.stderr):
@@ -119,17 +110,24 @@ def _base(record: Json, run_dir: Path) -> Origin:
         raise
 
 
-def _save(run_dir: Path, result: Json) -> None:
-    """Write ``result`` into run.json as it is by now."""
+def _save(run_dir: Path, result: Json, results: dict[str, Json]) -> None:
+    """Add ``result`` to the scores in run.json as it is by now; write the harness's results beside it."""
     from podtune.run.follow import read_record
     from podtune.run.record import RUN_FILE, mapping, now, write_json
+    from podtune.sft.generate import harness
 
     record = read_record(run_dir) or {}
-    record["measurements"] = mapping(record.get("measurements")) | {"tasks": result}
+    measured = mapping(record.get("measurements"))
+    earlier = mapping(measured.get("tasks"))
+    tasks = {key: mapping(earlier.get(key)) | added for key, added in result.items()}
     try:
-        write_json(run_dir / RUN_FILE, record | {"evaluated_at": now()})
+        for column, scored in results.items():
+            harness.save(scored, run_dir / f"lm_eval_{column}.json")
+        write_json(
+            run_dir / RUN_FILE, record | {"measurements": measured | {"tasks": tasks}, "evaluated_at": now()}
+        )
     except OSError as error:
-        raise CannotCreate(f"cannot be written: {error.strerror}", where=str(run_dir / RUN_FILE)) from None
+        raise CannotCreate(f"cannot be written: {error.strerror}", where=str(run_dir)) from None
 
 
 def _show_in_aim(run_dir: Path) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from podtune.commands.options import TrustRemoteCode
 from podtune.run.errors import NotFound, UsageError, working
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def generate(
     ] = None,
     seed: Annotated[int, typer.Option(help="Of the sampling.")] = 0,
     batch_size: Annotated[int, typer.Option(min=1, help="Prompts of --input at once.")] = 16,
-    trust_remote_code: Annotated[bool, typer.Option(help="Run Python code that the model brings.")] = False,
+    trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Answer with a model's own chat template, sampling defaults and stop tokens.
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from podtune.commands.options import AsJson, TrustRemoteCode
 from podtune.run.errors import working
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def build(
     output: Annotated[Path, typer.Option(help="Folder to make.")],
     size: Annotated[str, typer.Option(help="micro (0.26 M parameters, for tests) or tiny (7 M).")] = "tiny",
     seed: Annotated[int, typer.Option(help="Seed of the random weights.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what was built as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Make a SmolLM3-architecture model with random weights and its own tokenizer and chat template.
 
@@ -43,12 +44,12 @@ def build(
     working("learning a tokenizer and drawing weights")
     built = build_model(size, data, output, seed=seed)
     if as_json:
-        print(json.dumps(built, indent=2))
+        print(json.dumps(built.record | ({"unchanged": True} if built.unchanged else {}), indent=2))
         return
-    state = "unchanged, " if built.get("unchanged") else ""
+    state, record = "unchanged, " if built.unchanged else "", built.record
     print(
-        f"{output}: {state}{built['parameters']:,} parameters, {built['vocabulary']} tokens learned from "
-        f"{built['rows']:,} rows"
+        f"{output}: {state}{record['parameters']:,} parameters, {record['vocabulary']} tokens learned from "
+        f"{record['rows']:,} rows"
     )
 
 
@@ -61,11 +62,10 @@ def info(
     batch_size: Annotated[int, typer.Option(min=1, help="Rows a rank and step, for the activations.")] = 8,
     precision: Annotated[str, typer.Option(help="fp32, bf16 or bf16-mixed, for the memory.")] = "bf16-mixed",
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit on the hub.")] = None,
-    trust_remote_code: Annotated[bool, typer.Option(help="Run Python code that the model brings.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    trust_remote_code: TrustRemoteCode = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Parameters, FLOPs a token, tokenizer and memory by strategy, from the configuration: no weights are
-    read.
+    """Show parameters, FLOPs a token, tokenizer and memory by strategy, without reading weights.
 
     \b
     Examples:
@@ -123,9 +123,7 @@ def info_lines(described: ModelInfo) -> list[str]:
 def merge(
     adapter: Annotated[Path, typer.Argument(help="Folder of a LoRA adapter, such as RUN_DIR/final.")],
     output: Annotated[Path, typer.Option(help="Folder to make.")],
-    trust_remote_code: Annotated[
-        bool, typer.Option(help="Run Python code that the base model brings.")
-    ] = False,
+    trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Merge a LoRA adapter into its base: one folder that any server loads, checked by comparing logits.
 

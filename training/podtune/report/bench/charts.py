@@ -46,16 +46,14 @@ def _milliseconds(seconds: float | None) -> float | None:
 
 
 def _step_time(cells: Sequence[MeasuredCell]) -> Bars:
-    bars = [
-        _bar(
-            cell,
-            [_milliseconds(step.mean), _milliseconds(cell.planned("step_time_s"))],
-            [_milliseconds(step.std), None],
-        )
-        for cell in cells
-        if (step := cell.step_time)
-    ]
-    return Bars("Step time", "ms", ["measured", "plan"], bars, note=WHISKERS)
+    """Measured steps, beside the planned ones where a cell has a plan of its time (none has on a CPU)."""
+    timed = [(cell, step, cell.planned("step_time_s")) for cell in cells if (step := cell.step_time)]
+    names = ["measured", "plan"] if any(plan is not None for _, _, plan in timed) else ["measured"]
+    bars = []
+    for cell, step, plan in timed:
+        values = [_milliseconds(step.mean), _milliseconds(plan)]
+        bars.append(_bar(cell, values[: len(names)], [_milliseconds(step.std), None][: len(names)]))
+    return Bars("Step time", "ms", names, bars, note=WHISKERS)
 
 
 def _memory(cells: Sequence[MeasuredCell], *, with_plan: bool) -> Bars:

@@ -105,23 +105,26 @@ def _csv(groups: Sequence[Group]) -> str:
 
 
 def _speed_table(group: Group, name: Callable[[MeasuredCell], str]) -> Table:
+    planned = any(cell.planned("step_time_s") is not None for cell in group.measured)
     columns = [
         Column("cell"),
         Column(group.measured[0].unit, "right"),
         Column("step mean (ms)", "right"),
         Column("std", "right", 3),
-        *(Column(title, "right") for title in ("p50", "p95", "plan (ms)")),
+        *(Column(title, "right") for title in ("p50", "p95", *["plan (ms)"] * planned)),
         *(Column(title, "right", 3) for title in ("efficiency (%)", "MFU (%)")),
         Column("losses equal"),
     ]
     rows: list[list[Value]] = []
     for cell in group.measured:
         step = cell.step_time
-        seconds = (step.mean, step.std, step.p50, step.p95) if step else (None,) * 4
-        times = [_times(value, 1000) for value in (*seconds, cell.planned("step_time_s"))]
+        seconds = [step.mean, step.std, step.p50, step.p95] if step else [None] * 4
+        if planned:
+            seconds.append(cell.planned("step_time_s"))
+        times = [_times(value, 1000) for value in seconds]
         shares = [_times(value, 100) for value in (cell.efficiency, cell.measurements.mfu)]
         rows.append([name(cell), cell.throughput, *times, *shares, cell.parity])
-    notes = ["Best of each world size stands out; plan: formulas, see docs."]
+    notes = [f"Best of each world size stands out{'; plan: formulas, see docs' if planned else ''}."]
     best = _best(group, lambda cell: cell.throughput)
     return Table(columns, rows, caption="Speed", best=best, notes=notes)
 

@@ -242,6 +242,8 @@ class Bars:
             # beside a whisker Plotly would write upon it
             place = "inside" if any(errors) else "outside"
             bar.update(text=text, textposition=place, insidetextanchor="start", textangle=0, cliponaxis=False)
+            # else Plotly shrinks the text of a bar shorter than it, to be illegible
+            bar.update(constraintext="none")
         if any(errors):
             bar.update(error_x={"array": errors, "thickness": 1, "width": 3})
         return bar
