@@ -19,7 +19,7 @@ PACKAGE = Path(__file__).parents[1] / "training" / "podtune"
 #: name: where it is found, and what uses it
 NAMES = {
     "_cdata": ("torch.UntypedStorage", "bench/case/counted_memory.py"),
-    "_compile_jinja_template": ("transformers.utils.chat_template_utils", "sft/data/encode.py"),
+    "_compile_jinja_template": ("transformers.utils.chat_template_utils", "sft/data/chat.py"),
     "_dump_snapshot": ("torch.cuda.memory", "bench/case/profiling.py"),
     "_encode_plus": ("transformers.PreTrainedTokenizerFast", "sft/data/tokenizer.py"),
     "_get_grad_norm": ("transformers.Trainer", "sft/train/trainer.py"),

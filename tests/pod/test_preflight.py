@@ -6,6 +6,7 @@ import datetime
 import json
 import socket
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,9 @@ from support.gpus import H100, driver_shows, on_cards
 from support.launch import Launcher, Podtune, free_port
 
 from podtune.commands import preflight
-from podtune.pod import compute
-from podtune.pod import meeting as preflight_collective
-from podtune.pod.preflight import judge
+from podtune.pod import compute, rendezvous
+from podtune.pod.pod_info import PodInfo, VolumeInfo
+from podtune.pod.preflight import AllReduce, Verdict, judge
 from podtune.run.distributed import why_no_cuda
 from podtune.run.world import PodPlace
 
@@ -175,9 +176,9 @@ def test_gpus_that_cuda_cannot_open_are_named_also_in_a_pod_of_its_own(
     driver_shows(monkeypatch, H100, 2, driver)
     monkeypatch.setenv("PODTUNE_GPUS_PER_POD", "2")
     verdict = preflight.run(None, 30.0)
-    assert says in verdict["sentence"]
-    assert verdict["problems"][0]["check"] in preflight.MACHINE, "69, not 65"
-    assert why_no_cuda() in " ".join(problem["text"] for problem in verdict["problems"])
+    assert says in verdict.sentence
+    assert verdict.exit_code == 69
+    assert why_no_cuda() in " ".join(problem.text for problem in verdict.problems)
 
 
 def test_launch_starts_nothing_in_a_single_pod_whose_gpu_cannot_be_used(job: Job) -> None:
@@ -194,21 +195,32 @@ def test_each_gpu_multiplies_and_reaches_the_next(monkeypatch: pytest.MonkeyPatc
     assert compute._computes("cpu") == compute._copies("cpu", "cpu") == ""
     on_cards(monkeypatch, H100, 2)
     monkeypatch.setattr(compute, "_computes", lambda device: "" if device == "cuda:0" else f"{device}: ECC")
-    assert compute.try_gpus() == {"gpus_usable": 2, "cuda_error": "cuda:1: ECC"}
+    assert compute.try_gpus() == compute.GpuTest(2, "cuda:1: ECC")
     monkeypatch.setattr(compute, "_computes", lambda device: "")
     monkeypatch.setattr(
         compute, "_copies", lambda source, target: f"{source}-{target} " * (source != "cuda:0")
     )
-    assert compute.try_gpus() == {"gpus_usable": 2, "cuda_error": "cuda:1-cuda:0 "}
+    assert compute.try_gpus() == compute.GpuTest(2, "cuda:1-cuda:0 ")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert compute.try_gpus() == {"gpus_usable": 0, "cuda_error": why_no_cuda()}
+    assert compute.try_gpus() == compute.GpuTest(0, why_no_cuda())
 
 
 def test_a_gpu_without_a_c_compiler_is_not_fit() -> None:
-    facts = {"pod": "p", "node_rank": 0, "gpus": 1, "gpus_asked": 1, "gpus_usable": 1, "interfaces": []}
-    assert judge([facts | {"c_compiler": "/usr/bin/gcc"}]) == []
-    (problem,) = judge([facts | {"c_compiler": ""}])
+    info = PodInfo("p", 0, gpus=1, gpus_asked=1, gpus_usable=1, c_compiler="/usr/bin/gcc")
+    assert judge([info]) == []
+    (problem,) = judge([replace(info, c_compiler="")])
     assert (problem.check, problem.severity) == ("compiler", "error")
+
+
+def test_a_verdict_arrives_as_it_was_sent_also_with_the_facts_of_another_version() -> None:
+    volumes = (VolumeInfo("/outputs", free_bytes=2**30), VolumeInfo("/cache", error="read-only"))
+    info = PodInfo("p", 0, volumes=volumes, interfaces=("lo", "eth0"), versions={"torch": "2"})
+    verdict = Verdict(tuple(judge([info])), (info,), AllReduce("gloo", 16, 0.5, 1.0))
+    sent = json.loads(json.dumps(verdict.to_json()))
+    assert Verdict.from_json(sent) == verdict
+    assert sent["pods"][0]["volumes"][0] == {"path": "/outputs", "free_bytes": 2**30}
+    sent["pods"][0]["new"] = 1
+    assert Verdict.from_json(sent).pods == (info,)
 
 
 def connected(port: int, pid: int) -> bool:
@@ -225,14 +237,14 @@ def test_a_pod_that_is_started_again_joins_others_that_are_past_their_preflight(
 ) -> None:
     import torch.distributed as dist
 
-    monkeypatch.setattr(preflight_collective, "UNDERWAY_S", 0.2)
+    monkeypatch.setattr(rendezvous, "UNDERWAY_S", 0.2)
     port, store = free_port(), dist
     running = store.TCPStore(
         "127.0.0.1", port, is_master=True, wait_for_workers=False, timeout=datetime.timedelta(seconds=5)
     )  # type: ignore[attr-defined]
-    with pytest.raises(preflight_collective.Underway):
-        preflight_collective.Meeting(
-            PodPlace(1, 2, 1, "127.0.0.1", port), {"pod": "pod-1"}, wait_s=30, timeout_s=5
+    with pytest.raises(rendezvous.Underway):
+        rendezvous.Rendezvous(
+            PodPlace(1, 2, 1, "127.0.0.1", port), PodInfo("pod-1", 1), wait_s=30, timeout_s=5
         )
     del running
 
@@ -248,9 +260,7 @@ def test_a_pod_that_is_started_again_joins_others_that_are_past_their_preflight(
 def test_pods_that_are_missing_are_called_by_the_names_that_the_operator_gives(
     master: str, names: list[str]
 ) -> None:
-    assert [
-        preflight_collective.name_of(rank, PodPlace(0, 3, 1, master, 23456)) for rank in range(3)
-    ] == names
+    assert [rendezvous.name_of(rank, PodPlace(0, 3, 1, master, 23456)) for rank in range(3)] == names
 
 
 def launched(job: Job, rank: int, **more: str) -> Podtune:

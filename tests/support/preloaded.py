@@ -15,7 +15,7 @@ for name in (
     "podtune.sft.model.load",
     "podtune.commands.launch",
     "podtune.commands.preflight",
-    "podtune.pod.meeting",
+    "podtune.pod.rendezvous",
     "podtune.pod.compute",
     "torch.distributed.run",
     "matplotlib.backends.backend_agg",

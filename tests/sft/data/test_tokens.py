@@ -17,10 +17,11 @@ from trl.chat_template_utils import get_training_chat_template, has_generation_m
 
 from podtune.run.errors import CONFIG, DATA, UserError
 from podtune.sft.data import encode
+from podtune.sft.data.fingerprint import fingerprint
 from podtune.sft.data.load import load_split
 from podtune.sft.data.rows import cut_by_packing, pack, packed_tokens
 from podtune.sft.data.source import DataSource, check_source
-from podtune.sft.data.tokenise import Tokenised, fingerprint
+from podtune.sft.data.tokenise import Tokenised
 from podtune.sft.data.tokenise import shape_of as shape_of_rows
 from podtune.sft.data.tokenise import tokenised as tokenised_from
 from podtune.sft.data.tokenizer import (

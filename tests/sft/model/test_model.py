@@ -107,7 +107,7 @@ def test_the_same_data_gives_the_same_bytes_and_a_second_build_changes_nothing(
     data = write_rows(tmp_path / "rows.jsonl")
     build_model("micro", data, tmp_path / "again")
     assert digests(tmp_path / "again") == digests(micro)
-    assert build_model("micro", data, tmp_path / "again")["unchanged"]
+    assert build_model("micro", data, tmp_path / "again").unchanged
 
 
 def test_another_seed_gives_other_weights_and_replaces_the_earlier_build(micro: Path, tmp_path: Path) -> None:
@@ -268,19 +268,20 @@ def test_a_model_trained_on_the_marked_tokens_answers_and_stops(tuned: Path) -> 
 def test_scores_tell_the_tuned_model_from_its_base(micro: Path, tuned: Path) -> None:
     tokenizer = load_tokenizer(locate_model(micro))
     found = compare_with_base(locate_model(micro), tuned, tokenizer, ROWS, max_new_tokens=40, batch_size=3)
-    assert (found["base"]["exact_match"], found["tuned"]["exact_match"]) == (0.0, 1.0)
-    assert found["tuned"]["perplexity"] < 1.2 < 500 < found["base"]["perplexity"]
-    assert found["samples"][1] == {
+    record = found.to_json()
+    assert (record["base"]["exact_match"], record["tuned"]["exact_match"]) == (0.0, 1.0)
+    assert record["tuned"]["perplexity"] < 1.2 < 500 < record["base"]["perplexity"]
+    assert record["samples"][1] == {
         "prompt": ROWS[1]["question"],
         "reference": "Green!",
-        "base": found["samples"][1]["base"],
+        "base": found.samples[1].base,
         "tuned": "Green!",
     }
 
 
 def test_the_loss_does_not_depend_on_batches_or_padding(micro: Path) -> None:
     tokenizer, model = load_tokenizer(locate_model(micro)), load_model(locate_model(micro))
-    losses = [loss_of(model, tokenizer, ROWS, batch_size=size)["loss"] for size in (1, 4)]
+    losses = [loss_of(model, tokenizer, ROWS, batch_size=size).loss for size in (1, 4)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 

@@ -15,6 +15,7 @@ from podtune.run.errors import CONFIG, NO_INPUT, NO_PERMISSION, UNAVAILABLE, Use
 from podtune.sft.config import settings as config
 from podtune.sft.data.load import load_split
 from podtune.sft.data.source import DataSource, Sources, local_path
+from podtune.sft.source import copies
 from podtune.sft.source import object_store as store
 from podtune.sft.source.model import locate_model
 
@@ -54,14 +55,14 @@ def test_a_file_is_fetched_once_and_again_when_it_has_changed(
 ) -> None:
     url = f"{bucket}/changing.jsonl"
     put(url, ROWS)
-    first = store.fetch(url)
+    first = copies.fetch(url)
     assert first.read_text() == ROWS
     assert first.name == "changing.jsonl"
-    store.fetch(url)
+    copies.fetch(url)
     assert capsys.readouterr().out.count("fetching") == 1
     put(url, ROWS.replace("What", "Who"))
-    assert store.local(url).read_text() == ROWS, "during a run it stays what it was"
-    assert store.fetch(url).read_text().startswith('{"prompt": "Who')
+    assert copies.local(url).read_text() == ROWS, "during a run it stays what it was"
+    assert copies.fetch(url).read_text().startswith('{"prompt": "Who')
 
 
 def test_rows_are_read_from_the_copy_under_their_own_name(bucket: str, volume: Path) -> None:
@@ -81,7 +82,7 @@ def test_a_network_that_breaks_in_mid_transfer_loses_nothing(
     bucket: str, volume: Path, object_store: ObjectStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
     object_store.cut("GET", "model.safetensors")
-    folder = store.fetch(f"{bucket}/models/m")
+    folder = copies.fetch(f"{bucket}/models/m")
     assert any("model.safetensors" in path for path in object_store.broken)
     assert (folder / "model.safetensors").stat().st_size == 300_000
     assert not list(volume.rglob("*.part"))
@@ -94,13 +95,13 @@ def test_what_a_broken_off_fetch_left_is_invisible_and_gone_on_with(
     monkeypatch.setattr(store, "PARALLEL", 1)
     object_store.cut("GET", "model.safetensors", times=100)
     with pytest.raises(UserError) as caught:
-        store.fetch(url)
+        copies.fetch(url)
     object_store.mend()
     assert caught.value.code == UNAVAILABLE
-    assert not store.copy_of(url).exists()
+    assert not copies.copy_of(url).exists()
     (kept,) = volume.rglob("config.json")
     before = kept.stat().st_mtime_ns
-    assert (store.fetch(url) / "config.json").stat().st_mtime_ns == before, "it was not fetched again"
+    assert (copies.fetch(url) / "config.json").stat().st_mtime_ns == before, "it was not fetched again"
 
 
 def test_of_several_processes_one_fetches(bucket: str, volume: Path) -> None:
@@ -113,36 +114,36 @@ def test_of_several_processes_one_fetches(bucket: str, volume: Path) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(store.Remote, "download", counted)
-        threads = [threading.Thread(target=store.fetch, args=(f"{bucket}/models/m",)) for _ in range(3)]
+        threads = [threading.Thread(target=copies.fetch, args=(f"{bucket}/models/m",)) for _ in range(3)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join(60)
     assert len(reads) == 1
-    assert store.copy_of(f"{bucket}/models/m").is_dir()
+    assert copies.copy_of(f"{bucket}/models/m").is_dir()
 
 
 def test_without_the_store_a_copy_is_used_and_its_absence_is_said(
     bucket: str, volume: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     url = f"{bucket}/rows.jsonl"
-    store.fetch(url)
+    copies.fetch(url)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     impatient = {"retries": {"max_attempts": 0}}
     unreachable = fsspec.get_filesystem_class("s3")(config_kwargs=impatient, skip_instance_cache=True)
     unreachable.retries = 1
     monkeypatch.setattr(store, "file_system", lambda protocol: unreachable)
-    assert store.fetch(url).read_text() == ROWS
+    assert copies.fetch(url).read_text() == ROWS
     assert "the copy of" in capsys.readouterr().err
     with pytest.raises(UserError) as caught:
-        store.fetch(f"{bucket}/other.jsonl")
+        copies.fetch(f"{bucket}/other.jsonl")
     assert caught.value.code == UNAVAILABLE
 
 
 def test_what_is_not_there_is_named(bucket: str, volume: Path) -> None:
     for url in (f"{bucket}/absent.jsonl", "s3://no-such-bucket-here/rows.jsonl"):
         with pytest.raises(UserError, match="no such object") as caught:
-            store.fetch(url)
+            copies.fetch(url)
         assert (caught.value.where, caught.value.code) == (url, NO_INPUT)
     with pytest.raises(UserError, match="cannot be written") as caught:
         store.check_writable("s3://no-such-bucket-here/runs")
@@ -180,7 +181,7 @@ def test_a_missing_package_and_an_unknown_protocol_say_what_to_do(
             Sources.of({"dataset_name": "s3://bucket/x.jsonl"}).check()
     assert caught.value.fix == "pip install 'podtune[s3]'"
     with pytest.raises(UserError, match=r"did you mean 's3'|no kind of storage is called s4"):
-        store.fetch("s4://bucket/x.jsonl")
+        copies.fetch("s4://bucket/x.jsonl")
 
 
 def test_prepare_fetches_model_and_data_and_sees_that_they_changed(
@@ -192,12 +193,12 @@ def test_prepare_fetches_model_and_data_and_sees_that_they_changed(
     values = {"model_name_or_path": f"{bucket}/models/m", "dataset_name": f"{bucket}/prepared.jsonl"}
     path.write_text(json.dumps({"output_dir": str(volume / "out"), **values}))
     prepare.prepare(path)
-    assert all(store.copy_of(url).exists() for url in values.values())
+    assert all(copies.copy_of(url).exists() for url in values.values())
     prepare.prepare(path)
     assert "nothing to do" in capsys.readouterr().out
     put(f"{bucket}/prepared.jsonl", ROWS * 2)
     prepare.prepare(path)
-    assert store.copy_of(values["dataset_name"]).read_text() == ROWS * 2
+    assert copies.copy_of(values["dataset_name"]).read_text() == ROWS * 2
 
 
 def test_a_web_address_in_memory_folders_and_local_urls_work_alike(
@@ -205,10 +206,10 @@ def test_a_web_address_in_memory_folders_and_local_urls_work_alike(
 ) -> None:
     web = f"{object_store.environment['AWS_ENDPOINT_URL']}/inputs/rows.jsonl"
     with pytest.raises(UserError, match="access is denied") as caught:
-        store.fetch(web)
+        copies.fetch(web)
     assert caught.value.code == NO_PERMISSION
     store.file_system("s3").chmod(f"{bucket}/rows.jsonl", "public-read")
-    assert store.fetch(web).read_text() == ROWS
+    assert copies.fetch(web).read_text() == ROWS
     put("memory://set/train.jsonl", ROWS)
     put("memory://set/test.jsonl", ROWS)
     sources = Sources.of({"dataset_name": "memory://set", "eval_strategy": "steps"})

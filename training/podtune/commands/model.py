@@ -44,12 +44,12 @@ def build(
     working("learning a tokenizer and drawing weights")
     built = build_model(size, data, output, seed=seed)
     if as_json:
-        print(json.dumps(built, indent=2))
+        print(json.dumps(built.record | ({"unchanged": True} if built.unchanged else {}), indent=2))
         return
-    state = "unchanged, " if built.get("unchanged") else ""
+    state, record = "unchanged, " if built.unchanged else "", built.record
     print(
-        f"{output}: {state}{built['parameters']:,} parameters, {built['vocabulary']} tokens learned from "
-        f"{built['rows']:,} rows"
+        f"{output}: {state}{record['parameters']:,} parameters, {record['vocabulary']} tokens learned from "
+        f"{record['rows']:,} rows"
     )
 
 
@@ -65,8 +65,7 @@ def info(
     trust_remote_code: TrustRemoteCode = False,
     as_json: AsJson = False,
 ) -> None:
-    """Parameters, FLOPs a token, tokenizer and memory by strategy, from the configuration: no weights are
-    read.
+    """Show parameters, FLOPs a token, tokenizer and memory by strategy, without reading weights.
 
     \b
     Examples:

@@ -7,16 +7,18 @@ import os
 import sys
 import threading
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from podtune.run.errors import DATA, OK, PEER_LOST, SOFTWARE, UNAVAILABLE, terminate_log
+from podtune.run.errors import OK, PEER_LOST, SOFTWARE, UNAVAILABLE, terminate_log
+
+if TYPE_CHECKING:
+    from podtune.pod.pod_info import PodInfo
+    from podtune.pod.preflight import Verdict
+    from podtune.run.world import PodPlace
 
 CONFIG = Path("/etc/podtune/config.yaml")
-MACHINE = ("gpu", "driver", "compiler")  # what the node or the image lacks
-# checks that may end otherwise once the pods are started again
-TOGETHER = ("names", "port", "rank", "all-reduce")
 LATE_S = 20.0  # beyond its time for a call that does not come back
 
 
@@ -51,134 +53,90 @@ def preflight(
     bound.start()
     verdict = run(config or (CONFIG if CONFIG.is_file() else None), timeout, wait)
     bound.cancel()
-    print(json.dumps(verdict) if as_json else text_of(verdict), flush=True)
-    if not verdict["ok"]:
-        gone = any(
-            problem["check"] in (*MACHINE, *TOGETHER)
-            for problem in verdict["problems"]
-            if problem["severity"] == "error"
-        )
-        raise typer.Exit(UNAVAILABLE if gone else DATA)
+    print(json.dumps(verdict.to_json()) if as_json else verdict.text(), flush=True)
+    if not verdict.ok:
+        raise typer.Exit(verdict.exit_code)
 
 
-def run(config: Path | None, timeout_s: float, wait_s: float = 0.0) -> dict[str, Any]:
-    """The verdict, the same on every pod.
+def run(config: Path | None, timeout_s: float, wait_s: float = 0.0) -> Verdict:
+    """Look at this pod, and with the others at all of them; the verdict is the same on every pod.
 
     A pod that is not fit by itself says so to those that are there already, and waits for no other.
     """
-    from podtune.pod.preflight import Problem, errors, judge, look, verdict
+    from podtune.pod.pod_info import gather
+    from podtune.pod.preflight import Verdict, errors, judge
     from podtune.run.world import PodPlace, read_pod
 
     # an elastic job has no fixed number of pods
     alone = not os.environ.get("PET_NNODES") or ":" in os.environ["PET_NNODES"]
-    pod = PodPlace(0, 1, 1, "", 0) if alone else read_pod()
-    facts = look(
-        config, node_rank=pod.node_rank, nnodes=pod.nnodes, master=pod.master_addr if pod.nnodes > 1 else ""
-    )
-    mine = judge([facts])
-    if pod.nnodes == 1:
-        return verdict(mine, [facts], {})
-    from podtune.pod.meeting import Meeting, Missing, Underway, master_needed
+    place = PodPlace(0, 1, 1, "", 0) if alone else read_pod()
+    info = gather(config, place)
+    problems = judge([info])
+    if place.nnodes == 1:
+        return Verdict(tuple(problems), (info,))
+    return _together(place, info, timeout_s, LATE_S if errors(problems) else wait_s or timeout_s)
 
-    measured: dict[str, Any] = {}
-    problems, listed = mine, [facts]
+
+def _together(place: PodPlace, info: PodInfo, timeout_s: float, wait_s: float) -> Verdict:
+    from podtune.pod.preflight import Problem, Verdict, errors, judge
+    from podtune.pod.rendezvous import Rendezvous, RendezvousFailed, Underway, master_needed
+
+    pods, problems, measured = [info], judge([info]), None
     try:
-        with master_needed(facts["pod"]):
-            meeting = Meeting(
-                pod, facts, wait_s=LATE_S if errors(mine) else wait_s or timeout_s, timeout_s=timeout_s
-            )
-            listed = meeting.facts()
-            problems = judge(listed)
+        with master_needed(info.pod):
+            rendezvous = Rendezvous(place, info, wait_s=wait_s, timeout_s=timeout_s)
+            pods = rendezvous.pods()
+            problems = judge(pods)
             if not errors(problems):
                 shared = Path(os.environ.get("OUTPUT_DIR") or ".")
-                # a run that is published goes on without a shared volume
-                for reader, writer in [] if facts.get("publish") else meeting.unshared(shared):
-                    text = f"it does not see what {listed[writer]['pod']} wrote to {shared}"
+                # a run that is published does without a shared volume
+                for reader, writer in [] if info.publish else rendezvous.unshared(shared):
+                    text = f"it does not see what {pods[writer].pod} wrote to {shared}"
                     fix = "the claim is not one volume for all pods: ReadWriteMany, and one claim"
-                    problems.append(Problem(listed[reader]["pod"], "shared", text, fix))
-                measured["all_reduce"] = meeting.all_reduce()
-            return meeting.agree(verdict(problems, listed, measured) if pod.node_rank == 0 else None)
+                    problems.append(Problem(pods[reader].pod, "shared", text, fix))
+                measured = rendezvous.all_reduce()
+            return rendezvous.agree(Verdict(tuple(problems), tuple(pods), measured))
     except Underway:
         text = "the other pods are past their preflight: this pod was started again, and joins them"
-        return verdict(
-            [*problems, Problem(facts["pod"], "names", text, "nothing to do", "warning")], listed, measured
-        )
-    except Missing as error:
-        fix = "kubectl get pods; check names, port and NetworkPolicy, and nccl.env for the interface"
-        return verdict(
-            [*problems, *(Problem(who, check, text, fix) for who, check, text in error.faults)],
-            listed,
-            measured,
-        )
+        problems.append(Problem(info.pod, "names", text, "nothing to do", "warning"))
+    except RendezvousFailed as failed:
+        problems.append(failed.problem)
+    return Verdict(tuple(problems), tuple(pods), measured)
 
 
 def step_zero(config: Path | None, *, wait_s: float) -> int:
-    """``podtune preflight`` before a job's processes are started; the exit code with which the pod ends, 0 to
-    go on.
+    """Run ``podtune preflight`` before a job's processes; the pod's exit code, 0 to start them.
 
     In a process of its own, because it may hold a GPU. Pods that are missing are worth a retry (170); what is
     wrong with a pod is not.
     """
     import subprocess
 
+    from podtune.pod.preflight import TOGETHER, Verdict
+
     command = [sys.executable, "-m", "podtune.cli", "preflight", "--json", "--wait", str(wait_s)]
     command += ["--config", str(config)] if config else []
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
-            told = process.communicate()[0].strip()
+            output = process.communicate()[0].strip()
         finally:
             process.terminate()
     try:
-        verdict = json.loads(told)
-    except ValueError:
-        print(
-            f"podtune: the preflight ended with code {process.returncode} and no verdict",
-            file=sys.stderr,
-            flush=True,
-        )
+        verdict = Verdict.from_json(json.loads(output))
+    except ValueError:  # it was killed, or gave up
+        text = f"podtune: the preflight ended with code {process.returncode} and no verdict"
+        print(text, file=sys.stderr, flush=True)
         return process.returncode or SOFTWARE
-    if not verdict["ok"] or os.environ.get("PET_NODE_RANK", "0") == "0":
-        print(f"{told}\n{text_of(verdict)}", flush=True)
-    if verdict["ok"]:
+    if not verdict.ok or os.environ.get("PET_NODE_RANK", "0") == "0":
+        print(f"{output}\n{verdict.text()}", flush=True)
+    if verdict.ok or verdict.worst is None:
         return OK
-    worst = next(problem for problem in verdict["problems"] if problem["severity"] == "error")
-    code = PEER_LOST if worst["check"] in TOGETHER else process.returncode
-    terminate_log(f"preflight: {verdict['sentence']}", code)
+    code = PEER_LOST if verdict.worst.check in TOGETHER else process.returncode
+    terminate_log(f"preflight: {verdict.sentence}", code)
     return code
 
 
 def _give_up(seconds: float) -> None:
-    print(
-        f"podtune preflight: no verdict after {seconds:.0f} s: a volume, the driver or the network does not "
-        "answer",
-        file=sys.stderr,
-        flush=True,
-    )
+    text = f"no verdict after {seconds:.0f} s: a volume, the driver or the network does not answer"
+    print(f"podtune preflight: {text}", file=sys.stderr, flush=True)
     os._exit(UNAVAILABLE)
-
-
-def text_of(verdict: dict[str, Any]) -> str:
-    """The verdict for people: the sentence last."""
-    lines = []
-    for facts in verdict["pods"]:
-        gpus = (
-            f"{facts['gpus']} x {facts.get('gpu', 'GPU')}" if facts.get("gpus") else f"{facts['cpus']} CPUs"
-        )
-        free = ", ".join(
-            (f"{volume['path']} {volume['free_bytes'] / 2**30:.0f} GiB free")
-            for volume in facts.get("volumes", [])
-            if "free_bytes" in volume
-        )
-        lines.append(
-            f"{facts['pod']}: {gpus}, interface "
-            f"{facts.get('interface', 'unknown')}{f', {free}' if free else ''}"
-        )
-    if measured := verdict["measured"].get("all_reduce"):
-        lines.append(
-            f"all-reduce of {measured['bytes'] >> 20} MiB by {measured['backend']}: "
-            f"{measured['bus_gb_per_s']} GB/s"
-        )
-    for problem in verdict["problems"]:
-        lines.append(f"{problem['severity']}: {problem['pod']}: {problem['text']}\n  fix: {problem['fix']}")
-    lines.append(f"preflight: {'ok' if verdict['ok'] else 'not fit'}: {verdict['sentence']}")
-    return "\n".join(lines)

@@ -1,31 +1,19 @@
-"""What a pod finds out about itself before training, and what pods must agree on. Needs torch only where GPUs
-are expected.
+"""The verdict of a preflight: problems of each pod and between pods, each with the pod that it is wrong on.
 
-:func:`look` gathers one pod's facts, :func:`judge` turns the facts of all pods into problems that name the
-pod. How the facts travel between pods, and the all-reduce, are in training/podtune/pod/meeting.py.
+:mod:`podtune.pod.pod_info` gathers one pod's facts, :mod:`podtune.pod.rendezvous` brings them together.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
-import shutil
-import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from podtune.machine import facts as machine
-from podtune.machine.building import c_compiler
-from podtune.machine.provenance import versions
-from podtune.sft.data.source import local_path
+from podtune.pod.pod_info import PodInfo
+from podtune.run.errors import DATA, OK, UNAVAILABLE
 
-Json = dict[str, Any]
-
-DEFAULT_CHECKPOINTS = 2
-VOLUMES = ("OUTPUT_DIR", "HF_HOME")
 #: facts that all pods must share, with what a difference means
 SAME = {
     "config_sha256": "the training configuration differs",
@@ -35,6 +23,10 @@ SAME = {
     "nnodes": "the number of pods differs",
     "gpus": "the number of GPUs differs",
 }
+#: checks that may pass once the pods are started again
+TOGETHER = ("names", "port", "rank", "all-reduce")
+#: checks that find something missing (exit code 69), not something wrong (65)
+MISSING = ("gpu", "driver", "compiler", *TOGETHER)
 
 
 @dataclass(frozen=True)
@@ -48,257 +40,179 @@ class Problem:
     severity: Literal["error", "warning"] = "error"
 
 
-def look(config_file: Path | None, *, node_rank: int, nnodes: int, master: str = "") -> Json:
-    """This pod's facts. What cannot be known is absent. ``master`` is the name that the pods meet at."""
-    config = _config(config_file)
-    facts: Json = {
-        "pod": os.environ.get("PODTUNE_POD_NAME") or socket.gethostname(),
-        "node_rank": node_rank,
-        "nnodes": nnodes,
-        "image": os.environ.get("PODTUNE_IMAGE"),
-        "versions": versions(),
-        "cpus": machine.usable_cpus(),
-        "shm_bytes": machine.shared_memory(),
-        "volumes": [_volume(Path(os.environ[name])) for name in VOLUMES if os.environ.get(name)],
-        "config_sha256": hashlib.sha256(config_file.read_bytes()).hexdigest()
-        if config_file and config_file.is_file()
-        else None,
-        "data": _data_fingerprint(config.get("dataset_name")),
-        "checkpoint_bytes": _checkpoint_bytes(config),
-        "publish": config.get("publish"),
-        "gpus_asked": int(os.environ.get("PODTUNE_GPUS_PER_POD") or 0),
-        **_gpus(),
-        "cuda": build.cuda if (build := machine.torch_build()) and build.cuda else None,
-        "interface": _interface(master),
-        "named_interfaces": {
-            name: os.environ[name]
-            for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
-            if os.environ.get(name)
-        },
-        "interfaces": [name for _, name in socket.if_nameindex()],
-    }
-    if facts["gpus_asked"] or facts["gpus"]:
-        from podtune.pod.compute import try_gpus
+@dataclass(frozen=True)
+class AllReduce:
+    """Speed of an all-reduce over all pods: seconds and bus bandwidth of the slowest device."""
 
-        facts |= try_gpus() | {"c_compiler": c_compiler() or ""}
-    return {key: value for key, value in facts.items() if value is not None}
+    backend: str
+    bytes: int
+    seconds: float
+    bus_gb_per_s: float
 
 
-def judge(pods: Iterable[Json]) -> list[Problem]:
-    """What is wrong on each pod, and between them. The pod that differs from most others is the one named."""
-    listed = list(pods)
-    return [problem for facts in listed for problem in _alone(facts)] + _together(listed)
+@dataclass(frozen=True)
+class Verdict:
+    """Result of a preflight, the same on every pod; ``pods`` in the order of their ranks."""
 
+    problems: tuple[Problem, ...]
+    pods: tuple[PodInfo, ...]
+    all_reduce: AllReduce | None = None
 
-def _alone(facts: Json) -> Iterable[Problem]:
-    pod = facts["pod"]
-    for volume in facts.get("volumes", []):
-        if volume.get("error"):
-            yield Problem(
-                pod,
-                "volume",
-                f"{volume['path']} cannot be written: {volume['error']}",
-                "check the claim, and fsGroup of the pod",
-            )
-    needed = facts.get("checkpoint_bytes")
-    output: Json = next(iter(facts.get("volumes", [])), {})
-    if needed and output.get("free_bytes") is not None and output["free_bytes"] < needed:
-        text = (
-            f"{output['path']} has {_gib(output['free_bytes'])} free, checkpoints need about {_gib(needed)}"
+    @property
+    def worst(self) -> Problem | None:
+        """The first error, else the first warning."""
+        return next(iter(errors(self.problems) or self.problems), None)
+
+    @property
+    def ok(self) -> bool:
+        """True if training may start."""
+        return not errors(self.problems)
+
+    @property
+    def exit_code(self) -> int:
+        """0 fit, 69 for what a pod, the node or the image lacks, else 65."""
+        if self.ok:
+            return OK
+        return UNAVAILABLE if any(each.check in MISSING for each in errors(self.problems)) else DATA
+
+    @property
+    def sentence(self) -> str:
+        """One sentence that names the bad pod."""
+        if self.worst:
+            return f"{self.worst.pod}: {self.worst.text}"
+        count = len(self.pods)
+        return f"{count} pods agree and reach each other" if count > 1 else "this pod is ready"
+
+    def to_json(self) -> dict[str, Any]:
+        """The verdict as ``podtune preflight --json`` prints it."""
+        return {
+            "schema": "podtune.preflight/1",
+            "ok": self.ok,
+            "sentence": self.sentence,
+            "problems": [asdict(problem) for problem in self.problems],
+            "measured": {"all_reduce": asdict(self.all_reduce)} if self.all_reduce else {},
+            "pods": [info.to_json() for info in self.pods],
+        }
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Verdict:
+        """Read what :meth:`to_json` made, in another process or pod."""
+        measured = content["measured"].get("all_reduce")
+        return cls(
+            tuple(Problem(**problem) for problem in content["problems"]),
+            tuple(PodInfo.from_json(info) for info in content["pods"]),
+            AllReduce(**measured) if measured else None,
         )
-        yield Problem(pod, "space", text, "enlarge persistence.output.size, or lower save_total_limit")
-    if facts.get("shm_bytes", machine.LEAST_SHM) < machine.LEAST_SHM:
-        text = f"/dev/shm has {_gib(facts['shm_bytes'])}"
-        yield Problem(
-            pod,
-            "shm",
-            text,
-            "mount an emptyDir with medium: Memory there (shm.sizeLimit)",
-            "warning" if not facts.get("gpus") else "error",
-        )
-    yield from _driver(facts)
-    for variable, wanted in facts.get("named_interfaces", {}).items():
-        if not _names_one(wanted, facts["interfaces"]):
-            text = f"{variable}={wanted} names none of its interfaces ({', '.join(facts['interfaces'])})"
-            yield Problem(
-                pod, "interface", text, "set it to one that every pod has, under nccl.env, or leave it out"
-            )
+
+    def text(self) -> str:
+        """Lines for people: pods, all-reduce, problems, and the sentence last."""
+        lines = [_line_of(info) for info in self.pods]
+        if measured := self.all_reduce:
+            size = f"{measured.bytes >> 20} MiB by {measured.backend}"
+            lines.append(f"all-reduce of {size}: {measured.bus_gb_per_s} GB/s")
+        for problem in self.problems:
+            lines.append(f"{problem.severity}: {problem.pod}: {problem.text}\n  fix: {problem.fix}")
+        lines.append(f"preflight: {'ok' if self.ok else 'not fit'}: {self.sentence}")
+        return "\n".join(lines)
 
 
-def _driver(facts: Json) -> Iterable[Problem]:
-    pod, driver, cuda = facts["pod"], facts.get("driver", ""), facts.get("cuda", "")
-    if least := machine.too_old(driver, cuda):
-        text = f"the driver {driver} is too old for torch's CUDA {cuda}, which needs {least}"
-        yield Problem(pod, "driver", text, "update the node's driver, or use an image with an older CUDA")
-    yield from _gpus_that_work(facts)
-    if facts.get("c_compiler") == "":
-        text = "no C compiler, with which Triton builds a piece of the loss on every GPU"
-        yield Problem(pod, "compiler", text, "use an image with gcc (podtune's has it), or set CC")
+def _line_of(info: PodInfo) -> str:
+    devices = f"{info.gpus} x {info.gpu or 'GPU'}" if info.gpus else f"{info.cpus} CPUs"
+    free = [
+        f"{volume.path} {volume.free_bytes / 2**30:.0f} GiB free"
+        for volume in info.volumes
+        if volume.free_bytes is not None
+    ]
+    return ", ".join([f"{info.pod}: {devices}", f"interface {info.interface or 'unknown'}", *free])
 
 
-def _gpus_that_work(facts: Json) -> Iterable[Problem]:
-    pod, asked, there = facts["pod"], facts.get("gpus_asked", 0), facts["gpus"]
-    reason = f": {facts['cuda_error']}" if facts.get("cuda_error") else ""
-    plural = "s" if asked > 1 else ""
-    if facts.get("gpu_error"):
-        yield Problem(pod, "gpu", facts["gpu_error"] + reason, "check the node's driver: nvidia-smi")
-    elif there < asked:
-        text = f"{asked} GPU{plural} asked for and {there or 'none'} there{reason}"
-        fix = "check the node's driver and device plugin, and the runtimeClass that its GPUs need"
-        yield Problem(pod, "gpu", text, fix)
-    elif reason or facts.get("gpus_usable", there) < asked:
-        usable = facts.get("gpus_usable", there)
-        text = f"{usable or 'none'} of {there} GPU{'s' if there > 1 else ''} can be used by CUDA{reason}"
-        fix = "check the driver; on boards with NVSwitch that the fabric manager runs; or take the node out"
-        yield Problem(pod, "gpu", text, fix)
-
-
-def _together(pods: list[Json]) -> list[Problem]:
-    problems = []
-    for key, text in SAME.items():
-        values: dict[str, list[str]] = {}
-        for facts in pods:
-            values.setdefault(json.dumps(facts.get(key), sort_keys=True), []).append(facts["pod"])
-        if len(values) > 1:
-            # The value of most pods is taken for right; between two pods, the master's (it comes first).
-            right = max(values.values(), key=len)
-            odd = next(names for names in values.values() if names is not right)
-            detail = _difference(key, pods, odd[0], right[0])
-            fix = "start all pods from one template: delete the job and create it again"
-            problems.append(Problem(odd[0], key, f"{text} from {right[0]}'s{detail}", fix))
-    return problems
-
-
-def _difference(key: str, pods: list[Json], odd: str, right: str) -> str:
-    value = next(facts.get(key) for facts in pods if facts["pod"] == odd)
-    other = next(facts.get(key) for facts in pods if facts["pod"] == right)
-    if isinstance(value, dict) and isinstance(other, dict):
-        names = [name for name in sorted({*value, *other}) if value.get(name) != other.get(name)]
-        return ": " + ", ".join(f"{name} {value.get(name)} instead of {other.get(name)}" for name in names)
-    return f": {str(value)[:60]} instead of {str(other)[:60]}"
+def judge(pods: Sequence[PodInfo]) -> list[Problem]:
+    """List what is wrong on each pod, and between them; named is the pod that differs from most others."""
+    return [problem for info in pods for problem in _alone(info)] + _together(pods)
 
 
 def errors(problems: Iterable[Problem]) -> list[Problem]:
-    """Those with which training should not start."""
+    """List the problems with which training should not start."""
     return [problem for problem in problems if problem.severity == "error"]
 
 
-def verdict(problems: list[Problem], pods: list[Json], measured: Json) -> Json:
-    """The JSON verdict, with one sentence that names the bad pod."""
-    worst = (errors(problems) or problems)[:1]
-    sentence = f"{len(pods)} pods agree and reach each other" if len(pods) > 1 else "this pod is ready"
-    if worst:
-        sentence = f"{worst[0].pod}: {worst[0].text}"
-    return {
-        "schema": "podtune.preflight/1",
-        "ok": not errors(problems),
-        "sentence": sentence,
-        "problems": [asdict(problem) for problem in problems],
-        "measured": measured,
-        "pods": sorted(pods, key=lambda facts: facts["node_rank"]),
-    }
+def _alone(info: PodInfo) -> Iterable[Problem]:
+    yield from _storage(info)
+    if info.shm_bytes is not None and info.shm_bytes < machine.LEAST_SHM:
+        fix = "mount an emptyDir with medium: Memory there (shm.sizeLimit)"
+        severity: Literal["error", "warning"] = "error" if info.gpus else "warning"
+        yield Problem(info.pod, "shm", f"/dev/shm has {_gib(info.shm_bytes)}", fix, severity)
+    yield from _gpus(info)
+    for variable, wanted in info.named_interfaces.items():
+        if not _names_one(wanted, info.interfaces):
+            text = f"{variable}={wanted} names none of its interfaces ({', '.join(info.interfaces)})"
+            fix = "set it to one that every pod has, under nccl.env, or leave it out"
+            yield Problem(info.pod, "interface", text, fix)
 
 
-def _config(file: Path | None) -> Json:
-    if file is None or not file.is_file():
-        return {}
-    import yaml
-
-    content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    return content if isinstance(content, dict) else {}
-
-
-def _volume(folder: Path) -> Json:
-    """Whether a file can be written, read back and removed there, and what is free."""
-    volume: Json = {"path": str(folder)}
-    probe = folder / f".preflight-{os.getpid()}-{socket.gethostname()}"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe.write_bytes(b"podtune")
-        if probe.read_bytes() != b"podtune":
-            raise OSError("what was written was not read back")
-        probe.unlink()
-        volume["free_bytes"] = shutil.disk_usage(folder).free
-    except OSError as error:
-        volume["error"] = error.strerror or str(error)
-    return volume
+def _storage(info: PodInfo) -> Iterable[Problem]:
+    for volume in info.volumes:
+        if volume.error:
+            text = f"{volume.path} cannot be written: {volume.error}"
+            yield Problem(info.pod, "volume", text, "check the claim, and fsGroup of the pod")
+    # checkpoints go to the first volume, OUTPUT_DIR
+    free = info.volumes[0].free_bytes if info.volumes else None
+    if info.checkpoint_bytes and free is not None and free < info.checkpoint_bytes:
+        needed = _gib(info.checkpoint_bytes)
+        text = f"{info.volumes[0].path} has {_gib(free)} free, checkpoints need about {needed}"
+        yield Problem(info.pod, "space", text, "enlarge persistence.output.size, or lower save_total_limit")
 
 
-def _data_fingerprint(name: object) -> str | None:
-    """Names, sizes and both ends of the data set's files; None for one that is not a local path."""
-    root = local_path(str(name)) if name else None
-    if root is None or not root.exists():
-        return None
-    digest = hashlib.sha256()
-    for file in sorted(
-        path
-        for path in ([root] if root.is_file() else root.rglob("*"))
-        if path.is_file() and not path.name.startswith(".")
-    ):
-        size = file.stat().st_size
-        digest.update(f"{file.relative_to(root.parent)} {size}\n".encode())
-        with file.open("rb") as stream:
-            digest.update(stream.read(65536))
-            stream.seek(max(0, size - 65536))
-            digest.update(stream.read(65536))
-    return digest.hexdigest()
+def _gpus(info: PodInfo) -> Iterable[Problem]:
+    if least := machine.too_old(info.driver or "", info.cuda or ""):
+        text = f"the driver {info.driver} is too old for torch's CUDA {info.cuda}, which needs {least}"
+        fix = "update the node's driver, or use an image with an older CUDA"
+        yield Problem(info.pod, "driver", text, fix)
+    promised, there = info.gpus_asked, info.gpus
+    usable = there if info.gpus_usable is None else info.gpus_usable
+    reason = f": {info.cuda_error}" if info.cuda_error else ""
+    if info.gpu_error:
+        yield Problem(info.pod, "gpu", info.gpu_error + reason, "check the node's driver: nvidia-smi")
+    elif there < promised:
+        plural = "s" if promised > 1 else ""
+        text = f"{promised} GPU{plural} asked for and {there or 'none'} there{reason}"
+        fix = "check the node's driver and device plugin, and the runtimeClass that its GPUs need"
+        yield Problem(info.pod, "gpu", text, fix)
+    elif reason or usable < promised:
+        text = f"{usable or 'none'} of {there} GPU{'s' if there > 1 else ''} can be used by CUDA{reason}"
+        fix = "check the driver; on boards with NVSwitch that the fabric manager runs; or take the node out"
+        yield Problem(info.pod, "gpu", text, fix)
+    if info.c_compiler == "":
+        text = "no C compiler, with which Triton builds a piece of the loss on every GPU"
+        fix = "use an image with gcc (podtune's has it), or set CC"
+        yield Problem(info.pod, "compiler", text, fix)
 
 
-def _checkpoint_bytes(config: Json) -> int | None:
-    """What the checkpoints that are kept, and one being written, still need at least; None for LoRA, or a
-    model that is no local path.
-    """
-    from podtune.run.checkpoint import checkpoint_bytes, missing_bytes
-
-    model = local_path(str(config.get("model_name_or_path") or "")) or Path()
-    if (
-        config.get("use_peft")
-        or not config.get("model_name_or_path")
-        or not model.is_dir()
-        or config.get("save_strategy") == "no"
-    ):
-        return None
-    weights = sum(file.stat().st_size for file in model.glob("*.safetensors"))
-    whole = not config.get("save_only_model")
-    each = checkpoint_bytes(weights, str(config.get("optim", "adamw")), model_only=not whole)
-    if whole and config.get("strategy") in ("fsdp", "fsdp-grad-op", "hsdp"):
-        each += weights  # accelerate keeps FSDP's own copy beside the model's
-    output = Path(os.environ.get("OUTPUT_DIR") or str(config.get("output_dir") or "."))
-    return missing_bytes(output, each, config.get("save_total_limit") or DEFAULT_CHECKPOINTS) or None
+def _together(pods: Sequence[PodInfo]) -> list[Problem]:
+    problems = []
+    for key, text in SAME.items():
+        groups: dict[str, list[PodInfo]] = {}
+        for info in pods:
+            groups.setdefault(json.dumps(getattr(info, key), sort_keys=True), []).append(info)
+        if len(groups) > 1:
+            # The value of most pods is taken for right; between two pods, the master's (it comes first).
+            majority = max(groups.values(), key=len)
+            odd, right = next(group for group in groups.values() if group is not majority)[0], majority[0]
+            detail = _difference(getattr(odd, key), getattr(right, key))
+            fix = "start all pods from one template: delete the job and create it again"
+            problems.append(Problem(odd.pod, key, f"{text} from {right.pod}'s: {detail}", fix))
+    return problems
 
 
-def _gpus() -> Json:
-    seen = machine.gpus()
-    if seen.error:
-        return {"gpus": 0, "gpu_error": seen.error[:200]}
-    more = {"gpu": seen.names[0], "driver": seen.driver} if seen.names else {}
-    return {"gpus": seen.count, **more}
+def _difference(value: object, other: object) -> str:
+    if isinstance(value, dict) and isinstance(other, dict):
+        names = [name for name in sorted({*value, *other}) if value.get(name) != other.get(name)]
+        return ", ".join(f"{name} {value.get(name)} instead of {other.get(name)}" for name in names)
+    return f"{str(value)[:60]} instead of {str(other)[:60]}"
 
 
-def _interface(master: str) -> str | None:
-    """The interface by which packets to ``master`` leave; the collectives choose the same unless told
-    otherwise.
-    """
-    import psutil
-
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((socket.gethostbyname(master) if master else "192.0.2.1", 9))  # sends nothing
-            local = probe.getsockname()[0]
-    except OSError:
-        return None
-    return next(
-        (
-            name
-            for name, addresses in psutil.net_if_addrs().items()
-            if any(address.address == local for address in addresses)
-        ),
-        None,
-    )
-
-
-def _names_one(wanted: str, interfaces: list[str]) -> bool:
-    """NCCL's grammar: a list of prefixes, ``=`` for exact names, ``^`` for all but."""
+def _names_one(wanted: str, interfaces: Sequence[str]) -> bool:
+    """Match by NCCL's grammar: a list of prefixes, ``=`` for exact names, ``^`` for all but."""
     exclude, exact = wanted.startswith("^"), wanted.lstrip("^").startswith("=")
     names = [name for name in wanted.lstrip("^=").split(",") if name]
     matched = [

@@ -36,7 +36,7 @@ from podtune.run.record import now, write_json
 from podtune.sft.config import settings as config
 from podtune.sft.config.keys import Settings, known_keys
 from podtune.sft.data import cache, source
-from podtune.sft.source import hub, object_store
+from podtune.sft.source import copies, hub, object_store
 
 BUILDS = ("micro", "tiny")
 MARKERS = ".podtune-prepared"
@@ -76,7 +76,7 @@ def prepare(
     settings = config.read(["--config", str(config_file), *arguments])
     values = {key: value for key, value in settings.values.items() if decides_tokens(key)}
     markers = _writable(cache.default_folder().parents[1] / MARKERS)
-    versions = {url: object_store.version(url) for url in _urls(values)}
+    versions = {url: copies.version(url) for url in _urls(values)}
     marker = markers / f"{key(values, build, versions)}.json"
     if marker.exists():
         print(
@@ -154,7 +154,7 @@ def _steps(values: dict[str, Any], build: str) -> list[tuple[str, Callable[[], o
     steps: list[tuple[str, Callable[[], object]]] = [
         (
             f"fetching {url}",
-            functools.partial(object_store.fetch, url, unwanted=hub.UNWANTED if url == model else ()),
+            functools.partial(copies.fetch, url, unwanted=hub.UNWANTED if url == model else ()),
         )
         for url in _urls(values)
     ]

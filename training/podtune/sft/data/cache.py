@@ -2,18 +2,17 @@
 
 An entry is a folder named by the hash of everything that decides its content: rows (by a fingerprint of
 their values, whatever their file and chunks), tokenizer, options, the versions of the code. It is written
-aside and renamed, so it is whole or absent. One process writes an entry, under a lock whose holder shows a
-heartbeat; the others wait, within a bound, and map the same file into memory.
+under another name and renamed, so it is complete or absent. One process writes an entry, under a lock whose
+holder shows a heartbeat; the others wait, within a bound, and map the same file into memory.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -99,96 +98,21 @@ def _unwritable(folder: Path, error: OSError) -> UserError:
 
 
 def _write(folder: Path, key: str, make: Callable[[Path], Info]) -> tuple[Path, Info]:
-    for left in folder.glob(f".{key}.*.part"):  # of a writer that was killed: this one has the lock
-        shutil.rmtree(left, ignore_errors=True)
+    for leftover in folder.glob(f".{key}.*.part"):  # of a writer that was killed: this one has the lock
+        shutil.rmtree(leftover, ignore_errors=True)
     if (folder / key).exists():
         warn(f"{folder / key}: the tokenised rows have changed since they were written; they are made anew")
-    aside = folder / f".{key}.{uuid.uuid4().hex[:8]}.part"
-    aside.mkdir()
+    staging_dir = folder / f".{key}.{uuid.uuid4().hex[:8]}.part"
+    staging_dir.mkdir()
     try:
-        info = make(aside / DATA_FILE)
-        info |= {"xxh3_128": digest(aside / DATA_FILE), "stamp": stamp(aside / DATA_FILE)}
-        (aside / INFO_FILE).write_text(json.dumps(info, indent=2) + "\n", encoding="utf-8")
+        info = make(staging_dir / DATA_FILE)
+        info |= {"xxh3_128": digest(staging_dir / DATA_FILE), "stamp": stamp(staging_dir / DATA_FILE)}
+        (staging_dir / INFO_FILE).write_text(json.dumps(info, indent=2) + "\n", encoding="utf-8")
         for name in (DATA_FILE, INFO_FILE):
-            with (aside / name).open("rb") as file:
+            with (staging_dir / name).open("rb") as file:
                 os.fsync(file.fileno())
         shutil.rmtree(folder / key, ignore_errors=True)
-        aside.rename(folder / key)
+        staging_dir.rename(folder / key)
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(staging_dir, ignore_errors=True)
     return folder / key / DATA_FILE, info
-
-
-# ---- the fingerprint of rows ----
-def fingerprint_of_tables(names: list[str], tables: Iterable[Any]) -> str:
-    """The hash of the named columns, in any order, of Arrow tables that are taken as one."""
-    hashers: dict[str, Any] = {}
-    for table in tables:
-        for name in names:
-            for chunk in table.column(name).chunks:
-                _update(hashers, name, chunk)
-    total = hashlib.sha256()
-    for part in sorted(hashers):
-        total.update(f"{part}={hashers[part].hexdigest()}\n".encode())
-    return total.hexdigest()
-
-
-def _update(hashers: dict[str, Any], part: str, array: Any) -> None:
-    """Feed one array to the hashers of its parts: validity, lengths, values, and so on downwards.
-
-    Each part has a hasher of its own, so that where one chunk ends and the next begins leaves no trace.
-    """
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    kind = array.type
-    if isinstance(kind, pa.BaseExtensionType):
-        return _update(hashers, part, array.storage)
-    if pa.types.is_dictionary(kind):
-        return _update(hashers, part, array.dictionary_decode())
-    _feed(hashers, f"{part} valid", array.is_valid().cast(pa.uint8()))
-    if pa.types.is_struct(kind):
-        for field, child in zip(kind, array.flatten(), strict=True):
-            _update(hashers, f"{part}.{field.name}", child)
-    elif pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
-        _feed(hashers, f"{part} length", pc.list_value_length(array).cast(pa.int64()))
-        _update(hashers, f"{part}[]", array.flatten())
-    elif (
-        pa.types.is_string(kind)
-        or pa.types.is_large_string(kind)
-        or pa.types.is_binary(kind)
-        or pa.types.is_large_binary(kind)
-    ):
-        binary = (array.fill_null(b"" if "binary" in str(kind) else "") if array.null_count else array).cast(
-            pa.large_binary()
-        )
-        _feed(hashers, f"{part} length", pc.binary_length(binary))
-        _feed(hashers, f"{part} value", _content(binary))
-    elif pa.types.is_integer(kind):
-        _feed(hashers, f"{part} value", array.cast(pa.int64()))
-    elif pa.types.is_floating(kind):
-        _feed(hashers, f"{part} value", array.cast(pa.float64()))
-    else:
-        for value in array.to_pylist():
-            _hasher(hashers, f"{part} value").update(repr(value).encode() + b"\0")
-    return None
-
-
-def _hasher(hashers: dict[str, Any], part: str) -> Any:
-    return hashers.setdefault(part, hashlib.sha256())
-
-
-def _feed(hashers: dict[str, Any], part: str, values: Any) -> None:
-    numbers = values if isinstance(values, memoryview) else memoryview(values.fill_null(0).to_numpy())
-    _hasher(hashers, part).update(numbers)
-
-
-def _content(binary: Any) -> memoryview:
-    """The bytes of a large_binary array without nulls, in one piece."""
-    import numpy as np
-
-    _, offsets, data = binary.buffers()
-    if data is None or not len(binary):
-        return memoryview(b"")
-    ends = np.frombuffer(offsets, dtype=np.int64, count=len(binary) + 1, offset=8 * binary.offset)
-    return memoryview(data)[int(ends[0]) : int(ends[-1])]

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from podtune.sft.data import files
-from podtune.sft.data.encode import IGNORED
 from podtune.sft.data.inspect_report import (
     EmptyMask,
     Lengths,
@@ -24,6 +23,7 @@ from podtune.sft.data.inspect_report import (
 )
 from podtune.sft.data.load import load_split
 from podtune.sft.data.source import DataSource
+from podtune.sft.data.token_batch import IGNORED
 from podtune.sft.data.tokenise import tokenised
 from podtune.sft.data.tokenizer import TokenizeOptions
 from podtune.sft.source.model import Origin

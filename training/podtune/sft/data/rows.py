@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from podtune.run.errors import ConfigError, DataError, UsageError
 from podtune.sft.data.batching import row_lengths
-from podtune.sft.data.encode import IGNORED
 from podtune.sft.data.load import load_split
 from podtune.sft.data.source import Sources
 from podtune.sft.data.stream import BUFFER, TokenStream
+from podtune.sft.data.token_batch import IGNORED
 from podtune.sft.data.tokenise import Tokenised, tokenised, tokenised_source
 from podtune.sft.data.tokenizer import TokenizeOptions, tokenizer_hash
 

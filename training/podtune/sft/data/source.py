@@ -17,10 +17,10 @@ from typing import Any
 from podtune.run.errors import ConfigError, DataError, UsageError, UserError
 from podtune.sft.data import files
 from podtune.sft.data.cache import default_folder_if_usable
-from podtune.sft.data.readers import COLUMNAR, rows
+from podtune.sft.data.readers import COLUMNAR, rows_to_check
 from podtune.sft.data.shapes import RowShape, check_cells, detect, known_columns
 from podtune.sft.data.stamps import FileStampCache
-from podtune.sft.source import hub, object_store
+from podtune.sft.source import copies, hub, object_store
 
 # a check of a huge set stops here; what it did not reach is checked while it is tokenised
 CHECK_SECONDS = 8.0
@@ -65,10 +65,10 @@ class DataSource:
         return FileStampCache(cache_dir, files_of, self.split, text_field)
 
     def fetch(self) -> None:
-        """Have a copy of what lies in object storage, see :func:`podtune.sft.source.object_store.fetch`."""
+        """Have a copy of what lies in object storage, see :func:`podtune.sft.source.copies.fetch`."""
         names = [entry.get("path") for entry in self.mixture] if self.mixture else [self.name]
         for name in filter(object_store.is_url, names):
-            object_store.fetch(str(name))
+            copies.fetch(str(name))
 
     def __str__(self) -> str:
         return (
@@ -184,7 +184,7 @@ class Sources:
 def local_path(name: str) -> Path | None:
     """``name`` as a path (of a URL: its copy's); None if it can be a hub name, ``user/set`` or ``set``."""
     if object_store.is_url(name):
-        return object_store.copy_of(name)
+        return copies.copy_of(name)
     path = Path(name).expanduser()
     looks_local = (
         name.startswith(("/", "./", "../", "~"))
@@ -252,14 +252,14 @@ def _check_files(paths: Iterable[Path], form: files.Format, text_field: str) -> 
     shape: RowShape | None = None
     path = Path()
     for path in paths:
-        for number, (place, row) in enumerate(rows(path, form, known_columns(text_field))):
+        for position, row in rows_to_check(path, form, known_columns(text_field)):
             if shape is None:
-                shape = detect(row, f"{path}, {place}" if form == "json" else str(path), text_field)
+                shape = detect(row, f"{path}, {position}" if form == "json" else str(path), text_field)
             missing = next((column for column in shape.columns if column not in row), None)
             if missing and form in COLUMNAR:
                 raise DataError(f"there is no column '{missing}'; found {', '.join(row)}", where=str(path))
-            check_cells(row, shape, f"{path}, {place}")
-            if number % 1000 == 999 and time.monotonic() > end_s:
-                break
+            check_cells(row, shape, f"{path}, {position}")
+            if time.monotonic() > end_s:
+                break  # to the next file: the columns of its first row are checked in any case
     if shape is None:
         raise DataError("the data set holds no rows", where=str(path), fix="give a file with rows in it")

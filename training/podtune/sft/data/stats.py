@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from podtune.sft.data.encode import IGNORED, Encoded
+from podtune.sft.data.token_batch import IGNORED, TokenBatch
 from podtune.sft.data.tokenizer import TokenizeOptions
 
 
@@ -26,7 +26,7 @@ class Stats:
         highest_id: the largest token id.
         rows_diverged: rows whose rendered prompt is not the start of the rendered row; training then sees
             another context than generation will.
-        fingerprint: of the rows that came in, see :func:`podtune.sft.data.tokenise.fingerprint`.
+        fingerprint: of the rows that came in, see :func:`podtune.sft.data.fingerprint`.
     """
 
     rows: int = 0
@@ -46,7 +46,7 @@ class Stats:
         """Rows without a trained token after the cut."""
         return self.rows - self.rows_kept
 
-    def add(self, batch: Encoded) -> None:
+    def add(self, batch: TokenBatch) -> None:
         """Count one batch."""
         trained = batch.labels != IGNORED
         ends = np.concatenate(([0], np.cumsum(trained)))

@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any
 from podtune.run.errors import DataError, PeerLost, UserError
 from podtune.sft.data import files
 from podtune.sft.data.batching import ROW
-from podtune.sft.data.encode import Encoded, Encoder
+from podtune.sft.data.encode import Encoder
 from podtune.sft.data.readers import rows_at
 from podtune.sft.data.shapes import detect
 from podtune.sft.data.source import DataSource
+from podtune.sft.data.token_batch import TokenBatch
 from podtune.sft.data.tokenise import BESIDE, naming
 from podtune.sft.data.tokenizer import TokenizeOptions, check_tokenizer
 from podtune.sft.source import hub
@@ -101,7 +102,7 @@ class TokenStream:
                     ROW: place + int(kept),
                 }
 
-    def _encoded(self, rows: list[dict[str, Any]], place: int) -> Encoded:
+    def _encoded(self, rows: list[dict[str, Any]], place: int) -> TokenBatch:
         names = [name for name in (*self.shape.columns, *BESIDE) if any(name in row for row in rows)]
         with naming(self.source):
             batch = self._encode({name: [row.get(name) for row in rows] for name in names}, place)

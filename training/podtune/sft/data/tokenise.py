@@ -25,11 +25,13 @@ import pyarrow as pa
 from podtune.run.counting import progress
 from podtune.run.errors import DataError, UserError
 from podtune.sft.data import cache
-from podtune.sft.data.encode import Encoded, Encoder
+from podtune.sft.data.encode import Encoder
+from podtune.sft.data.fingerprint import fingerprint
 from podtune.sft.data.load import load_split
 from podtune.sft.data.shapes import RowShape, detect
 from podtune.sft.data.source import DataSource
 from podtune.sft.data.stats import Stats
+from podtune.sft.data.token_batch import TokenBatch
 from podtune.sft.data.tokenizer import (
     TokenizeOptions,
     check_tokenizer,
@@ -263,7 +265,7 @@ def _all_cores() -> Iterator[None]:
         os.environ[name] = before or "false"
 
 
-def _record_batch(batch: Encoded) -> pa.RecordBatch:
+def _record_batch(batch: TokenBatch) -> pa.RecordBatch:
     lists = [
         pa.ListArray.from_arrays(pa.array(batch.offsets), pa.array(flat))
         for flat in (batch.ids, batch.labels)
@@ -295,16 +297,3 @@ def cache_key(content: str, tokenizer: PreTrainedTokenizerBase, options: Tokeniz
         },
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:40]
-
-
-def fingerprint(dataset: Dataset) -> str:
-    """A hash of the rows: their values and column names, in any file, format or chunks.
-
-    The order of rows counts, the order of columns does not.
-    """
-    if dataset._indices is None:
-        return cache.fingerprint_of_tables(dataset.column_names, [dataset.data.table])
-    rows, step = dataset.with_format("arrow"), 50_000
-    return cache.fingerprint_of_tables(
-        dataset.column_names, (rows[start : start + step] for start in range(0, len(rows), step))
-    )

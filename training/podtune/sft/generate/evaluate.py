@@ -8,9 +8,11 @@ import re
 import string
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from podtune.run.record import Json
 from podtune.sft.generate.answers import Sampling, answer, by_length
 from podtune.sft.model.load import load_model
 from podtune.sft.model.template import Messages, prompt_and_answer, scored_ids
@@ -26,6 +28,65 @@ MOST_KINDS = 20  # more values than that are not kinds of questions
 Row = dict[str, Any]
 
 
+@dataclass(frozen=True)
+class Loss:
+    """Mean cross-entropy over the answers' ``tokens``, and its exponential; None where nothing was scored."""
+
+    loss: float | None
+    perplexity: float | None
+    tokens: int | None
+    rows: int
+
+
+@dataclass(frozen=True)
+class Score:
+    """One model's result; ``exact_match`` is None where no row has a prompt and a reference."""
+
+    exact_match: float | None
+    loss: Loss
+
+    def to_json(self) -> Json:
+        """Make the object in run.json, without what was not measured."""
+        figures = {"exact_match": self.exact_match, **vars(self.loss)}
+        return {key: value for key, value in figures.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One held-out row with its reference and the answers of both models."""
+
+    prompt: str
+    reference: str | None
+    base: str
+    tuned: str
+
+
+@dataclass(frozen=True)
+class Kinds:
+    """Exact match by the rows' column ``kind``, and the score of each kind's most frequent reference."""
+
+    most_frequent_answer: float
+    by_kind: dict[str, dict[str, float]] | None  # rows, base and tuned of each; None of a single kind
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Base and tuned model on the same rows; ``kinds`` is None if there are none, or too many."""
+
+    rows: int
+    base: Score
+    tuned: Score
+    kinds: Kinds | None
+    samples: list[Sample]
+
+    def to_json(self) -> Json:
+        """Make ``measurements.answers`` of run.json."""
+        record: Json = {"rows": self.rows, "base": self.base.to_json(), "tuned": self.tuned.to_json()}
+        if self.kinds:
+            record |= {key: value for key, value in vars(self.kinds).items() if value is not None}
+        return record | {"samples": [vars(sample) for sample in self.samples]}
+
+
 def compare_with_base(
     base: Origin,
     tuned: Path,
@@ -35,39 +96,27 @@ def compare_with_base(
     max_new_tokens: int = 64,
     batch_size: int = 32,
     trust_remote_code: bool = False,
-) -> dict[str, Any]:
-    """Score both models on the same rows, one after the other so that only one is in memory.
-
-    Returns:
-        ``rows``; ``base`` and ``tuned``, each with ``exact_match``, ``loss`` and ``perplexity``; ``samples``:
-        the first rows with prompt, reference and both answers; where the rows have a column ``kind`` of few
-        values ``by_kind``, the exact match of each; ``most_frequent_answer``: what answering each kind with
-        its most frequent reference would score.
-    """
-    results: dict[str, Any] = {"rows": len(eval_rows)}
+) -> Comparison:
+    """Score both models on the same rows, one after the other so that only one is in memory."""
+    scores: dict[str, Score] = {}
     answers: dict[str, list[str]] = {}
     for which, origin in (("base", base), ("tuned", locate_model(tuned))):
         model = on_device(load_model(origin, trust_remote_code=trust_remote_code))
         answers[which] = answers_to(
             model, tokenizer, eval_rows, batch_size=batch_size, max_new_tokens=max_new_tokens
         )
-        results[which] = exact_match(answers[which], eval_rows) | loss_of(
-            model, tokenizer, eval_rows, batch_size=batch_size
+        scores[which] = Score(
+            exact_match(answers[which], eval_rows),
+            loss_of(model, tokenizer, eval_rows, batch_size=batch_size),
         )
         del model
         gc.collect()
-    results |= by_kind(answers, eval_rows)
-    results["samples"] = [
-        {
-            "prompt": as_text(prompt),
-            "reference": reference,
-            "base": answers["base"][index],
-            "tuned": answers["tuned"][index],
-        }
+    samples = [
+        Sample(as_text(prompt), reference, answers["base"][index], answers["tuned"][index])
         for index, (prompt, reference) in enumerate(map(prompt_and_answer, eval_rows[:SAMPLES]))
         if prompt
     ]
-    return results
+    return Comparison(len(eval_rows), scores["base"], scores["tuned"], by_kind(answers, eval_rows), samples)
 
 
 def sample_answers(
@@ -99,10 +148,10 @@ def answers_to(
     return answers
 
 
-def exact_match(answers: Sequence[str], rows: Sequence[Row]) -> dict[str, float]:
+def exact_match(answers: Sequence[str], rows: Sequence[Row]) -> float | None:
     """Compute the share of answers that equal the reference after :func:`normalised`.
 
-    Absent if no row has a prompt and a reference.
+    None if no row has a prompt and a reference.
     """
     pairs = [
         (text, reference)
@@ -110,35 +159,30 @@ def exact_match(answers: Sequence[str], rows: Sequence[Row]) -> dict[str, float]
         if prompt and reference
     ]
     if not pairs:
-        return {}
-    return {
-        "exact_match": sum(normalised(text) == normalised(reference) for text, reference in pairs)
-        / len(pairs)
-    }
+        return None
+    return sum(normalised(text) == normalised(reference) for text, reference in pairs) / len(pairs)
 
 
-def by_kind(answers: dict[str, list[str]], rows: Sequence[Row]) -> dict[str, Any]:
-    """Compute ``by_kind`` and ``most_frequent_answer``; rows without a kind are one."""
+def by_kind(answers: dict[str, list[str]], rows: Sequence[Row]) -> Kinds | None:
+    """Score the answers of each model by kind; rows without a kind are one."""
     kinds: dict[str, list[int]] = {}
     for index, row in enumerate(rows):
         prompt, reference = prompt_and_answer(row)
         if prompt and reference:
             kinds.setdefault(str(row.get("kind", "")), []).append(index)
     if not kinds or len(kinds) > MOST_KINDS:
-        return {}
+        return None
     references = [normalised(prompt_and_answer(row)[1] or "") for row in rows]
     frequent = sum(Counter(references[i] for i in of_kind).most_common(1)[0][1] for of_kind in kinds.values())
-    summary: dict[str, Any] = {"most_frequent_answer": frequent / sum(map(len, kinds.values()))}
-    if len(kinds) > 1:
-        summary["by_kind"] = {
-            kind: {"rows": len(of_kind)}
-            | {
-                which: sum(normalised(texts[i]) == references[i] for i in of_kind) / len(of_kind)
-                for which, texts in answers.items()
-            }
-            for kind, of_kind in sorted(kinds.items())
+    matches = {
+        kind: {"rows": len(of_kind)}
+        | {
+            which: sum(normalised(texts[i]) == references[i] for i in of_kind) / len(of_kind)
+            for which, texts in answers.items()
         }
-    return summary
+        for kind, of_kind in sorted(kinds.items())
+    }
+    return Kinds(frequent / sum(map(len, kinds.values())), matches if len(kinds) > 1 else None)
 
 
 def normalised(text: str) -> str:
@@ -149,7 +193,7 @@ def normalised(text: str) -> str:
 
 def loss_of(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], *, batch_size: int = 32
-) -> dict[str, float]:
+) -> Loss:
     """Compute the mean cross-entropy over the answers' tokens, and its exponential.
 
     Where there is no prompt, the whole text is scored.
@@ -185,9 +229,9 @@ def loss_of(
             tokens += int(answers.sum())
     model.train(training)
     if not tokens:
-        return {"rows": len(rows)}
+        return Loss(None, None, None, len(rows))
     loss = total / tokens
-    return {"loss": loss, "perplexity": math.exp(min(loss, 700.0)), "tokens": tokens, "rows": len(rows)}
+    return Loss(loss, math.exp(min(loss, 700.0)), tokens, len(rows))
 
 
 def as_text(prompt: str | Messages) -> str:

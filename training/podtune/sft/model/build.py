@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from podtune.run.errors import CannotCreate, DataError, UsageError
-from podtune.run.record import write_json
+from podtune.run.record import Json, write_json
 from podtune.sft.data.readers import rows_at
 from podtune.sft.model.template import CHAT_TEMPLATE, PAD, SPECIAL_TOKENS, TURN_END
 
@@ -46,8 +46,16 @@ SIZES: dict[str, Dimensions] = {
 }
 
 
-def build_model(size: str, data: Path, output: Path, *, seed: int = 0) -> dict[str, Any]:
-    """Write a model folder of ``size`` with a tokenizer trained on ``data``; return its podtune_build.json.
+@dataclass(frozen=True)
+class Build:
+    """A model folder: its podtune_build.json, and whether an earlier build left it as it is."""
+
+    record: Json
+    unchanged: bool
+
+
+def build_model(size: str, data: Path, output: Path, *, seed: int = 0) -> Build:
+    """Write a model folder of ``size`` with a tokenizer trained on ``data``.
 
     A folder that an earlier build with the same data, size, seed and versions left is kept as it is.
 
@@ -81,7 +89,7 @@ def build_model(size: str, data: Path, output: Path, *, seed: int = 0) -> dict[s
         },
     }
     if _same_build(output, build):
-        return {**_read_build(output), "unchanged": True}
+        return Build(_read_build(output), unchanged=True)
     tokenizer = train_tokenizer(corpus, SIZES[size])
     # the weights must not depend on the machine's default device
     with torch.random.fork_rng(), torch.device("cpu"):
@@ -103,7 +111,7 @@ def build_model(size: str, data: Path, output: Path, *, seed: int = 0) -> dict[s
         model.generation_config.save_pretrained(part)
         tokenizer.save_pretrained(part)
         write_json(part / BUILD_FILE, build)
-    return build
+    return Build(build, unchanged=False)
 
 
 def train_tokenizer(corpus: list[str], shape: Dimensions) -> PreTrainedTokenizerFast:

@@ -68,13 +68,7 @@ def load_model(
             quantization_config=quantization_config,
             model_init_kwargs=model_init_kwargs,
         )
-        with explained(origin.name, "adapter"), warnings.catch_warnings():
-            # peft asks transformers for names of its last version
-            warnings.simplefilter("ignore", FutureWarning)
-            from peft import PeftModel
-
-            adapted: PreTrainedModel = PeftModel.from_pretrained(base, origin.name, **origin.arguments)
-        return adapted
+        return _adapted(base, origin)
     if quantization_config is not None:
         check_quantization(True)
         options["quantization_config"] = quantization_config
@@ -97,6 +91,17 @@ def load_model(
         )
     loaded: PreTrainedModel = model
     return loaded
+
+
+def _adapted(base: PreTrainedModel, adapter: Origin) -> PreTrainedModel:
+    """Put ``adapter`` on its base model."""
+    with explained(adapter.name, "adapter"), warnings.catch_warnings():
+        # peft asks transformers for names of its last version
+        warnings.simplefilter("ignore", FutureWarning)
+        from peft import PeftModel
+
+        adapted: PreTrainedModel = PeftModel.from_pretrained(base, adapter.name, **adapter.arguments)
+    return adapted
 
 
 def _refuse_pickle(origin: Origin) -> None:

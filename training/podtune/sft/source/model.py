@@ -16,7 +16,7 @@ from podtune.run.errors import (
     NoPermission,
     NotFound,
 )
-from podtune.sft.source import hub, object_store
+from podtune.sft.source import copies, hub, object_store
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -33,7 +33,7 @@ class Origin:
 
     @property
     def is_adapter(self) -> bool:
-        """Whether this is a PEFT adapter, which needs its base model."""
+        """True of a PEFT adapter, which needs its base model."""
         return "adapter_config.json" in self.files
 
     @property
@@ -65,7 +65,7 @@ def locate_model(
             the hub cannot be reached and there is no copy in the cache.
     """
     if object_store.is_url(name):
-        name = object_store.local(str(name), unwanted=hub.UNWANTED)
+        name = copies.local(str(name), unwanted=hub.UNWANTED)
     folder = Path(name).expanduser()
     origin = _in_folder(folder, revision) if folder.is_dir() else _on_hub(str(name), revision)
     tokenizers = {"tokenizer.json", "tokenizer_config.json"} if tokenizer_alone else set()

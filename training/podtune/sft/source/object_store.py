@@ -1,24 +1,17 @@
-"""Object storage, by fsspec: data and models are fetched from it once, runs are published to it. No torch.
+"""Object storage, by fsspec, with retries. No torch.
 
-A copy lies in ``HF_HOME/podtune/store``, on the volume where models are. It is fetched into a staging folder,
-which gets a manifest and is renamed, so a copy is complete or absent; one process fetches, the others wait
-for it. An interrupted transfer is resumed. Credentials come from the environment or the cloud's own means,
-never from a URL.
+Credentials come from the environment or the cloud's own means, never from a URL.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
-import json
 import re
-import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
-from fnmatch import fnmatch
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -32,18 +25,12 @@ from podtune.run.errors import (
     near,
     warn,
 )
-from podtune.run.files import write_whole
-from podtune.run.lock import hold
-from podtune.run.record import now
-from podtune.sft.source import hub
 
 T = TypeVar("T")
 
-MANIFEST = "seal.json"
 PROBE = ".podtune-write-test"
 PAUSES_S = (1.0, 4.0, 10.0)  # between attempts; each has the library's own retries in it
 PARALLEL = 4
-WAIT_S = 3600.0
 # keys by which stores say that an object was replaced; without these, its time
 _VERSIONS = ("ETag", "etag", "generation", "md5Hash", "content_md5", "blob_id", "lfs")
 _TIMES = ("LastModified", "mtime", "updated", "last_modified", "created")
@@ -295,130 +282,3 @@ def _denied(error: Exception) -> bool:
 
 def _reason(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())[:300]
-
-
-# ---- copies on the volume ----
-def copy_of(url: str) -> Path:
-    """Path of the copy of ``url``, whether it exists or not; ``file://`` is not copied."""
-    if url.startswith(("file://", "local://")):
-        return Path(Remote(url).path())
-    return _entry(url) / (url.rstrip("/").rpartition("/")[2] or "copy")
-
-
-def _entry(url: str) -> Path:
-    key = hashlib.sha256(url.rstrip("/").encode()).hexdigest()[:20]
-    return hub.hf_home() / "podtune" / "store" / key
-
-
-@dataclass(frozen=True)
-class Manifest:
-    """Description of a complete copy: the version that was fetched, and the bytes of each file."""
-
-    url: str
-    version: str
-    folder: bool
-    at: str
-    files: dict[str, int]
-
-
-def _complete(url: str) -> Manifest | None:
-    """Read the manifest of the copy of ``url``; None if there is none, or a file's size is another."""
-    try:
-        manifest = Manifest(**json.loads((_entry(url) / MANIFEST).read_text(encoding="utf-8")))
-        copy = copy_of(url)
-        sizes = {name: (copy / name if manifest.folder else copy).stat().st_size for name in manifest.files}
-    except (OSError, ValueError, TypeError, AttributeError):
-        return None
-    return manifest if manifest.version and sizes == manifest.files else None
-
-
-def local(url: str, *, unwanted: Sequence[str] = ()) -> Path:
-    """Return the copy of ``url``, fetched only if there is none: during a run it stays what it was."""
-    return copy_of(url) if url.startswith("file://") or _complete(url) else fetch(url, unwanted=unwanted)
-
-
-def version(url: str) -> str:
-    """Return a hash that changes when the objects at ``url`` do; the copy's where the store is unreachable.
-
-    Raises:
-        UserError: as :func:`fetch`.
-    """
-    if url.startswith("file://"):
-        return ""
-    copy = _complete(url)
-    if copy and hub.offline():
-        return copy.version
-    try:
-        return _version_of(_objects(url))
-    except Unavailable as error:
-        if not copy:
-            raise
-        warn(f"{error.where}: {error.what}; the copy of {copy.at} is used")
-        return copy.version
-
-
-def _objects(url: str) -> dict[str, Entry]:
-    listing = Remote(url).listing()
-    if not listing:
-        raise NotFound("there is no such object, and none below it", where=url, fix="correct the URL")
-    return listing
-
-
-def _version_of(objects: Mapping[str, Entry]) -> str:
-    parts = [[name, entry.bytes, entry.version] for name, entry in sorted(objects.items())]
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
-
-
-def fetch(url: str, *, unwanted: Sequence[str] = (), wait_s: float = WAIT_S) -> Path:
-    """Return the copy of ``url`` as the store has it now: fetched, or kept where nothing has changed.
-
-    Under HF_HUB_OFFLINE, or where the store cannot be reached, a copy is used as it is. ``unwanted`` are
-    patterns of objects that are left out. Of several processes one fetches; the others wait ``wait_s``.
-
-    Raises:
-        NotFound: nothing is there.
-        Unavailable: the store cannot be reached, or its package is missing.
-        NoPermission: access is denied.
-    """
-    current = version(url)
-    if url.startswith("file://"):
-        return copy_of(url)
-
-    def done() -> bool:
-        copy = _complete(url)
-        return copy is not None and copy.version == current
-
-    if done():
-        return copy_of(url)
-    entry = _entry(url)
-    entry.parent.mkdir(parents=True, exist_ok=True)
-    with hold(entry.with_suffix(".lock"), until=done, wait_s=wait_s, what=f"fetching {url}") as held:
-        if held and not done():
-            _fetch(url, entry, current, unwanted)
-    return copy_of(url)
-
-
-def _fetch(url: str, entry: Path, current: str, unwanted: Sequence[str]) -> None:
-    """Download the version ``current`` of ``url`` into a staging folder, and rename that to ``entry``."""
-    # named after the version: an interrupted fetch of it resumes here, another version's is removed
-    staging = entry.with_name(f".{entry.name}.{current[:12]}.part")
-    for stale in entry.parent.glob(f".{entry.name}.*.part"):
-        if stale != staging:
-            shutil.rmtree(stale, ignore_errors=True)
-    objects = _objects(url)
-    if _version_of(objects) != current:
-        raise Unavailable("changed while it was fetched", where=url, fix="start again")
-    name = copy_of(url).name
-    folder = set(objects) != {name} or objects[name].path != Remote(url).path()
-    wanted = {
-        key: each for key, each in objects.items() if not any(fnmatch(key, pattern) for pattern in unwanted)
-    }
-    sizes = {key: each.bytes for key, each in wanted.items()}
-    print(
-        f"podtune: fetching {url}: {len(wanted)} objects, {sum(sizes.values()) / 2**20:,.1f} MiB", flush=True
-    )
-    Remote(url).download(wanted, staging / name if folder else staging)
-    manifest = Manifest(url, current, folder, now(), sizes)
-    write_whole(staging / MANIFEST, json.dumps(asdict(manifest), indent=1))
-    shutil.rmtree(entry, ignore_errors=True)
-    staging.rename(entry)

@@ -299,7 +299,7 @@ class FineTune:
                 list(held_out.select(range(min(count, len(held_out))))),
                 max_new_tokens=self._outputs.answer_max_new_tokens,
                 trust_remote_code=self._outputs.trust_remote_code,
-            )
+            ).to_json()
         except (UserError, RuntimeError, MemoryError) as error:  # the model is trained and saved: that stands
             warn(f"base and tuned model could not be compared: {error}")
 

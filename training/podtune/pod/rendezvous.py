@@ -1,5 +1,4 @@
-"""The part of preflight that pods do together: facts exchanged, the volume really shared, an all-reduce
-checked and measured.
+"""The part of preflight that pods do together: facts exchanged, the volume really shared, an all-reduce.
 
 It uses a store and a process group of its own, on the job's port before torchrun takes it, and no default
 group: training then starts as if nothing had been.
@@ -16,67 +15,65 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from podtune.pod.pod_info import PodInfo
+from podtune.pod.preflight import AllReduce, Problem, Verdict
 from podtune.run.world import PodPlace
-
-Json = dict[str, Any]
 
 REDUCED_BYTES, ROUNDS = 16 * 2**20, 3
 VISIBLE_S = 10.0  # a file on a network volume is seen by the other pods within this
 READ_S = 10.0  # rank 0 keeps the store open so long for the others to read the verdict
 UNDERWAY_S = 30.0  # what else may answer at the port: the store of a job whose end is not over yet
 CONNECT_S = 10.0  # one attempt to reach the store
-TELL_S = 30.0
+NOTIFY_S = 30.0
 POLL_S = 0.05
 OPEN = "podtune-preflight"  # in the store of a preflight, and in no other
+FIX = "kubectl get pods; check names, port and NetworkPolicy, and nccl.env for the interface"
 
 
-class Missing(Exception):
-    """Pods that did not arrive, or one that came twice. ``faults`` are (pod, check, text)."""
+class RendezvousFailed(Exception):
+    """Pods that did not arrive, came twice, or do not reach each other."""
 
-    def __init__(self, faults: list[tuple[str, str, str]]) -> None:
-        super().__init__(faults[0][2])
-        self.faults = faults
+    def __init__(self, pod: str, check: str, text: str) -> None:
+        super().__init__(text)
+        self.problem = Problem(pod, check, text, FIX)
 
 
 class Underway(Exception):
-    """The other pods are past their preflight: this one was started again while they wait for it, or
-    train.
-    """
+    """The other pods are past their preflight: this one was started again."""
 
 
 @contextlib.contextmanager
 def master_needed(name: str) -> Iterator[None]:
-    """The store's own errors as :class:`Missing`: the master's pod went away. ``name`` is this pod's."""
+    """Raise the store's own errors as :class:`RendezvousFailed` of the pod ``name``: the master went away."""
     import torch.distributed as dist
 
     try:
         yield
     except dist.DistError as error:
-        raise Missing(
-            [(name, "port", (f"the master's pod was lost: {str(error).splitlines()[0][:200]}"))]
-        ) from error
+        raise RendezvousFailed(name, "port", f"the master's pod was lost: {_first_line(error)}") from error
 
 
-class Meeting:
+class Rendezvous:
     """All pods of a job, met through a TCP store at the master."""
 
-    def __init__(self, pod: PodPlace, facts: Json, *, wait_s: float, timeout_s: float) -> None:
-        """Arrive, and say so.
+    def __init__(self, pod: PodPlace, info: PodInfo, *, wait_s: float, timeout_s: float) -> None:
+        """Arrive, and leave this pod's facts for the others.
 
         ``wait_s`` is for all pods to arrive, ``timeout_s`` for what they do together then.
 
         Raises:
-            Missing: the master's port is not reachable, or this pod's rank is another's, too.
-            Underway: what answers at the master's port is no preflight.
+            RendezvousFailed: the master's port is not reachable, or another pod has this pod's rank.
+            Underway: what answers at the master's port is not a preflight.
         """
-        self.pod, self._name, self._timeout_s = pod, facts["pod"], timeout_s
-        self._deadline, self._told_at = time.monotonic() + wait_s, time.monotonic()
+        self.pod, self._name, self._timeout_s = pod, info.pod, timeout_s
+        self._deadline, self._notified_at = time.monotonic() + wait_s, time.monotonic()
         self._store = self._host() if pod.node_rank == 0 else self._reach()
         self._store.set_timeout(datetime.timedelta(seconds=timeout_s))  # from here on the other side answers
         if self._store.add(f"arrived/{pod.node_rank}", 1) > 1:
             self._store.set("twice", f"{pod.node_rank}")
-            raise Missing([(self._name, "rank", f"rank {pod.node_rank} is this pod's and another's")])
-        self._store.set(f"facts/{pod.node_rank}", json.dumps(facts))
+            text = f"rank {pod.node_rank} is this pod's and another's"
+            raise RendezvousFailed(self._name, "rank", text)
+        self._store.set(f"facts/{pod.node_rank}", json.dumps(info.to_json()))
 
     def _host(self) -> Any:
         import torch.distributed as dist
@@ -84,13 +81,13 @@ class Meeting:
         try:
             store = self._connect(CONNECT_S)
         except dist.DistError as error:
-            text = f"port is busy at {self._where()}: {str(error).splitlines()[0][:200]}"
-            raise Missing([(self._name, "port", text)]) from error
+            text = f"port is busy at {self._where()}: {_first_line(error)}"
+            raise RendezvousFailed(self._name, "port", text) from error
         store.set(OPEN, f"{time.time_ns():x}")
         return store
 
     def _reach(self) -> Any:
-        """The store of the master's preflight.
+        """Connect to the store of the master's preflight.
 
         A pod that is started again may meet the store by which the last attempt trained: it goes away with
         that, and then the master is started again, too.
@@ -109,9 +106,9 @@ class Meeting:
                 return store
             except dist.DistError as error:
                 if time.monotonic() > self._deadline:
-                    text = f"{self._where()} is not reachable: {str(error).splitlines()[0][:200]}"
-                    raise Missing([(name_of(0, self.pod), "port", text)]) from error
-                self._tell(f"no answer from {self._where()}")
+                    text = f"{self._where()} is not reachable: {_first_line(error)}"
+                    raise RendezvousFailed(name_of(0, self.pod), "port", text) from error
+                self._notify(f"no answer from {self._where()}")
                 time.sleep(POLL_S)
 
     def _connect(self, seconds: float) -> Any:
@@ -126,45 +123,41 @@ class Meeting:
             wait_for_workers=False,
         )
 
-    def facts(self) -> list[Json]:
+    def pods(self) -> list[PodInfo]:
         """Every pod's facts, in the order of ranks.
 
         Raises:
-            Missing: a pod did not arrive in time, or a rank came twice; says which.
+            RendezvousFailed: a pod did not arrive in time, or a rank came twice; says which.
         """
-        absent = self._await([f"facts/{rank}" for rank in range(self.pod.nnodes)], says="not here yet:")
+        absent = self._await([f"facts/{rank}" for rank in range(self.pod.nnodes)], message="not here yet:")
         if self._store.check(["twice"]):
             rank = int(self._store.get("twice"))
             text = f"two pods have the rank {rank}: PET_NODE_RANK is set by hand, or an old pod still runs"
-            raise Missing([(name_of(rank, self.pod), "rank", text)])
+            raise RendezvousFailed(name_of(rank, self.pod), "rank", text)
         if absent:
-            names = [name_of(int(key.partition("/")[2]), self.pod) for key in absent]
-            raise Missing(
-                [
-                    (
-                        names[0],
-                        "names",
-                        (f"{', '.join(names)} did not arrive ({len(absent)} of {self.pod.nnodes} pods)"),
-                    )
-                ]
-            )
+            names = self._names(absent)
+            text = f"{', '.join(names)} did not arrive ({len(absent)} of {self.pod.nnodes} pods)"
+            raise RendezvousFailed(names[0], "names", text)
         self._deadline = time.monotonic() + self._timeout_s
-        return [json.loads(self._store.get(f"facts/{rank}")) for rank in range(self.pod.nnodes)]
+        contents = [self._store.get(f"facts/{rank}") for rank in range(self.pod.nnodes)]
+        return [PodInfo.from_json(json.loads(content)) for content in contents]
 
     def unshared(self, folder: Path) -> list[tuple[int, int]]:
-        """Every pod writes a file into ``folder`` and looks for the others'; returns who missed whose, as
-        ranks.
+        """Write a file into ``folder`` and look for the others'; returns pairs of ranks, (reader, writer).
+
+        A pair is a pod that does not see what the other has written.
         """
-        mine = folder / f".preflight-shared-{self._token()}-{self.pod.node_rank}"
+        token = self._store.get(OPEN).decode()
+        expected = [folder / f".preflight-shared-{token}-{rank}" for rank in range(self.pod.nnodes)]
+        mine = expected[self.pod.node_rank]
         with contextlib.suppress(OSError):  # a volume that cannot be written is a problem of its own
             mine.write_text("here")
         self._store.set(f"wrote/{self.pod.node_rank}", "1")
         self._await([f"wrote/{rank}" for rank in range(self.pod.nnodes)])
-        expected = [folder / f".preflight-shared-{self._token()}-{rank}" for rank in range(self.pod.nnodes)]
         until = min(self._deadline, time.monotonic() + VISIBLE_S)
         while not all(path.exists() for path in expected) and time.monotonic() < until:
-            # a network file system looks again when the folder is listed
-            list(folder.iterdir()) if folder.is_dir() else None
+            with contextlib.suppress(OSError):
+                list(folder.iterdir())  # a network file system looks again when the folder is listed
             time.sleep(POLL_S)
         missed = [rank for rank, path in enumerate(expected) if not path.exists()]
         self._store.set(f"missed/{self.pod.node_rank}", json.dumps(missed))
@@ -173,12 +166,11 @@ class Meeting:
         reports = [json.loads(self._store.get(f"missed/{rank}")) for rank in range(self.pod.nnodes)]
         return [(rank, missing[0]) for rank, missing in enumerate(reports) if missing]
 
-    def all_reduce(self) -> Json:
-        """Reduce 16 MiB over all pods, by each GPU of a pod in turn; returns backend, bytes, and seconds and
-        bus bandwidth of the slowest.
+    def all_reduce(self) -> AllReduce:
+        """Reduce 16 MiB over all pods, by each GPU of a pod in turn.
 
         Raises:
-            Missing: it failed, timed out or gave a wrong sum.
+            RendezvousFailed: it failed, timed out or gave a wrong sum.
         """
         import torch
         import torch.distributed as dist
@@ -201,16 +193,12 @@ class Meeting:
                 if on_gpu:
                     group.shutdown()
             except RuntimeError as error:
-                text = f"the all-reduce by {backend} on {device} failed: {str(error).splitlines()[0][:200]}"
-                raise Missing([(self._name, "all-reduce", text)]) from error
+                text = f"the all-reduce by {backend} on {device} failed: {_first_line(error)}"
+                raise RendezvousFailed(self._name, "all-reduce", text) from error
         # bus bandwidth of a ring all-reduce, as NVIDIA's nccl-tests define it: 2 (n - 1) / n of the bytes
         # cross each link
-        return {
-            "backend": backend,
-            "bytes": REDUCED_BYTES,
-            "seconds": round(max(seconds), 6),
-            "bus_gb_per_s": round(2 * (size - 1) / size * REDUCED_BYTES / max(seconds) / 1e9, 3),
-        }
+        bus_gb_per_s = 2 * (size - 1) / size * REDUCED_BYTES / max(seconds) / 1e9
+        return AllReduce(backend, REDUCED_BYTES, round(max(seconds), 6), round(bus_gb_per_s, 3))
 
     def _reduce(self, group: Any, device: str) -> float:
         """Seconds of the best of a few rounds on ``device``, checked for the sum."""
@@ -228,21 +216,19 @@ class Meeting:
         expected = size * (size + 1) / 2
         if not bool((values == expected).all()):
             text = f"the all-reduce gave {values[0].item()} instead of {expected}"
-            raise Missing([(self._name, "all-reduce", text)])
+            raise RendezvousFailed(self._name, "all-reduce", text)
         return min(seconds[1:])
 
-    def agree(self, verdict: Json | None) -> Json:
-        """Rank 0's verdict, on every pod. Returns once the port is free again: what comes next meets there,
-        too.
-        """
+    def agree(self, verdict: Verdict) -> Verdict:
+        """Rank 0's verdict, on every pod. Returns once the port is free again: torchrun takes it next."""
         import torch.distributed as dist
 
         if self.pod.node_rank == 0:
-            self._store.set("verdict", json.dumps(verdict))
+            self._store.set("verdict", json.dumps(verdict.to_json()))
             self._store.set("read/0", "1")
             self._await([f"read/{rank}" for rank in range(self.pod.nnodes)], READ_S)
-            return verdict or {}
-        agreed: Json = json.loads(self._store.get("verdict"))
+            return verdict
+        agreed = Verdict.from_json(json.loads(self._store.get("verdict")))
         self._store.set(f"read/{self.pod.node_rank}", "1")
         until = time.monotonic() + READ_S
         with contextlib.suppress(dist.DistError):
@@ -250,42 +236,39 @@ class Meeting:
                 time.sleep(POLL_S)
         return agreed
 
-    def _token(self) -> str:
-        return str(self._store.get(OPEN).decode())
-
-    def _await(self, keys: list[str], at_most_s: float = float("inf"), *, says: str = "") -> list[str]:
-        """Wait for the keys; returns those that never came. ``says``: tell now and then whose are missing."""
+    def _await(self, keys: list[str], at_most_s: float = float("inf"), *, message: str = "") -> list[str]:
+        """Wait for the keys; returns those that never came. ``message`` precedes the pods' names."""
         until = min(self._deadline, time.monotonic() + at_most_s)
         while absent := [key for key in keys if not self._store.check([key])]:
-            if time.monotonic() > until or (says and self._store.check(["twice"])):
+            if time.monotonic() > until or (message and self._store.check(["twice"])):
                 break
-            if says:
-                self._tell(
-                    f"{says} {', '.join(name_of(int(key.partition('/')[2]), self.pod) for key in absent)}"
-                )
+            if message:
+                self._notify(f"{message} {', '.join(self._names(absent))}")
             time.sleep(POLL_S)
         return absent
 
-    def _tell(self, text: str) -> None:
-        """Say what this pod waits for, every TELL_S."""
+    def _names(self, keys: list[str]) -> list[str]:
+        return [name_of(int(key.partition("/")[2]), self.pod) for key in keys]
+
+    def _notify(self, text: str) -> None:
+        """Print what this pod waits for, every NOTIFY_S."""
         now = time.monotonic()
-        if now - self._told_at >= TELL_S:
-            print(
-                f"preflight: {text} (waiting at most {max(0, self._deadline - now):.0f} s more)",
-                file=sys.stderr,
-                flush=True,
-            )
-            self._told_at = now
+        if now - self._notified_at >= NOTIFY_S:
+            left_s = max(0, self._deadline - now)
+            print(f"preflight: {text} (waiting at most {left_s:.0f} s more)", file=sys.stderr, flush=True)
+            self._notified_at = now
 
     def _where(self) -> str:
         return f"{self.pod.master_addr}:{self.pod.master_port}"
 
 
 def name_of(rank: int, pod: PodPlace) -> str:
-    """The name of the pod with this rank, as the operator and Trainer give names; ``rank N`` where they did
-    not.
-    """
+    """Name of the pod with this rank, as the operator and Trainer give names; else ``rank N``."""
     first = pod.master_addr.partition(".")[0]
     if first.endswith("-master-0"):
         return first if rank == 0 else f"{first.removesuffix('-master-0')}-worker-{rank - 1}"
     return f"{first.removesuffix('-0')}-{rank}" if first.endswith("-node-0-0") else f"rank {rank}"
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0][:200]
