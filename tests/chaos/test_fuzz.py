@@ -125,10 +125,12 @@ def test_a_damaged_metrics_file_keeps_its_good_lines(tmp_path: Path) -> None:
 def test_a_damaged_manifest_is_seen_and_the_checkpoint_before_is_used(tmp_path: Path) -> None:
     dice = random.Random(SEED + 2)
     for step in (1, 2):
-        aside = tmp_path / checkpoint.SAVING / f"checkpoint-{step}"
-        aside.mkdir(parents=True)
-        (aside / "model.safetensors").write_bytes(bytes(100))
-        checkpoint.commit(aside, tmp_path / aside.name, step, {"learning_rate": 1e-3, "tokens": 7})
+        staging_dir = tmp_path / checkpoint.SAVING / f"checkpoint-{step}"
+        staging_dir.mkdir(parents=True)
+        (staging_dir / "model.safetensors").write_bytes(bytes(100))
+        checkpoint.commit(
+            staging_dir, tmp_path / staging_dir.name, step, {"learning_rate": 1e-3, "tokens": 7}
+        )
     file = tmp_path / "checkpoint-2" / checkpoint.MANIFEST
     text = file.read_text()
     true = json.loads(text)

@@ -17,7 +17,7 @@ from support.launch import Launcher, Podtune, free_port
 from podtune.commands import preflight
 from podtune.pod import compute, rendezvous
 from podtune.pod.pod_info import PodInfo, VolumeInfo
-from podtune.pod.preflight import AllReduce, Verdict, judge
+from podtune.pod.preflight import AllReduce, Verdict, assess
 from podtune.run.distributed import why_no_cuda
 from podtune.run.world import PodPlace
 
@@ -207,15 +207,15 @@ def test_each_gpu_multiplies_and_reaches_the_next(monkeypatch: pytest.MonkeyPatc
 
 def test_a_gpu_without_a_c_compiler_is_not_fit() -> None:
     info = PodInfo("p", 0, gpus=1, gpus_asked=1, gpus_usable=1, c_compiler="/usr/bin/gcc")
-    assert judge([info]) == []
-    (problem,) = judge([replace(info, c_compiler="")])
+    assert assess([info]) == []
+    (problem,) = assess([replace(info, c_compiler="")])
     assert (problem.check, problem.severity) == ("compiler", "error")
 
 
 def test_a_verdict_arrives_as_it_was_sent_also_with_the_facts_of_another_version() -> None:
     volumes = (VolumeInfo("/outputs", free_bytes=2**30), VolumeInfo("/cache", error="read-only"))
     info = PodInfo("p", 0, volumes=volumes, interfaces=("lo", "eth0"), versions={"torch": "2"})
-    verdict = Verdict(tuple(judge([info])), (info,), AllReduce("gloo", 16, 0.5, 1.0))
+    verdict = Verdict(tuple(assess([info])), (info,), AllReduce("gloo", 16, 0.5, 1.0))
     sent = json.loads(json.dumps(verdict.to_json()))
     assert Verdict.from_json(sent) == verdict
     assert sent["pods"][0]["volumes"][0] == {"path": "/outputs", "free_bytes": 2**30}

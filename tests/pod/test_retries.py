@@ -13,9 +13,9 @@ from podtune.run import checkpoint
 
 
 def save(output: Path, step: int) -> None:
-    aside = output / checkpoint.SAVING / f"checkpoint-{step}"
-    aside.mkdir(parents=True)
-    checkpoint.commit(aside, output / aside.name, step, {})
+    staging_dir = output / checkpoint.SAVING / f"checkpoint-{step}"
+    staging_dir.mkdir(parents=True)
+    checkpoint.commit(staging_dir, output / staging_dir.name, step, {})
 
 
 def start(output: Path, code: int | None, *, reaches: int = 0) -> int:

@@ -34,9 +34,9 @@ def begin(stage: Path, run: Path, step: int, *, size: int = 1000, alone: bool = 
     (stage / name / "nested").mkdir(parents=True)
     (stage / name / "model.safetensors").write_bytes(bytes([step]) * size)
     (stage / name / "nested" / "rng_state_0.pth").write_bytes(b"x" * 10)
-    aside = run / checkpoint.SAVING / name
-    commit = functools.partial(checkpoint.commit, aside, run / name, step, {"tokens": step})
-    return BackgroundSave(stage / name, aside, commit, alone=alone)
+    staging_dir = run / checkpoint.SAVING / name
+    commit = functools.partial(checkpoint.commit, staging_dir, run / name, step, {"tokens": step})
+    return BackgroundSave(stage / name, staging_dir, commit, alone=alone)
 
 
 def test_a_staged_checkpoint_becomes_one_of_the_volume_and_leaves_the_memory(
@@ -57,8 +57,8 @@ def test_nobody_sees_a_checkpoint_before_every_pod_has_written(stage: Path, tmp_
     save.wait_written()
     assert not save.writes
     assert checkpoint.checkpoints(tmp_path / "run") == []
-    aside = tmp_path / "run" / checkpoint.SAVING / "checkpoint-3"
-    BackgroundSave(stage / "another pod's", aside, None, alone=False).wait_written()
+    staging_dir = tmp_path / "run" / checkpoint.SAVING / "checkpoint-3"
+    BackgroundSave(stage / "another pod's", staging_dir, None, alone=False).wait_written()
     save.release()
     assert save.join(60)
     assert checkpoint.damage(tmp_path / "run" / "checkpoint-3") == ""

@@ -17,12 +17,12 @@ FACTS = KEY.facts() | {"tokens": 7}
 
 
 def save(output: Path, step: int) -> Path:
-    aside = output / checkpoint.SAVING / f"checkpoint-{step}"
-    (aside / "nested").mkdir(parents=True)
-    (aside / "model.safetensors").write_bytes(bytes([step]) * 1000)
-    (aside / "nested" / "optimizer.pt").write_bytes(b"x" * 500)
-    checkpoint.commit(aside, output / aside.name, step, FACTS)
-    return output / aside.name
+    staging_dir = output / checkpoint.SAVING / f"checkpoint-{step}"
+    (staging_dir / "nested").mkdir(parents=True)
+    (staging_dir / "model.safetensors").write_bytes(bytes([step]) * 1000)
+    (staging_dir / "nested" / "optimizer.pt").write_bytes(b"x" * 500)
+    checkpoint.commit(staging_dir, output / staging_dir.name, step, FACTS)
+    return output / staging_dir.name
 
 
 def test_a_first_start_has_no_checkpoint(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from podtune.run import lock
 from podtune.run.errors import PeerLost, UserError
-from podtune.run.files import open_new, remove_parts, replacing, write_whole
+from podtune.run.files import open_new, remove_parts, replacing, write_atomically
 from podtune.run.heartbeat import HEARTBEAT_FILE, LOCK_FILE, Heartbeat, claim, life
 
 FOREIGN = """
@@ -127,7 +127,7 @@ def test_links_that_others_planted_are_not_followed(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="symbolic"):
         claim(run)
     (run / "run.json").symlink_to(precious)
-    write_whole(run / "run.json", "{}")  # replaces the link itself
+    write_atomically(run / "run.json", "{}")  # replaces the link itself
     assert not (run / "run.json").is_symlink()
     (run / "new").symlink_to(precious)
     with pytest.raises(FileExistsError):

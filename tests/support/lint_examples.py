@@ -20,8 +20,8 @@ def example(code: str, which: str) -> str:
     base: Json = yaml.safe_load(examples()[entry.get("changes") or ("trainjob" if code > "PT5" else "base")])
     if "with" not in entry:
         return _dump([merged(base, entry[which])])
-    beside = yaml.safe_load(examples()["runtime"]) if entry["with"] == "runtime" else entry["with"]
-    return _dump([merged(beside, entry[which]), merged(base, entry.get("job", {}))])
+    others = yaml.safe_load(examples()["runtime"]) if entry["with"] == "runtime" else entry["with"]
+    return _dump([merged(others, entry[which]), merged(base, entry.get("job", {}))])
 
 
 def merged(base: Any, change: Any) -> Any:

@@ -64,29 +64,29 @@ def run(config: Path | None, timeout_s: float, wait_s: float = 0.0) -> Verdict:
     A pod that is not fit by itself says so to those that are there already, and waits for no other.
     """
     from podtune.pod.pod_info import gather
-    from podtune.pod.preflight import Verdict, errors, judge
+    from podtune.pod.preflight import Verdict, assess, errors
     from podtune.run.world import PodPlace, read_pod
 
     # an elastic job has no fixed number of pods
     alone = not os.environ.get("PET_NNODES") or ":" in os.environ["PET_NNODES"]
     place = PodPlace(0, 1, 1, "", 0) if alone else read_pod()
     info = gather(config, place)
-    problems = judge([info])
+    problems = assess([info])
     if place.nnodes == 1:
         return Verdict(tuple(problems), (info,))
     return _together(place, info, timeout_s, LATE_S if errors(problems) else wait_s or timeout_s)
 
 
 def _together(place: PodPlace, info: PodInfo, timeout_s: float, wait_s: float) -> Verdict:
-    from podtune.pod.preflight import Problem, Verdict, errors, judge
+    from podtune.pod.preflight import Problem, Verdict, assess, errors
     from podtune.pod.rendezvous import Rendezvous, RendezvousFailed, Underway, master_needed
 
-    pods, problems, measured = [info], judge([info]), None
+    pods, problems, measured = [info], assess([info]), None
     try:
         with master_needed(info.pod):
             rendezvous = Rendezvous(place, info, wait_s=wait_s, timeout_s=timeout_s)
             pods = rendezvous.pods()
-            problems = judge(pods)
+            problems = assess(pods)
             if not errors(problems):
                 shared = Path(os.environ.get("OUTPUT_DIR") or ".")
                 # a run that is published does without a shared volume

@@ -126,7 +126,7 @@ def _line_of(info: PodInfo) -> str:
     return ", ".join([f"{info.pod}: {devices}", f"interface {info.interface or 'unknown'}", *free])
 
 
-def judge(pods: Sequence[PodInfo]) -> list[Problem]:
+def assess(pods: Sequence[PodInfo]) -> list[Problem]:
     """List what is wrong on each pod, and between them; named is the pod that differs from most others."""
     return [problem for info in pods for problem in _alone(info)] + _together(pods)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from podtune.run.checkpoint import checkpoints
 from podtune.run.errors import PREEMPTED, terminate_log, warn
-from podtune.run.files import write_whole
+from podtune.run.files import write_atomically
 
 EXHAUSTED = 75  # sysexits' EX_TEMPFAIL: worth a retry once, but too often by now
 ANSWER_S = 10.0  # a volume that does not answer must not keep the pod
@@ -100,7 +100,9 @@ class Retries:
 
     def _write(self) -> None:
         self._file.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(self._file, json.dumps({"starts": self._starts.count, "step": self._starts.step}) + "\n")
+        write_atomically(
+            self._file, json.dumps({"starts": self._starts.count, "step": self._starts.step}) + "\n"
+        )
 
     def _bounded(self, work: Callable[[], int], otherwise: int) -> int:
         # in a thread: a call into a dead NFS mount cannot be interrupted

@@ -28,7 +28,7 @@ from podtune.run.errors import (
     PeerLost,
     platform_fault,
 )
-from podtune.run.files import digest, write_whole
+from podtune.run.files import digest, write_atomically
 
 MANIFEST = "podtune-manifest.json"
 SCHEMA = "podtune.checkpoint/2"
@@ -87,9 +87,9 @@ class Checkpoint:
 
 def commit(staging_dir: Path, target: Path, step: int, facts: Facts) -> None:
     """Make the finished ``staging_dir`` visible as ``target``: manifest, flush, rename. Rank 0, last."""
-    write_whole(staging_dir / MANIFEST, manifest_of(step, facts, entries_of(staging_dir)))
+    write_atomically(staging_dir / MANIFEST, manifest_of(step, facts, entries_of(staging_dir)))
     if target.exists():  # the same step again, after a damaged one was resumed over
-        set_aside(target)
+        quarantine(target)
     staging_dir.rename(target)
     _flush_folder(target.parent)
 
@@ -256,7 +256,7 @@ def newest_complete(output_dir: Path) -> tuple[Checkpoint | None, list[str]]:
             broken.append((path, str(reason)))
             continue
         warnings = [
-            f"{bad.name} is damaged ({why}); kept as {set_aside(bad).name}, using {path.name}"
+            f"{bad.name} is damaged ({why}); kept as {quarantine(bad).name}, using {path.name}"
             for bad, why in broken
         ]
         return checkpoint, warnings
@@ -270,7 +270,7 @@ def newest_complete(output_dir: Path) -> tuple[Checkpoint | None, list[str]]:
     return None, []
 
 
-def set_aside(path: Path) -> Path:
+def quarantine(path: Path) -> Path:
     """Rename a damaged checkpoint so that nothing picks it up; returns the new path."""
     number = 0
     while (target := path.with_name(f"damaged-{path.name}" + (f".{number}" if number else ""))).exists():

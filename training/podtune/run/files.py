@@ -37,7 +37,7 @@ def replacing(path: Path, *, flush: bool = True) -> Iterator[IO[str]]:
             part.unlink(missing_ok=True)
 
 
-def write_whole(path: Path, text: str, *, flush: bool = True) -> None:
+def write_atomically(path: Path, text: str, *, flush: bool = True) -> None:
     """Replace the content of ``path`` by ``text``, as a whole."""
     with replacing(path, flush=flush) as file:
         file.write(text)

@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Any, Literal, NoReturn
 
 from podtune.run.errors import PEER_LOST, CannotCreate, PeerLost, UserError, terminate_log
-from podtune.run.files import remove_parts, write_whole
+from podtune.run.files import remove_parts, write_atomically
 from podtune.run.launcher import LAUNCHER
 from podtune.run.lock import Lock, holder, job_of, started, take
 
@@ -97,7 +97,7 @@ class Heartbeat:
         }
         # a full or vanished volume is reported by what needs it, not by the pulse
         with contextlib.suppress(OSError):
-            write_whole(self._path, json.dumps(beat), flush=False)
+            write_atomically(self._path, json.dumps(beat), flush=False)
 
 
 class VolumeWatch:

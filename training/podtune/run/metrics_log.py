@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from podtune.run.errors import warn
-from podtune.run.files import write_whole
+from podtune.run.files import write_atomically
 from podtune.run.record import Json, finite, now
 
 
@@ -28,7 +28,7 @@ class MetricsLog:
             if broken:
                 warn(f"{path}: lines that cannot be read are dropped: {_some(broken)}")
             self.kept = [entry for entry in entries if entry["step"] <= from_step]
-            write_whole(path, "".join(_line(entry) for entry in self.kept))
+            write_atomically(path, "".join(_line(entry) for entry in self.kept))
         self._written = {(entry["step"], entry["split"]) for entry in self.kept}
         self._file = _appending(path)
 
@@ -37,7 +37,7 @@ class MetricsLog:
         warn(f"{self.path} was deleted under the run; it is written again")
         self.path.parent.mkdir(parents=True, exist_ok=True)
         size = os.fstat(self._file.fileno()).st_size
-        write_whole(self.path, os.pread(self._file.fileno(), size, 0).decode(errors="replace"))
+        write_atomically(self.path, os.pread(self._file.fileno(), size, 0).decode(errors="replace"))
         self._file.close()
         self._file = _appending(self.path)
 

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from podtune.run.errors import ConfigError
-from podtune.run.files import write_whole
+from podtune.run.files import write_atomically
 from podtune.run.follow import read_record
 from podtune.run.metrics_log import read_metrics
 from podtune.run.record import METRICS_FILE, Json, now, number, write_json
@@ -186,7 +186,7 @@ def start_here(trial: Trial, folder: Path) -> Running:
     import yaml
 
     whole = trial.content | {"output_dir": str(folder), "run_name": trial.name}
-    write_whole(folder / CONFIG_FILE, yaml.safe_dump(whole, sort_keys=False))
+    write_atomically(folder / CONFIG_FILE, yaml.safe_dump(whole, sort_keys=False))
     words = [sys.executable, "-m", "podtune.cli", "train", "-n", trial.place]
     return Process([*words, "--config", str(folder / CONFIG_FILE)], folder / LOG_FILE, SAVE_S)
 

@@ -208,12 +208,12 @@ def container_without_image(job: Job) -> Iterator[Diagnostic]:
     The API server refuses every other pod with one; the CRD does not demand it.
     """
     for template in job.templates:
-        beside = template.init_containers if job.kind == "PyTorchJob" else []
-        for container in (*template.containers, *beside):
+        others = template.init_containers if job.kind == "PyTorchJob" else []
+        for container in (*template.containers, *others):
             filled_in = job.kind in RUNTIMES and container.name == template.main_name
             if not container.spec.get("image") and not filled_in:
                 message = f"container {container.name!r} of {{role}} has no image"
-                by: By = "operator" if container in beside else ""
+                by: By = "operator" if container in others else ""
                 yield Diagnostic((*container.path, "image"), message, by=by)
 
 

@@ -185,7 +185,7 @@ class Job:
         main |= {key: trainer[key] for key in ("image", "command", "args") if key in trainer}
         if "resourcesPerNode" in trainer:
             main["resources"] = trainer["resourcesPerNode"]
-        beside = [
+        others = [
             JobContainer(each, ("spec", "runtimeRef")) for each in containers if each.get("name") != NODE
         ]
         nodes = 0 if runtime is None else int(dig(runtime, "spec", "mlPolicy").get("numNodes") or 1)
@@ -198,5 +198,5 @@ class Job:
             path=("spec",),
             pod_path=("spec", "runtimeRef"),
             main_name=NODE,
-            of_trainjob=[JobContainer(main, ("spec", "trainer")), *beside],
+            of_trainjob=[JobContainer(main, ("spec", "trainer")), *others],
         )

@@ -107,9 +107,9 @@ def restart_always(job: Job) -> Iterator[Diagnostic]:
     """
     for template in job.templates:
         if template.restart_policy == "Always":
-            beside = template.role != "Master" and job.template("Master") is not None
+            others = template.role != "Master" and job.template("Master") is not None
             place = (*template.path, "restartPolicy")
-            yield Diagnostic(place, "restartPolicy of {role} is Always", "warning" if beside else "")
+            yield Diagnostic(place, "restartPolicy of {role} is Always", "warning" if others else "")
 
 
 @rule(

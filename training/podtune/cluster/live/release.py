@@ -14,7 +14,7 @@ from podtune.cluster.live.errors import Unreachable
 from podtune.cluster.live.job_log import JobWatch
 from podtune.cluster.live.kinds import name_of
 from podtune.run.errors import OK, SOFTWARE, NotFound
-from podtune.run.files import write_whole
+from podtune.run.files import write_atomically
 from podtune.run.job_snapshot import JobSnapshot
 from podtune.run.record import METRICS_FILE, RUN_FILE, write_json
 
@@ -54,7 +54,7 @@ class Release:
             self._tell(error.what)
             return None
         except NotFound as error:
-            write_whole(self._folder / PROBLEMS_FILE, f"{error.what}\n")
+            write_atomically(self._folder / PROBLEMS_FILE, f"{error.what}\n")
             return SOFTWARE
         self._copy(job)
         if job.condition == "Failed":
@@ -77,14 +77,14 @@ class Release:
         if len(entries) != self._written:
             self._written = len(entries)
             lines = [json.dumps(entry) for entry in sorted(entries, key=lambda entry: entry["step"])]
-            write_whole(self._folder / METRICS_FILE, "".join(f"{line}\n" for line in lines))
+            write_atomically(self._folder / METRICS_FILE, "".join(f"{line}\n" for line in lines))
         if job.records:
             write_json(self._folder / RUN_FILE, job.records[-1])
         problems = job.problems or ([job.message] if job.condition == "Failed" else [])
         for line in [*problems, job.unreachable]:
             self._tell(line)
         if problems:
-            write_whole(self._folder / PROBLEMS_FILE, "".join(f"{line}\n" for line in problems))
+            write_atomically(self._folder / PROBLEMS_FILE, "".join(f"{line}\n" for line in problems))
 
     def _tell(self, line: str) -> None:
         if line and line not in self._said:

@@ -16,8 +16,8 @@ from typing import Any
 from podtune.report.draw.tables import Column, Table, duration
 from podtune.report.runs.progress import progress
 from podtune.report.runs.runs import Run, load_run, unique_names
-from podtune.run.collection import without_collection
 from podtune.run.errors import UsageError, UserError, near
+from podtune.run.garbage import gc_paused
 from podtune.run.record import Json, Losses, number
 
 FIELDS = (
@@ -57,7 +57,7 @@ _PART, _MOST_PROCESSES = 250, 8
 
 def _read_part(folders: Sequence[Path], records: bool) -> tuple[list[ListedRun], list[str]]:
     rows, unreadable = [], []
-    with without_collection():
+    with gc_paused():
         for folder in folders:
             try:
                 row = _row(load_run(folder, curves=False))

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from podtune.run.collection import without_collection
 from podtune.run.errors import DataError, NotFound
 from podtune.run.follow import state
+from podtune.run.garbage import gc_paused
 from podtune.run.heartbeat import read_beat
 from podtune.run.metrics_log import each_entry
 from podtune.run.record import METRICS_FILE, RUN_FILE, SCHEMA, Json, Losses, Measurements, number, sound
@@ -148,7 +148,7 @@ def load_run(path: Path, *, curves: bool = True) -> Run:
     metrics = folder / METRICS_FILE
     if metrics.is_file():
         lines = metrics.read_bytes().split(b"\n") if curves else _overview(metrics.read_bytes())
-        with without_collection():
+        with gc_paused():
             _read_lines(run, lines, numbered=curves)
         if curves:
             _check(run)

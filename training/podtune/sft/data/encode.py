@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from podtune.run.collection import without_collection
 from podtune.run.errors import DataError, UserError
+from podtune.run.garbage import gc_paused
 from podtune.sft.data.chat import ChatRenderer, TemplateArguments, span_mask
 from podtune.sft.data.shapes import RowShape, as_messages, bad_cell, cell_problem
 from podtune.sft.data.token_batch import IGNORED, MaskedRows, TokenBatch
@@ -62,7 +62,7 @@ class Encoder:
         """
         self._check_cells(columns, first_row)
         try:
-            with without_collection():  # a batch is millions of objects
+            with gc_paused():  # a batch is millions of objects
                 rows = self._masked(columns)
         except Exception as error:  # a template may raise anything; find the row
             raise self._name_row(columns, first_row, error) from error

@@ -15,7 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from podtune.run.errors import UserError
-from podtune.run.files import stamp, write_whole
+from podtune.run.files import stamp, write_atomically
 
 FOLDER = "known"  # in the cache of tokenised data
 SETTLED_S = 3.0  # the coarsest clock of a file system ticks every two seconds
@@ -61,4 +61,4 @@ class FileStampCache:
         if self._file and self._began_s - self._changed_s >= SETTLED_S:
             with contextlib.suppress(OSError):
                 self._file.parent.mkdir(parents=True, exist_ok=True)
-                write_whole(self._file, fingerprint)
+                write_atomically(self._file, fingerprint)

@@ -23,7 +23,7 @@ from podtune.sft.data.readers import rows_at
 from podtune.sft.data.shapes import detect
 from podtune.sft.data.source import DataSource
 from podtune.sft.data.token_batch import TokenBatch
-from podtune.sft.data.tokenise import BESIDE, naming
+from podtune.sft.data.tokenise import OTHER_COLUMNS, naming
 from podtune.sft.data.tokenizer import TokenizeOptions, check_tokenizer
 from podtune.sft.source import hub
 
@@ -103,7 +103,7 @@ class TokenStream:
                 }
 
     def _encoded(self, rows: list[dict[str, Any]], place: int) -> TokenBatch:
-        names = [name for name in (*self.shape.columns, *BESIDE) if any(name in row for row in rows)]
+        names = [name for name in (*self.shape.columns, *OTHER_COLUMNS) if any(name in row for row in rows)]
         with naming(self.source):
             batch = self._encode({name: [row.get(name) for row in rows] for name in names}, place)
         if (highest := int(batch.ids.max(initial=-1))) >= self.vocabulary:

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from podtune.run.counting import progress
 from podtune.run.errors import DataError, UserError
+from podtune.run.progress import progress
 from podtune.sft.data import cache
 from podtune.sft.data.encode import Encoder
 from podtune.sft.data.fingerprint import fingerprint
@@ -48,7 +48,14 @@ _VERSION = 5  # raise it when the same input gives other tokens, counts or warni
 _BATCH_ROWS = 2000
 _BATCH_BYTES = 16 * 2**20
 SCHEMA = pa.schema([("input_ids", pa.list_(pa.int32())), ("labels", pa.list_(pa.int32()))])
-BESIDE = ("tools", "chat_template_kwargs", "prompt", "completion", "completion_mask", "assistant_masks")
+OTHER_COLUMNS = (
+    "tools",
+    "chat_template_kwargs",
+    "prompt",
+    "completion",
+    "completion_mask",
+    "assistant_masks",
+)
 
 
 @dataclass(frozen=True)
@@ -234,7 +241,7 @@ def _encoded(dataset: Dataset, encode: Encoder, stats: Stats) -> Iterator[pa.Rec
     Raises:
         UserError: a row that cannot be encoded, or none of them has a token to train.
     """
-    columns = (*encode.shape.columns, *BESIDE)
+    columns = (*encode.shape.columns, *OTHER_COLUMNS)
     needed = [name for name in dict.fromkeys(columns) if name in dataset.column_names]
     rows = dataset.with_format(None).select_columns(needed)
     per_row = max(1, rows.data.nbytes // max(1, len(rows.data)))

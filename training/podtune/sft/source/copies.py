@@ -16,7 +16,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from podtune.run.errors import NotFound, Unavailable, warn
-from podtune.run.files import write_whole
+from podtune.run.files import write_atomically
 from podtune.run.lock import hold
 from podtune.run.record import now
 from podtune.sft.source import hub
@@ -147,6 +147,6 @@ def _fetch(url: str, entry: Path, current: str, unwanted: Sequence[str]) -> None
     )
     Remote(url).download(wanted, staging / name if folder else staging)
     manifest = Manifest(url, current, folder, now(), sizes)
-    write_whole(staging / MANIFEST, json.dumps(asdict(manifest), indent=1))
+    write_atomically(staging / MANIFEST, json.dumps(asdict(manifest), indent=1))
     shutil.rmtree(entry, ignore_errors=True)
     staging.rename(entry)

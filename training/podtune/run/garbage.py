@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 
 @contextlib.contextmanager
-def without_collection() -> Iterator[None]:
+def gc_paused() -> Iterator[None]:
     """Disable the collection of cycles in the block: with torch loaded it takes a quarter of the time."""
     was_enabled = gc.isenabled()
     gc.disable()
