@@ -64,5 +64,5 @@ def test_an_output_folder_that_is_gone_or_cannot_be_written_changes_no_code(tmp_
 
 def test_a_volume_that_does_not_answer_keeps_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(counting, "ANSWER_S", 0.1)
-    monkeypatch.setattr(counting, "write_whole", lambda *_: threading.Event().wait())
+    monkeypatch.setattr(counting, "write_atomically", lambda *_: threading.Event().wait())
     assert start(tmp_path, 137) == 137
