@@ -156,7 +156,10 @@ def prepare_rows(
     origin = locate_model(settings.value("model_name_or_path"), settings.value("model_revision"))
     tokenizer = load_tokenizer(origin, **_tokenizer_options(settings))
     vocabulary = vocabulary_size(origin, settings.value("trust_remote_code"))
-    packs, eval_packs = settings.value("packing"), settings.value("eval_packing")
+    packing, eval_packing = settings.value("packing"), settings.value("eval_packing")
+    parts = [(sources.train, packing)]
+    if sources.evaluation is not None:
+        parts.append((sources.evaluation, packing if eval_packing is None else eval_packing))
     prepared = [
         tokenised_source(
             source,
@@ -166,15 +169,15 @@ def prepare_rows(
             cache_dir=sources.cache_dir,
             wait_s=wait,
         ).summary(source)
-        for source, packed in (
-            (sources.train, packs),
-            (sources.evaluation, packs if eval_packs is None else eval_packs),
-        )
-        if source is not None
+        for source, packed in parts
     ]
     if as_json:
         print(json.dumps(prepared, indent=2))
         return
+    _print_prepared(prepared)
+
+
+def _print_prepared(prepared: list[dict[str, Any]]) -> None:
     for entry in prepared:
         state = "there already" if entry["from_cache"] else "tokenised"
         print(
