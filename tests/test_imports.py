@@ -50,7 +50,7 @@ ROOMS = {
     "bench": ("options", "models", "strategies", "case"),
 }
 # What sft may use of the reports: the picture of a loss.
-LENT = {"podtune.report.draw.plots"}
+LENT = {"podtune.report.draw.loss_png"}
 RENDEZVOUS = {
     "RANK",
     "LOCAL_RANK",

@@ -19,7 +19,7 @@ from podtune.plan.setup import PLANNED, TrainingSetup
 from podtune.plan.shapes import Kept, Opaque, Shape, Transformer
 from podtune.plan.states import state_bytes
 from podtune.run.errors import UserError
-from podtune.run.record import Measurements, Spread
+from podtune.run.record import Measurements, Summary
 
 ZERO_EXAMPLE = 7_500_000_000
 
@@ -289,7 +289,7 @@ def test_a_single_cell_sets_the_rate_for_the_plans_of_its_companions() -> None:
             "global_batch_size": 8,
             "status": "ok",
             "config": {"precision": "fp32", "sequence_length": 128, "global_batch_size": 8},
-            "measurements": Measurements(step_time_s=Spread.of([seconds])).to_json(),
+            "measurements": Measurements(step_time_s=Summary.of([seconds])).to_json(),
             "provenance": {"hardware": device},
         }
 

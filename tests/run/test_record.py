@@ -17,7 +17,7 @@ from podtune.run.record import (
     Losses,
     Measurements,
     MemoryPeaks,
-    Spread,
+    Summary,
     end_record,
     finite,
     new_record,
@@ -60,15 +60,15 @@ def test_both_programs_mean_the_same_by_a_step_time() -> None:
     meter = Meter(World())
     progress = Progress(Path(), meter, is_main=False, nproc_per_node=1, from_step=0, tokens_before=0, rows=1)
     progress.step_times = [9.0, 9.0, 1.0, 2.0, 3.0, 4.0, 5.0]  # the first two are left out
-    assert progress.measurements().step_time_s == Spread.of([1.0, 2.0, 3.0, 4.0, 5.0])
-    repeated = Spread.of([1.0, 2.0, 3.0], [4.0, 5.0])
+    assert progress.measurements().step_time_s == Summary.of([1.0, 2.0, 3.0, 4.0, 5.0])
+    repeated = Summary.of([1.0, 2.0, 3.0], [4.0, 5.0])
     assert repeated == replace(progress.measurements().step_time_s, p50_by_repeat=(2.0, 4.5))
     assert (repeated.mean, repeated.p50, repeated.p95, repeated.n) == (3.0, 3.0, pytest.approx(4.8), 5)
     assert repeated.std == pytest.approx(1.5811, abs=1e-4)
 
 
 def test_one_step_has_no_standard_deviation() -> None:
-    assert Measurements(step_time_s=Spread.of([0.5])).to_json() == {
+    assert Measurements(step_time_s=Summary.of([0.5])).to_json() == {
         "step_time_s": {"mean": 0.5, "p50": 0.5, "p95": 0.5, "n": 1}
     }
 
@@ -76,7 +76,7 @@ def test_one_step_has_no_standard_deviation() -> None:
 def test_measurements_come_back_as_they_were_written() -> None:
     measured = Measurements(
         steps=3,
-        step_time_s=Spread.of([1.0, 2.0], [3.0]),
+        step_time_s=Summary.of([1.0, 2.0], [3.0]),
         peak_memory_gib=MemoryPeaks(2.0, (2.0, 1.0), CUDA_PEAK),
         communication=Communication(12, {"all_reduce": 12}),
         loss=Losses(first=math.inf, eval=2.0),

@@ -1,4 +1,4 @@
-"""A sweep is checked before it starts, leaves a record for every cell, and goes on where it was stopped."""
+"""A sweep is checked before it starts, leaves a record for every case, and goes on where it was stopped."""
 
 import io
 import json
@@ -45,7 +45,7 @@ def cells_of(tmp_path: Path, **content: Any) -> Expansion:
 def test_every_combination_is_one_cell(tmp_path: Path) -> None:
     found = cells_of(tmp_path, strategies=["ddp", "fsdp"], world_sizes=[1, 2], precisions=["fp32", "bf16"])
     assert len(found.cases) == 8
-    assert len({cell.name for cell in found.cases}) == 8
+    assert len({case.name for case in found.cases}) == 8
     assert found.cases[0].options.steps == 1
 
 
@@ -55,18 +55,18 @@ def test_every_preset_expands_and_names_what_cannot_be(name: str, monkeypatch: p
     found = expand(read_sweep(preset(name)), nodes=4, nproc_per_node=8)
     assert found.cases
     assert all(
-        any(name in cell for name in ("tensor", "single", "pipeline", "naive", "zero3.w"))
-        for cell in found.impossible
+        any(name in case for name in ("tensor", "single", "pipeline", "naive", "zero3.w"))
+        for case in found.impossible
     ), found.impossible
     if name != "smoke":  # what a GPU gains by compiling is measured beside what it does without
-        assert {cell.options.compile for cell in found.cases if "tinygpt" in cell.model} == {False, True}
+        assert {case.options.compile for case in found.cases if "tinygpt" in case.model} == {False, True}
 
 
 def test_smoke_has_every_strategy_on_both_models_at_one_and_two_processes() -> None:
     from podtune.bench.strategies.table import STRATEGIES
 
     found = expand(read_sweep(preset("smoke")))
-    there = {(cell.model, cell.strategy, cell.world_size) for cell in found.cases}
+    there = {(case.model, case.strategy, case.world_size) for case in found.cases}
     for model in ("tinygpt-test", "resnet18-cifar"):
         for strategy in STRATEGIES:
             for world_size in (1, 2):
@@ -114,7 +114,7 @@ def test_impossible_cells_are_skipped_by_name_only_where_the_sweep_allows(tmp_pa
         options={},
     )
     assert list(found.impossible) == ["resnet18-cifar.tensor.w1.fp32"]
-    with pytest.raises(UserError, match="cells cannot be"):
+    with pytest.raises(UserError, match="cases cannot be"):
         cells_of(tmp_path, strategies=["ddp", "tensor"], models=["resnet18-cifar"], options={})
 
 
@@ -135,7 +135,7 @@ def test_the_key_changes_with_arguments_and_code(tmp_path: Path, monkeypatch: py
 
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, list[str]]:
-    """A real sweep of three cells: its folder, what it printed, and its progress lines."""
+    """A real sweep of three cases: its folder, what it printed, and its progress lines."""
     folder = tmp_path_factory.mktemp("swept")
     path = sweep_file(
         folder / "sweep.yaml",
@@ -190,10 +190,10 @@ def test_the_report_of_a_real_sweep_has_its_page_pictures_and_advice(
     said = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     assert sum(len(comparison["cells"]) for comparison in said["comparisons"]) == 3
     ddp = next(
-        cell
+        case
         for one in said["comparisons"]
-        for cell in one["cells"]
-        if (cell["strategy"], cell["world_size"]) == ("ddp", 2)
+        for case in one["cells"]
+        if (case["strategy"], case["world_size"]) == ("ddp", 2)
     )
     assert ddp["bytes_per_step"] == pytest.approx(ddp["bytes_per_step_formula"], rel=0.01)
     assert (folder / "out/report.html").stat().st_size > 10_000
@@ -261,7 +261,7 @@ def test_ctrl_c_ends_the_cell_keeps_what_is_done_and_says_how_to_go_on(tmp_path:
     with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
         try:
             assert process.stderr is not None
-            assert "tinygpt-test.single" in process.stderr.readline()  # the cell has begun
+            assert "tinygpt-test.single" in process.stderr.readline()  # the case has begun
             process.send_signal(signal.SIGINT)
             _, said = process.communicate(timeout=60)
         finally:
@@ -275,7 +275,7 @@ def test_ctrl_c_ends_the_cell_keeps_what_is_done_and_says_how_to_go_on(tmp_path:
 
 
 def test_two_pods_of_a_job_run_the_same_cells_together(tmp_path: Path) -> None:
-    """What the operator sets in each pod; rank 0's pod writes, and a cell of one process leaves the other pod
+    """What the operator sets in each pod; rank 0's pod writes, and a case of one process leaves the other pod
     out.
     """
     path = sweep_file(tmp_path / "s.yaml", strategies=["ddp"], world_sizes=[1, 2])

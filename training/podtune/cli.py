@@ -15,7 +15,7 @@ from podtune.run.errors import USAGE, Unavailable, UserError, reader_left, repor
 
 
 class Subcommand(NamedTuple):
-    """Where a subcommand is and what `podtune --help` says of it."""
+    """The module of a subcommand, and its line in `podtune --help`."""
 
     module: str  # in podtune/commands; a group of commands has an `app` there, a command a function
     about: str  # at most 60 characters

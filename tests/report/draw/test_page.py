@@ -17,8 +17,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from podtune.cli import app
+from podtune.report.draw.loss_png import loss_curve_png
 from podtune.report.draw.page import Section, folded, page, paragraph
-from podtune.report.draw.plots import Bar, Bars, Lines, Series, legend, loss_curve_png, running_mean
+from podtune.report.draw.plots import Bar, Bars, Lines, Series, legend, running_mean
 from podtune.report.draw.tables import Column, Table, shown
 
 RunMaker = Callable[..., Path]

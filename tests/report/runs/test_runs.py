@@ -22,7 +22,8 @@ from typer.testing import CliRunner, Result
 
 from podtune.cli import app
 from podtune.report.runs import listing
-from podtune.report.runs.runs import load_run, progress
+from podtune.report.runs.progress import progress
+from podtune.report.runs.runs import load_run
 from podtune.report.runs.watch import FolderView, sparkline
 from podtune.run.errors import UserError
 from podtune.run.follow import find_runs
@@ -363,7 +364,7 @@ def test_ctrl_c_in_a_terminal_ends_the_watching_and_says_that_the_run_goes_on(ma
     os.close(ours)
     assert (watching.returncode, told.strip()) == (
         130,
-        f"no longer watching; the run goes on. Come back: podtune watch {run_dir}",
+        f"no longer watching; the run continues. Come back: podtune watch {run_dir}",
     )
 
 

@@ -20,7 +20,7 @@ def aim_sync(
     ],
     follow: Annotated[
         bool,
-        typer.Option("--follow", help="Go on until the run ends; for a folder of runs, until stopped."),
+        typer.Option("--follow", help="Continue until the run ends; for a folder of runs, until stopped."),
     ] = False,
     forever: Annotated[
         bool,

@@ -10,10 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from podtune.commands.options import PASS_ON, AsJson
 from podtune.run.errors import warn, working
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from podtune.sft.config.keys import Settings
+    from podtune.sft.source.model import Origin
 
 app = typer.Typer(
     help="Build a question-answer set, see what would be trained, tokenise ahead of a job.",
@@ -27,7 +31,7 @@ def build(
     output: Annotated[Path, typer.Option(help="Folder to make: train.parquet, eval.parquet, card.json.")],
     rows: Annotated[int, typer.Option(help="At most so many rows in both files together.")] = 12_000,
     seed: Annotated[int, typer.Option(help="Of the draw and the division.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the card as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Make a question-answer set about the characters of Unicode. Nothing is downloaded.
 
@@ -49,7 +53,6 @@ def build(
     print(f"{output}: {files}; {card['objects']:,} objects; kinds: {', '.join(card['kinds'])}")
 
 
-CONTEXT = {"ignore_unknown_options": True, "allow_extra_args": True}  # they are the fine-tune's
 Config = Annotated[Path | None, typer.Option(help="Training YAML, as python -m podtune.training takes it.")]
 Data = Annotated[str | None, typer.Option(help="File, folder or hub name: short for --dataset_name.")]
 Model = Annotated[str | None, typer.Option(help="Folder or hub id: short for --model_name_or_path.")]
@@ -64,12 +67,29 @@ def _settings(context: typer.Context, config: Path | None, data: str | None, mod
     return settings.read(["--output_dir", ".", *words, *context.args])  # nothing is written there
 
 
-def _tokenizer_options(settings: Settings) -> dict[str, Any]:
-    keys = ("eos_token", "pad_token", "chat_template_path", "trust_remote_code")
-    return {key: settings.value(key) for key in keys}
+@dataclasses.dataclass(frozen=True)
+class _ModelFiles:
+    """Place, tokenizer and vocabulary of the model that would be trained."""
+
+    origin: Origin
+    tokenizer: PreTrainedTokenizerBase
+    vocabulary: int
 
 
-@app.command(context_settings=CONTEXT)
+def _model_files(settings: Settings) -> _ModelFiles:
+    from podtune.sft.data.tokenizer import load_tokenizer
+    from podtune.sft.source.model import locate_model, vocabulary_size
+
+    origin = locate_model(settings.value("model_name_or_path"), settings.value("model_revision"))
+    options = ("eos_token", "pad_token", "chat_template_path", "trust_remote_code")
+    return _ModelFiles(
+        origin,
+        load_tokenizer(origin, **{key: settings.value(key) for key in options}),
+        vocabulary_size(origin, settings.value("trust_remote_code")),
+    )
+
+
+@app.command(context_settings=PASS_ON)
 def inspect(
     context: typer.Context,
     config: Config = None,
@@ -78,7 +98,7 @@ def inspect(
     split: Annotated[
         str | None, typer.Option(help="Split to look at, also with a slice: 'train[:1000]'.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show what would be trained: rows, tokens, lengths, cuts, and three rows with the loss mask marked.
 
@@ -95,21 +115,20 @@ def inspect(
     from podtune.sft.data.inspect import source_to_inspect, stop_ids_of
     from podtune.sft.data.inspect_report import text
     from podtune.sft.data.source import check_source
-    from podtune.sft.data.tokenizer import TokenizeOptions, load_tokenizer
-    from podtune.sft.source.model import locate_model, vocabulary_size
+    from podtune.sft.data.tokenizer import TokenizeOptions
 
     source = source_to_inspect(settings.sources.train, split)
     check_source(source, text_field=settings.value("dataset_text_field"))
     working("tokenising")
-    origin = locate_model(settings.value("model_name_or_path"), settings.value("model_revision"))
+    model_files = _model_files(settings)
     report = inspect_rows(
         source,
-        load_tokenizer(origin, **_tokenizer_options(settings)),
+        model_files.tokenizer,
         TokenizeOptions.of(settings.value, packed=settings.value("packing")),
         pack_length=settings.value("max_length"),
         batch_size=settings.value("per_device_train_batch_size"),
-        vocabulary=vocabulary_size(origin, settings.value("trust_remote_code")),
-        stop_ids=stop_ids_of(origin),
+        vocabulary=model_files.vocabulary,
+        stop_ids=stop_ids_of(model_files.origin),
     )
     if as_json:
         print(json.dumps(dataclasses.asdict(report), indent=2, ensure_ascii=False))
@@ -117,7 +136,7 @@ def inspect(
         print(text(report, colour=sys.stdout.isatty()))
 
 
-@app.command("prepare", context_settings=CONTEXT)
+@app.command("prepare", context_settings=PASS_ON)
 def prepare_rows(
     context: typer.Context,
     output: Annotated[
@@ -130,7 +149,7 @@ def prepare_rows(
         float,
         typer.Option(min=0, help="Longest wait for another process that prepares the same, in seconds."),
     ] = 3600.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what was prepared as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Tokenise a data set into a folder, so that the processes of a job find it there.
 
@@ -143,41 +162,10 @@ def prepare_rows(
       podtune data prepare --config sft.yaml --output /cache/tokenized
       podtune data prepare --data datasets/qa --model models/tiny --output /cache/tokenized --json
     """
-    settings = _settings(context, config, data, model)
-    from podtune.sft.data.source import Sources
-    from podtune.sft.data.tokenise import tokenised_source
-    from podtune.sft.data.tokenizer import TokenizeOptions, load_tokenizer
-    from podtune.sft.source.model import locate_model, vocabulary_size
-
-    # an evaluation split is prepared, too, whatever asks for it later
-    sources = Sources.of({"eval_strategy": "steps", **settings.values, "tokenized_cache": output})
-    sources.check()
-    working("tokenising")
-    origin = locate_model(settings.value("model_name_or_path"), settings.value("model_revision"))
-    tokenizer = load_tokenizer(origin, **_tokenizer_options(settings))
-    vocabulary = vocabulary_size(origin, settings.value("trust_remote_code"))
-    packing, eval_packing = settings.value("packing"), settings.value("eval_packing")
-    parts = [(sources.train, packing)]
-    if sources.evaluation is not None:
-        parts.append((sources.evaluation, packing if eval_packing is None else eval_packing))
-    prepared = [
-        tokenised_source(
-            source,
-            tokenizer,
-            TokenizeOptions.of(settings.value, packed=packed),
-            vocabulary=vocabulary,
-            cache_dir=sources.cache_dir,
-            wait_s=wait,
-        ).summary(source)
-        for source, packed in parts
-    ]
+    prepared = _prepare(_settings(context, config, data, model), output, wait)
     if as_json:
         print(json.dumps(prepared, indent=2))
         return
-    _print_prepared(prepared)
-
-
-def _print_prepared(prepared: list[dict[str, Any]]) -> None:
     for entry in prepared:
         state = "there already" if entry["from_cache"] else "tokenised"
         print(
@@ -186,3 +174,32 @@ def _print_prepared(prepared: list[dict[str, Any]]) -> None:
         )
         for warning in entry["warnings"]:
             warn(f"{entry['source']}: {warning}")
+
+
+def _prepare(settings: Settings, output: Path, wait_s: float) -> list[dict[str, Any]]:
+    """Tokenise the split that is trained and the one for evaluation; the summary of each."""
+    from podtune.sft.data.source import Sources
+    from podtune.sft.data.tokenise import tokenised_source
+    from podtune.sft.data.tokenizer import TokenizeOptions
+
+    # an evaluation split is prepared, too, whatever asks for it later
+    sources = Sources.of({"eval_strategy": "steps", **settings.values, "tokenized_cache": output})
+    sources.check()
+    working("tokenising")
+    model = _model_files(settings)
+    packs, eval_packs = settings.value("packing"), settings.value("eval_packing")
+    return [
+        tokenised_source(
+            source,
+            model.tokenizer,
+            TokenizeOptions.of(settings.value, packed=packed),
+            vocabulary=model.vocabulary,
+            cache_dir=sources.cache_dir,
+            wait_s=wait_s,
+        ).summary(source)
+        for source, packed in (
+            (sources.train, packs),
+            (sources.evaluation, packs if eval_packs is None else eval_packs),
+        )
+        if source is not None
+    ]

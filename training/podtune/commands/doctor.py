@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from podtune.commands.options import Context, Namespace
+
 
 def doctor(
     cluster: Annotated[
@@ -23,8 +25,8 @@ def doctor(
     as_json: Annotated[
         bool, typer.Option("--json", help="For scripts: state, and checks with name, state, found, fix.")
     ] = False,
-    namespace: Annotated[str, typer.Option("-n", "--namespace", help="The kubeconfig's if left out.")] = "",
-    context: Annotated[str, typer.Option(help="Of the kubeconfig; the current one if left out.")] = "",
+    namespace: Namespace = "",
+    context: Context = "",
 ) -> None:
     """Look at this machine, and with --cluster at the cluster: one line each, ok, warn or fail, with the fix.
 
@@ -54,15 +56,12 @@ def doctor(
     if torch:
         results.append(torch_works())
     if as_json:
-        worst = next(
-            (state for state in ("fail", "warn") if any(result.state == state for result in results)), "ok"
-        )
+        states = {result.state for result in results}
+        worst = next((state for state in ("fail", "warn") if state in states), "ok")
         print(json.dumps({"state": worst, "checks": [asdict(result) for result in results]}, indent=2))
     else:
         width = max(len(result.name) for result in results)
         for result in results:
-            print(
-                (f"{result.state:<4}  {result.name:<{width}}  {result.found}")
-                + (f"; fix: {result.fix}" if result.fix else "")
-            )
+            fix = f"; fix: {result.fix}" if result.fix else ""
+            print(f"{result.state:<4}  {result.name:<{width}}  {result.found}{fix}")
     sys.exit(exit_code(results))

@@ -12,11 +12,23 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
-from podtune.commands.options import Sets, Values
+from podtune.commands.options import Release, Sets, Values
 from podtune.run.errors import UsageError
 
 if TYPE_CHECKING:
-    from podtune.cluster.dry_run.dry_run import Result
+    from podtune.cluster.dry_run.dry_run import Adaptation, Result
+    from podtune.cluster.job.pytorchjob import Pod
+
+Manifest = Annotated[
+    Path | None,
+    typer.Option(help="A manifest in place of the chart; its commands run here, so read it first."),
+]
+Model = Annotated[
+    str, typer.Option(help="tiny or micro: a small model and question-answer set in place of the real ones.")
+]
+Kill = Annotated[
+    str, typer.Option(metavar="POD@STEP", help="SIGKILL a pod at that step; it is started again once.")
+]
 
 COLOURS = (36, 33, 35, 32, 34, 31)  # of ANSI, one a pod in turn
 
@@ -24,22 +36,14 @@ COLOURS = (36, 33, 35, 32, 34, 31)  # of ANSI, one a pod in turn
 def dry_run(
     values: Values = None,
     sets: Sets = None,
-    name: Annotated[str, typer.Option(help="The release, and so the run.")] = "dry-run",
-    manifest: Annotated[
-        Path | None,
-        typer.Option(help="A manifest in place of the chart; its commands run here, so read it first."),
-    ] = None,
-    model: Annotated[
-        str,
-        typer.Option(help="tiny or micro: a small model and question-answer set in place of the real ones."),
-    ] = "",
+    name: Release = "dry-run",
+    manifest: Manifest = None,
+    model: Model = "",
     steps: Annotated[int, typer.Option(help="Stop after so many steps (0: as configured).")] = 0,
     print_env: Annotated[
         bool, typer.Option("--print-env", help="Print each pod's environment and start nothing.")
     ] = False,
-    kill: Annotated[
-        str, typer.Option(metavar="POD@STEP", help="SIGKILL a pod at that step; it is started again once.")
-    ] = "",
+    kill: Kill = "",
     output: Annotated[
         Path | None, typer.Option(help="Keep the volumes here; the next dry run resumes from them.")
     ] = None,
@@ -64,7 +68,6 @@ def dry_run(
       podtune dry-run -f deploy/values/two-node.yaml --model tiny --steps 20 --kill worker-0@10
     """
     from podtune.cluster.dry_run import dry_run as engine
-    from podtune.cluster.dry_run.shrink import devices
     from podtune.commands.manifests import linted
     from podtune.pod.launch import terminable
 
@@ -74,13 +77,8 @@ def dry_run(
     if print_env:
         print(_environments(pods) if as_json else "\n".join(engine.lines_of_environment(pods)))
         return
-    adaptation = devices(pods)
-    adaptation.config.update(config)
-    if manifest is None and (token := os.environ.get("HF_TOKEN")):
-        for pod in pods:
-            adaptation.variables.setdefault(pod.name, {})["HF_TOKEN"] = token
-    if kill:
-        adaptation.config["logging_steps"] = 1
+    every_step = {"logging_steps": 1} if kill else {}
+    adaptation = _adaptation(pods, config | every_step, own_chart=manifest is None)
     with terminable():
         result = engine.run(
             documents,
@@ -92,6 +90,18 @@ def dry_run(
         )
     print(_as_json(result) if as_json else _as_text(result, output))
     raise typer.Exit(result.exit_code)
+
+
+def _adaptation(pods: list[Pod], config: dict[str, Any], *, own_chart: bool) -> Adaptation:
+    """The changes for this machine and of the options; only the chart's own pods get the HF_TOKEN."""
+    from podtune.cluster.dry_run.shrink import devices
+
+    adaptation = devices(pods)
+    adaptation.config.update(config)
+    if own_chart and (token := os.environ.get("HF_TOKEN")):
+        for pod in pods:
+            adaptation.variables.setdefault(pod.name, {})["HF_TOKEN"] = token
+    return adaptation
 
 
 def _rendered(
@@ -136,7 +146,7 @@ def _printer(names: list[str], stream: TextIO) -> Callable[[str, str], None]:
     return emit
 
 
-def _environments(pods: list[Any]) -> str:
+def _environments(pods: list[Pod]) -> str:
     from podtune.cluster.dry_run.dry_run import environment_of
 
     environments = {

@@ -49,6 +49,7 @@ def submit(
     from podtune.cluster.chart.render import render
     from podtune.cluster.live import submit as steps
     from podtune.cluster.live.client import connect
+    from podtune.cluster.live.kinds import name_of
     from podtune.commands.manifests import linted, read_manifest
 
     if manifest:
@@ -61,7 +62,7 @@ def submit(
     cluster = connect(namespace, context)
     for note in steps.check(cluster, documents):
         print(f"podtune: note: {note}", file=sys.stderr)
-    job = documents[-1]["metadata"]["name"]
+    job = name_of(documents[-1])
     if dry_run:
         print(
             f"the cluster would take {', '.join(document['kind'] for document in documents)} of {job} in "
@@ -95,13 +96,13 @@ def status(
     """
     from podtune.cluster.live.client import connect
     from podtune.cluster.live.diagnose import state
+    from podtune.cluster.live.kinds import name_of
     from podtune.cluster.live.status import status_of
 
     cluster = connect(namespace, context)
     if not name:
         jobs = [
-            {"job": job["metadata"]["name"], "kind": job["kind"], "condition": state(job)[0]}
-            for job in cluster.jobs()
+            {"job": name_of(job), "kind": job["kind"], "condition": state(job)[0]} for job in cluster.jobs()
         ]
         width = max((len(job["job"]) for job in jobs), default=0)
         lines = [f"{job['job']:<{width}}  {job['condition']:<10}  {job['kind']}" for job in jobs]
@@ -122,7 +123,7 @@ def logs(
     ] = False,
     follow: Annotated[
         bool,
-        typer.Option("--follow", help="Go on until the job ends, with conditions and problems of all pods."),
+        typer.Option("--follow", help="Follow until the job ends, with conditions and problems of all pods."),
     ] = False,
     of_pod: Annotated[
         str, typer.Option("--pod", metavar="POD", help="Of this pod; the end of its name is enough.")
@@ -140,9 +141,12 @@ def logs(
       podtune logs my-run --pod worker-0 --tail 50
     """
     if (of_pod and everything) or (follow and (of_pod or tail)):
-        raise UsageError("--pod is one pod, and --follow all of all", fix="leave --all or --follow out")
+        raise UsageError(
+            "--pod excludes --all and --follow, and --follow excludes --tail", fix="leave one of them out"
+        )
     from podtune.cluster.live.client import connect
     from podtune.cluster.live.follow import last_lines
+    from podtune.cluster.live.kinds import name_of
 
     cluster = connect(namespace, context)
     if follow:
@@ -154,12 +158,12 @@ def logs(
         raise DataError(
             f"the job {name!r} has no pods (any more)", where=cluster.namespace, fix=f"podtune status {name}"
         )
-    chosen = [pod for pod in pods if pod["metadata"]["name"].endswith(of_pod)]
+    chosen = [pod for pod in pods if name_of(pod).endswith(of_pod)]
     if not chosen:
-        names = ", ".join(pod["metadata"]["name"] for pod in pods)
+        names = ", ".join(name_of(pod) for pod in pods)
         raise UsageError(f"{name!r} has no pod {of_pod!r}", where="--pod", fix=f"one of {names}")
     for pod in chosen if everything else chosen[:1]:
-        for line in last_lines(cluster, job, pod["metadata"]["name"], tail) or ["(no log yet)"]:
+        for line in last_lines(cluster, job, name_of(pod), tail) or ["(no log yet)"]:
             print(f"{pod['metadata']['name']} | {line}" if everything else line)
 
 
@@ -181,15 +185,16 @@ def delete(
     """
     from podtune.cluster.live import submit as steps
     from podtune.cluster.live.client import connect
+    from podtune.cluster.live.kinds import name_of
 
     cluster = connect(namespace, context)
     job = cluster.job(name)
     parts = steps.parts_of(cluster, job, volumes=volumes)
-    claims = [part["metadata"]["name"] for part in parts.own if part["kind"] == "PersistentVolumeClaim"]
+    claims = [name_of(part) for part in parts.own if part["kind"] == "PersistentVolumeClaim"]
     if claims and not yes:
         if not sys.stdin.isatty():
             raise UsageError(
-                f"the claims {', '.join(claims)} would go, and nobody can be asked",
+                f"the claims {', '.join(claims)} would be deleted, and there is no terminal to ask on",
                 where="--volumes",
                 fix="add --yes",
             )

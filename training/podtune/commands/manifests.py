@@ -8,14 +8,14 @@ from typing import Annotated, Any
 
 import typer
 
-from podtune.commands.options import Sets, Values
+from podtune.commands.options import Release, Sets, Values
 from podtune.run.errors import DataError, NotFound
 
 
 def render(
     values: Values = None,
     sets: Sets = None,
-    name: Annotated[str, typer.Option(help="The release, and so the run.")] = "run",
+    name: Release = "run",
     namespace: Annotated[str, typer.Option("-n", "--namespace", help="Of the manifests.")] = "default",
 ) -> None:
     """Print the manifests that `helm install NAME charts/podtune` would create. Needs no cluster.

@@ -68,7 +68,7 @@ def runs(
     for comparison in where or []:
         rows = listing.where(comparison, rows)
     rows = listing.sort_rows(rows, sort)
-    left_out = max(0, len(rows) - limit) if limit else 0
+    excluded = max(0, len(rows) - limit) if limit else 0
     rows = rows[:limit]
     for line in [*unreadable, *(problem for row in rows for problem in row.problems)]:
         warn(line)
@@ -78,8 +78,8 @@ def runs(
         print(listing.csv_text(rows), end="")
     elif rows:
         print(listing.table(rows).text(width=_width()))
-        if left_out:
-            print(f"and {left_out:,} more")
+        if excluded:
+            print(f"and {excluded:,} more")
     else:
         print(f"no {'jobs' if cluster else 'runs'}{' that match' if where else ''} in {places}")
 
@@ -196,7 +196,7 @@ def watch(
             views.watch(_job_view(run, namespace, context), once=once, refresh_s=JOB_REFRESH_S)
     except KeyboardInterrupt:
         what = "run" if is_folder else "job"
-        print(f"\nno longer watching; the {what} goes on. Come back: podtune watch {run}", file=sys.stderr)
+        print(f"\nno longer watching; the {what} continues. Come back: podtune watch {run}", file=sys.stderr)
         raise typer.Exit(130) from None
 
 

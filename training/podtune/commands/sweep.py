@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from podtune.commands.options import Context, Namespace, Sets, Values
+from podtune.commands.options import AsJson, Context, Namespace, Sets, Values
 from podtune.run.errors import SOFTWARE, ConfigError, UsageError, printable
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def sweep(
     ] = 1,
     namespace: Namespace = "",
     context: Context = "",
-    as_json: Annotated[bool, typer.Option("--json", help="How each run ended, for scripts.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Fine-tune over a grid or a list, here or with --values in the cluster, and compare the runs.
 
@@ -60,19 +60,13 @@ def sweep(
       processes: 1                           # of each run on this machine, or gpu
       stop: median
     """
-    from podtune.run.record import RUN_FILE
     from podtune.sweep.runner import SweepStopped
     from podtune.sweep.trials import TrialRunner, read_sweep, start_here
 
     if values:
         trials, begin = _in_the_cluster(file, values, sets or [], namespace, context)
-    elif sets or namespace or context or at_once > 1:
-        raise UsageError(
-            "--set, --at-once, --namespace and --context are for a sweep in a cluster",
-            where="podtune sweep",
-            fix="add -f VALUES, or leave them out",
-        )
     else:
+        _refuse_cluster_options(sets, namespace, context, at_once)
         trials, begin = read_sweep(file), start_here
     try:
         states = TrialRunner(trials, output, begin, at_once, _say).run()
@@ -82,11 +76,18 @@ def sweep(
         raise typer.Exit(stopped.code) from None
     if as_json:
         typer.echo(json.dumps({"runs": states, "output": str(output)}, indent=2))
-    # a job that was stopped has left its evaluations, and no record
-    recorded = [name for name in states if states[name] != "failed" and (output / name / RUN_FILE).exists()]
-    _compare([output / name for name in recorded], output, quiet=as_json)
+    _compare([output / name for name in states if states[name] != "failed"], output, quiet=as_json)
     if "failed" in states.values():
         raise typer.Exit(SOFTWARE)
+
+
+def _refuse_cluster_options(sets: list[str] | None, namespace: str, context: str, at_once: int) -> None:
+    if sets or namespace or context or at_once > 1:
+        raise UsageError(
+            "--set, --at-once, --namespace and --context are for a sweep in a cluster",
+            where="podtune sweep",
+            fix="add -f VALUES, or leave them out",
+        )
 
 
 def _in_the_cluster(
@@ -126,7 +127,7 @@ def _in_the_cluster(
     jobs = {trial.name: documents(trial, tell=index == 0) for index, trial in enumerate(trials.trials)}
     notes: dict[str, None] = {}
     for each in jobs.values():
-        if not release.exists(cluster, each):
+        if not cluster.exists(each[-1]):
             notes |= dict.fromkeys(submit.check(cluster, each))
     for note in notes:
         print(f"podtune: note: {note}", file=sys.stderr)
@@ -153,10 +154,12 @@ def _compare(folders: list[Path], output: Path, *, quiet: bool) -> None:
     from podtune.report.compare import page, view
     from podtune.report.compare.comparison import compare
     from podtune.report.runs.runs import load_run
+    from podtune.run.record import RUN_FILE
 
-    if len(folders) < 2:
+    # a job that was stopped has left its evaluations, and no record
+    runs = [load_run(folder) for folder in folders if (folder / RUN_FILE).exists()]
+    if len(runs) < 2:
         return
-    runs = [load_run(folder) for folder in folders]
     comparison = compare(runs)
     (output / "compare.html").write_text(page.html_page(comparison, runs), encoding="utf-8")
     if not quiet:

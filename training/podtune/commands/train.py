@@ -8,9 +8,10 @@ from typing import Annotated
 
 import typer
 
+from podtune.commands.options import PASS_ON
 from podtune.run.errors import UsageError
 
-CONTEXT = {"ignore_unknown_options": True, "allow_extra_args": True}  # they are the fine-tune's
+CONTEXT = PASS_ON
 
 
 def train(

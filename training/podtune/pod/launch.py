@@ -28,7 +28,7 @@ from podtune.run.launcher import ENDS, LAUNCHER, all_ended_well
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 GRACE_S = 5.0  # between a signal and the end by force, while no rank has anything to save
-TELL_S = 30.0
+NOTIFY_S = 30.0
 
 
 def launch(arguments: Sequence[str], *, shutdown_timeout_s: int = 240) -> int:
@@ -49,11 +49,10 @@ _received: list[int] = []  # signals that asked this process to end
 
 @contextlib.contextmanager
 def terminable() -> Iterator[None]:
-    """Let SIGTERM, SIGINT and SIGHUP end the block with code 128 + n. Process 1 of a container ignores
-    signals that it does not handle.
+    """Let SIGTERM, SIGINT and SIGHUP end the block with code 128 + n.
 
-    The exception may be lost: numpy's and torch's start-up in C swallow what is raised in it. Then the
-    process ends by force.
+    Process 1 of a container ignores signals that it does not handle. The exception may be lost: numpy's and
+    torch's start-up in C swallow what is raised in it. Then the process ends by force.
     """
 
     def end(number: int, _frame: object) -> NoReturn:
@@ -66,13 +65,13 @@ def terminable() -> Iterator[None]:
     before = {each: signal.signal(each, end) for each in SIGNALS}
     try:
         yield
-        stop_if_asked()
+        stop_if_requested()
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
-def stop_if_asked() -> None:
+def stop_if_requested() -> None:
     """End now if a signal asked for it and its exception was lost."""
     if _received:
         sys.exit(128 + _received[0])
@@ -84,9 +83,7 @@ def leave_verdict(file: Path, code: int, message: str) -> None:
 
 
 def failed_before(file: Path) -> int:
-    """The exit code of a prepare step that left its failure in ``file``, said once more; 0 if there is
-    none.
-    """
+    """Report the failure that a prepare step left in ``file``; its exit code, 0 if there is none."""
     if not file.exists():
         return OK
     verdict = json.loads(file.read_text(encoding="utf-8"))
@@ -96,13 +93,10 @@ def failed_before(file: Path) -> int:
 
 
 def prepare_first(config: Path, arguments: Sequence[str]) -> int:
-    """Run ``podtune prepare`` with what follows ``config`` in torchrun's arguments, for pods that can have no
-    init container.
+    """Run ``podtune prepare`` with what follows ``config`` in torchrun's arguments; its exit code.
 
-    Returns its exit code.
-
-    In a process of its own, because it may use the network where PREPARE_OFFLINE allows it, and training may
-    not.
+    For pods that can have no init container. In a process of its own, because it may use the network where
+    PREPARE_OFFLINE allows it, and training may not.
     """
     environment = dict(os.environ, HF_HUB_OFFLINE=os.environ.get("PREPARE_OFFLINE", "0"))
     more = arguments[list(arguments).index(str(config)) + 1 :] if str(config) in arguments else ()
@@ -121,7 +115,7 @@ def _torchrun(arguments: list[str]) -> int:
     from torch.distributed.elastic.rendezvous import RendezvousError
     from torch.distributed.run import parse_args, run
 
-    stop_if_asked()
+    stop_if_requested()
     timeout_s = rendezvous_s(arguments)
     args = parse_args(arguments)  # type: ignore[no-untyped-call]
     # torchrun passes what it handles on to the ranks as it came: SIGINT and SIGHUP reach them as SIGTERM
@@ -139,7 +133,7 @@ def _torchrun(arguments: list[str]) -> int:
         signal.signal(signal.SIGUSR1, _volume_lost)
         met = threading.Event()
         watch = (where, timeout_s, args.rdzv_backend == "static", met)
-        threading.Thread(target=_watch_meeting, args=watch, daemon=True).start()
+        threading.Thread(target=_watch_rendezvous, args=watch, daemon=True).start()
         try:
             run(args)  # type: ignore[no-untyped-call]
         except ChildFailedError as error:
@@ -158,9 +152,7 @@ def _torchrun(arguments: list[str]) -> int:
 
 
 def _failed(failures: Mapping[int, Any], killed: Sequence[int]) -> int:
-    """Say how the ranks ended; the code that stands for them. ``killed``: processes that torchrun had to
-    kill.
-    """
+    """Report how the ranks ended; the code that stands for them. torchrun had to kill ``killed``."""
     ends = []
     for rank, failure in sorted(
         failures.items(), key=lambda item: (item[1].pid in killed, item[1].timestamp)
@@ -171,7 +163,7 @@ def _failed(failures: Mapping[int, Any], killed: Sequence[int]) -> int:
     by_time = sorted(failures.values(), key=lambda failure: failure.timestamp)
     codes = [failure.exitcode for failure in by_time if failure.pid not in killed]
     code = exit_code_of(codes or [PEER_LOST])
-    if not _said():  # a process that was killed could not say so itself
+    if not _reason_left():  # a process that was killed could not say so itself
         terminate_log(ends[0], code)
     return code
 
@@ -190,8 +182,9 @@ class _Killed(logging.Handler):
 
 @contextlib.contextmanager
 def _as_sigterm() -> Iterator[list[int]]:
-    """Hand SIGINT and SIGHUP on as SIGTERM, at which the ranks save; a second one ends everything at once.
-    Yields those that came.
+    """Pass SIGINT and SIGHUP on as SIGTERM, at which the ranks save; yields those that came.
+
+    A second one ends everything at once.
     """
     came: list[int] = []
 
@@ -227,30 +220,28 @@ def _volume_lost(_signal: int, _frame: object) -> NoReturn:
     _end_at_once(PEER_LOST)
 
 
-def _watch_meeting(where: str, timeout_s: float, bounded: bool, met: threading.Event) -> None:
-    """Say every 30 s that the pods have not met, and end the process when it takes beyond all bounds:
-    torchrun waits for some steps of it for ever. ``bounded``: not for an elastic job, in which a pod
-    may stand by.
+def _watch_rendezvous(where: str, timeout_s: float, bounded: bool, met: threading.Event) -> None:
+    """Report every 30 s that the pods have not met, and end the process after ``timeout_s`` and NOTIFY_S.
+
+    torchrun waits for some steps of its rendezvous for ever. Not ``bounded`` is an elastic job, in which a
+    pod may stand by.
     """
     import psutil
 
     process, began = psutil.Process(), time.monotonic()
-    told = began
+    notified_at = began
     while not met.wait(0.5) and not process.children():
         now = time.monotonic()
-        if bounded and now - began > timeout_s + TELL_S:
+        if bounded and now - began > timeout_s + NOTIFY_S:
             message = f"the pods did not meet at {where} within {timeout_s:.0f} s"
             print(f"podtune: error: {message}", file=sys.stderr, flush=True)
             terminate_log(message, PEER_LOST)
             os._exit(PEER_LOST)
-        if now - told > TELL_S:
-            told = now
+        if now - notified_at > NOTIFY_S:
+            notified_at = now
             bound = f", at most {timeout_s:.0f} s" if bounded else ""
-            print(
-                f"podtune launch: waiting for the pods to meet at {where} ({now - began:.0f} s{bound})",
-                file=sys.stderr,
-                flush=True,
-            )
+            text = f"waiting for the pods to meet at {where} ({now - began:.0f} s{bound})"
+            print(f"podtune launch: {text}", file=sys.stderr, flush=True)
 
 
 def rendezvous_s(arguments: Sequence[str]) -> float:
@@ -267,14 +258,13 @@ def rendezvous_s(arguments: Sequence[str]) -> float:
     return DEFAULT_TIMEOUT_S
 
 
-def _said() -> bool:
+def _reason_left() -> bool:
     """True if a rank has left its reason for ``kubectl describe pod`` already."""
     return TERMINATION_LOG.exists() and TERMINATION_LOG.stat().st_size > 0
 
 
 def exit_code_of(codes: Sequence[int]) -> int:
-    """One code for the codes of failed ranks, the first failure first; negative ones are signals, as in
-    subprocess.
+    """One code for the codes of failed ranks, the first failure first; negative ones are signals.
 
     An error that only the user can mend wins, because a retry would meet it again; then the first failure,
     since the others are mostly its consequence.
@@ -287,10 +277,8 @@ def exit_code_of(codes: Sequence[int]) -> int:
 
 def _named(code: int) -> str:
     if code >= 0:
-        meaning = {PREEMPTED: ", preempted after saving", PEER_LOST: (", a peer or a collective lost")}.get(
-            code, ""
-        )
-        return f"exit code {code}{meaning}"
+        meanings = {PREEMPTED: ", preempted after saving", PEER_LOST: ", a peer or a collective lost"}
+        return f"exit code {code}{meanings.get(code, '')}"
     with contextlib.suppress(ValueError):
         name = signal.Signals(-code).name
         likely = {

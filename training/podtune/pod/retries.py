@@ -1,6 +1,4 @@
-"""How often a pod may be started again: failures without progress are counted on the volume. Needs no
-torch.
-"""
+"""Bound on the restarts of a pod: failures without progress, counted on the volume. Needs no torch."""
 
 from __future__ import annotations
 
@@ -18,8 +16,8 @@ from podtune.run.files import write_whole
 
 EXHAUSTED = 75  # sysexits' EX_TEMPFAIL: worth a retry once, but too often by now
 ANSWER_S = 10.0  # a volume that does not answer must not keep the pod
-#: asked to stop: nobody's failure
-ASKED = (PREEMPTED, 128 + signal.SIGINT, 128 + signal.SIGHUP)
+#: exit codes of a requested stop: nobody's failure
+STOP_REQUESTED = (PREEMPTED, 128 + signal.SIGINT, 128 + signal.SIGHUP)
 
 
 @dataclass(frozen=True)
@@ -63,7 +61,7 @@ class Retries:
     def _end(self, code: int) -> int:
         if code <= 128:  # an end for good: whoever starts again starts counting again
             self._file.unlink(missing_ok=True)
-        elif code in ASKED:
+        elif code in STOP_REQUESTED:
             self._starts = Starts(self._starts.count - 1, self._starts.step)
             self._write()
         elif self._newest() <= self._starts.step and self._starts.count > self._most:
@@ -105,6 +103,7 @@ class Retries:
         write_whole(self._file, json.dumps({"starts": self._starts.count, "step": self._starts.step}) + "\n")
 
     def _bounded(self, work: Callable[[], int], otherwise: int) -> int:
+        # in a thread: a call into a dead NFS mount cannot be interrupted
         answer: list[int] = []
 
         def run() -> None:
@@ -123,8 +122,6 @@ class Retries:
 
 
 def retries(most: int | None) -> Retries | None:
-    """The count for this pod; None without a bound, or where OUTPUT_DIR and PODTUNE_POD_NAME do not say
-    whose.
-    """
+    """The count for this pod; None without a bound, or without OUTPUT_DIR and PODTUNE_POD_NAME."""
     output, pod = os.environ.get("OUTPUT_DIR"), os.environ.get("PODTUNE_POD_NAME")
     return Retries(Path(output), pod, most) if most is not None and output and pod else None

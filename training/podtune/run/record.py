@@ -59,7 +59,7 @@ def end_record(record: Json, status: Status, exit_code: int, reason: str = "") -
 
 
 @dataclass(frozen=True)
-class Spread:
+class Summary:
     """Seconds a step, over ``n`` steps. ``std`` is the sample's; one step has none."""
 
     mean: float
@@ -70,7 +70,7 @@ class Spread:
     p50_by_repeat: tuple[float, ...] | None = None
 
     @classmethod
-    def of(cls, seconds: Sequence[float], *repeats: Sequence[float]) -> Spread:
+    def of(cls, seconds: Sequence[float], *repeats: Sequence[float]) -> Summary:
         """Summarise every step of ``seconds`` and of further ``repeats`` of the same measurement."""
         every = [second for repeat in (seconds, *repeats) for second in repeat]
         return cls(
@@ -177,7 +177,7 @@ class Measurements:
     samples: int | None = None
     tokens_per_s: float | None = None
     samples_per_s: float | None = None
-    step_time_s: Spread | None = None
+    step_time_s: Summary | None = None
     speeds_since_step: int | None = None  # of the last start, if it was not the first
     mfu: float | None = None
     flops_per_token: float | None = None

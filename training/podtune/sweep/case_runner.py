@@ -18,6 +18,7 @@ from podtune.bench.case.record import summary
 from podtune.machine.provenance import provenance
 from podtune.run.collect import emit_record
 from podtune.run.errors import OUT_OF_MEMORY, PEER_LOST, SOFTWARE
+from podtune.run.follow import read_record
 from podtune.run.record import RUN_FILE, Json, Status, end_record, new_record, now, write_json
 from podtune.run.world import PodPlace
 from podtune.sweep.cases import Case, CaseSweep, Expansion, code_hash
@@ -111,11 +112,7 @@ class CaseRunner:
         return recorded.get("key") == case.key and (self._record(case) or {}).get("status") in good
 
     def _record(self, case: Case) -> Json | None:
-        try:
-            record = json.loads((self._folder(case) / RUN_FILE).read_text())
-        except (OSError, ValueError):
-            return None
-        return record if isinstance(record, dict) else None
+        return read_record(self._folder(case))
 
     def _log(self, case: Case) -> Path:
         name = LOG_FILE if self.pod is None or self._writes else f"log.pod{self.pod.node_rank}.txt"
@@ -200,15 +197,16 @@ class CaseRunner:
         return summary(self._record(case) or {}) + (" (kept)" if state == "kept" else "")
 
     def _write(self, states: dict[str, str]) -> None:
-        if self._writes:
-            content = {
-                "written_at": now(),
-                "sweep": asdict(self.sweep),
-                "code": code_hash(),
-                "cells": states,
-                "impossible": self.expansion.impossible,
-            }
-            write_json(self.output / SWEEP_FILE, content)
+        if not self._writes:
+            return
+        content = {
+            "written_at": now(),
+            "sweep": asdict(self.sweep),
+            "code": code_hash(),
+            "cells": states,
+            "impossible": self.expansion.impossible,
+        }
+        write_json(self.output / SWEEP_FILE, content)
 
 
 def _last_words(log: Path) -> str:

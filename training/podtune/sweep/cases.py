@@ -32,7 +32,7 @@ from podtune.bench.strategies.table import STRATEGIES
 from podtune.machine.facts import visible_gpus
 from podtune.run.errors import ConfigError, UsageError, UserError, near
 from podtune.run.world import World
-from podtune.sweep.sweep_file import check_keys, combinations, read_mapping, seconds
+from podtune.sweep.sweep_file import SECONDS, check_keys, check_values, combinations, is_a, read_mapping
 
 PRESETS = Path(__file__).with_name("presets")
 ROOT = Path(__file__).parents[1]
@@ -110,54 +110,50 @@ def read_sweep(path: Path) -> CaseSweep:
     for name, option in keys.items():
         if name not in content and option.default is MISSING and option.default_factory is MISSING:
             raise ConfigError(f"'{name}' is missing", where=str(path), fix=f"add {name}: [...]")
-    return CaseSweep(**{key: _value(key, value, f"{path}: {key}") for key, value in content.items()})
+    check_values(content, KINDS, path)
+    _check_flags(content.get("options", {}), f"{path}: options")
+    for flags in content.get("per_model", {}).values():
+        _check_flags(flags, f"{path}: per_model")
+    values: dict[str, Any] = {
+        key: tuple(_listed(value)) if key in LISTS else value for key, value in content.items()
+    }
+    if content["strategies"] == "all":
+        values["strategies"] = tuple(STRATEGIES)
+    if "timeout_per_cell_s" in content:
+        values["timeout_per_cell_s"] = float(content["timeout_per_cell_s"])
+    return CaseSweep(**values)
 
 
-def _some(value: Any, fits: Callable[[Any], bool]) -> tuple[Any, ...] | None:
-    """One value or a list of them, as a tuple."""
-    items = value if isinstance(value, list) else [value]
-    return tuple(items) if items and all(map(fits, items)) else None
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
-def _names(value: Any) -> tuple[str, ...] | None:
-    return _some(value, lambda item: isinstance(item, str))
+def _some(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    """A test for one value that fits, or a list of such."""
+    return lambda value: bool(_listed(value)) and all(map(fits, _listed(value)))
 
 
-def _counts(value: Any) -> tuple[int, ...] | None:
-    return _some(value, lambda item: isinstance(item, int) and not isinstance(item, bool) and item > 0)
-
-
-def _only(kind: type) -> Callable[[Any], Any]:
-    return lambda value: value if isinstance(value, kind) else None
-
-
-NAMES = ("a name or a list of names", _names)
-COUNTS = ("a positive number or a list of them", _counts)
-#: by key: its kind in words, and its value as the field of CaseSweep holds it, None if it is of another kind
-KINDS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+NAMES = ("a name or a list of names", _some(is_a(str)))
+COUNTS = (
+    "a positive number or a list of them",
+    _some(lambda value: isinstance(value, int) and not isinstance(value, bool) and value > 0),
+)
+#: keys that hold one value or a list of them
+LISTS = {
     "models": NAMES,
-    "strategies": (NAMES[0], lambda value: tuple(STRATEGIES) if value == "all" else _names(value)),
+    "strategies": NAMES,
     "world_sizes": COUNTS,
     "precisions": NAMES,
     "global_batch_sizes": COUNTS,
-    "compile": ("true, false or a list of both", lambda value: _some(value, lambda x: isinstance(x, bool))),
-    "options": ("a mapping", _only(dict)),
-    "per_model": ("a mapping", _only(dict)),
-    "timeout_per_cell_s": ("a positive number of seconds", seconds),
-    "skip_impossible": ("true or false", _only(bool)),
-    "launch": ("torchrun or fork", lambda value: value if value in ("torchrun", "fork") else None),
+    "compile": ("true, false or a list of both", _some(is_a(bool))),
 }
-
-
-def _value(key: str, value: Any, where: str) -> Any:
-    kind, read = KINDS[key]
-    found = read(value)
-    if found is None:
-        raise ConfigError(f"{value!r} is not {kind}", where=where)
-    if isinstance(found, dict):
-        for flags in found.values() if key == "per_model" else [found]:
-            _check_flags(flags, where)
-    return found
+KINDS = LISTS | {
+    "options": ("a mapping", is_a(dict)),
+    "per_model": ("a mapping", is_a(dict)),
+    "timeout_per_cell_s": SECONDS,
+    "skip_impossible": ("true or false", is_a(bool)),
+    "launch": ("torchrun or fork", lambda value: value in ("torchrun", "fork")),
+}
 
 
 def _check_flags(flags: Any, where: str) -> None:
@@ -224,7 +220,7 @@ def expand(sweep: CaseSweep, *, nodes: int = 1, nproc_per_node: int | None = Non
     if impossible and (not sweep.skip_impossible or not cases):
         first = "\n  ".join(f"{name}: {why}" for name, why in impossible.items())
         raise ConfigError(
-            f"{len(impossible)} of {len(impossible) + len(cases)} cells cannot be:\n  {first}",
+            f"{len(impossible)} of {len(impossible) + len(cases)} cases cannot be:\n  {first}",
             where="sweep",
             fix="change what is named, or set skip_impossible: true",
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +43,25 @@ def check_keys(keys: Iterable[object], known: Sequence[str], where: str, *, what
             )
 
 
-def seconds(value: object) -> float | None:
-    """``value`` as a time limit; None if it is not a positive number."""
-    positive = isinstance(value, int | float) and not isinstance(value, bool) and value > 0
-    return float(value) if positive else None  # type: ignore[arg-type]
+def is_a(kind: type) -> Callable[[Any], bool]:
+    """A test for values of one Python type."""
+    return lambda value: isinstance(value, kind)
+
+
+def _is_positive(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+
+
+SECONDS = ("a positive number of seconds", _is_positive)
+
+
+def check_values(
+    content: Mapping[str, Any], kinds: Mapping[str, tuple[str, Callable[[Any], bool]]], path: Path
+) -> None:
+    """Raise :class:`ConfigError` for the first value that is not of its key's kind: its name, and a test."""
+    for key, (kind, fits) in kinds.items():
+        if key in content and not fits(content[key]):
+            raise ConfigError(f"{content[key]!r} is not {kind}", where=f"{path}: {key}")
 
 
 def combinations(axes: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:

@@ -29,7 +29,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from podtune.run.errors import ConfigError, UserError
+from podtune.run.errors import ConfigError
 from podtune.run.files import write_whole
 from podtune.run.follow import read_record
 from podtune.run.metrics_log import read_metrics
@@ -49,14 +49,28 @@ from podtune.sweep.runner import (
     make_folder,
     to_stderr,
 )
-from podtune.sweep.sweep_file import check_keys, combinations, read_mapping, seconds
+from podtune.sweep.sweep_file import SECONDS, check_keys, check_values, combinations, is_a, read_mapping
 
-KEYS = ("config", "options", "runs", "processes", "stop", "timeout_per_run_s")
 NAMED = ("output_dir", "run_name")  # the sweep says where
 SAVE_S = 300.0  # to save, after SIGTERM
 MIN_FINISHED_TRIALS = 3  # before one is stopped for being worse
 CONFIG_FILE = "config.yaml"
 DEFAULT_TIMEOUT_S = 7 * 86400
+
+
+def _is_count(value: Any) -> bool:
+    return str(value) == "gpu" or (str(value).isdigit() and int(value) > 0)
+
+
+#: the sweep's own keys; any other is a key of training
+KEYS = {
+    "config": ("the path of a training YAML", lambda value: True),
+    "options": ("a mapping", is_a(dict)),
+    "runs": ("a list of mappings", lambda value: isinstance(value, list) and all(map(is_a(dict), value))),
+    "processes": ("a number of processes, or gpu", _is_count),
+    "stop": ("median", lambda value: value in (None, "median")),
+    "timeout_per_run_s": SECONDS,
+}
 
 
 @dataclass(frozen=True)
@@ -106,19 +120,24 @@ def read_sweep(path: Path, *, place: str = "", below: Mapping[str, Any] | None =
         UserError: unreadable, a key that neither sweeps nor training know, or a value that training refuses.
     """
     content = read_mapping(path, fix="give a sweep file", usage="see podtune sweep --help")
+    check_values(content, KEYS, path)
     axes = _axes(content, path)
-    _check_values(content, path, in_cluster=bool(place))
+    if place and "processes" in content:
+        raise ConfigError(
+            "the number of processes of a run in a cluster is said by the values",
+            where=f"{path}: processes",
+            fix="remove the key, and set distributed.nodes and nprocPerNode",
+        )
     shared = dict(below or {})
     if content.get("config"):
         shared |= config.read_yaml(path.parent / str(content["config"]))
-    processes = str(content.get("processes", 1))
+    shared |= content.get("options", {})
     trials = []
     for entry in content.get("runs") or [{}]:
         for point in combinations(axes):
             varies = entry | point
-            whole = shared | (content.get("options") or {}) | varies
-            kept = {key: value for key, value in whole.items() if key not in NAMED}
-            trials.append(Trial(varies, kept, place or processes))
+            kept = {key: value for key, value in (shared | varies).items() if key not in NAMED}
+            trials.append(Trial(varies, kept, place or str(content.get("processes", 1))))
     if len({trial.key for trial in trials}) < len(trials):
         raise ConfigError("two runs are the same", where=str(path), fix="name each combination once")
     median = content.get("stop") == "median"
@@ -146,32 +165,6 @@ def _axes(content: Json, path: Path) -> dict[str, list[Any]]:
                 fix=f"write {key}: [...], or put it under options",
             )
     return axes
-
-
-def _check_values(content: Json, path: Path, *, in_cluster: bool) -> None:
-    """Refuse values of the sweep's own keys that are of another kind."""
-
-    def wrong(key: str, wanted: str) -> UserError:
-        return ConfigError(f"{content[key]!r} is not {wanted}", where=f"{path}: {key}")
-
-    if not isinstance(content.get("options", {}), dict):
-        raise wrong("options", "a mapping")
-    runs = content.get("runs", [])
-    if not isinstance(runs, list) or not all(isinstance(entry, dict) for entry in runs):
-        raise wrong("runs", "a list of mappings")
-    if in_cluster and "processes" in content:
-        raise ConfigError(
-            "how many processes a run has in a cluster is said by the values",
-            where=f"{path}: processes",
-            fix="remove the key, and set distributed.nodes and nprocPerNode",
-        )
-    processes = str(content.get("processes", 1))
-    if processes != "gpu" and not (processes.isdigit() and int(processes)):
-        raise wrong("processes", "a number of processes, or gpu")
-    if content.get("stop") not in (None, "median"):
-        raise wrong("stop", "median")
-    if seconds(content.get("timeout_per_run_s", DEFAULT_TIMEOUT_S)) is None:
-        raise wrong("timeout_per_run_s", "a positive number of seconds")
 
 
 def _check_trial(trial: Trial, path: Path, *, median: bool) -> None:
@@ -283,8 +276,8 @@ class TrialRunner:
         folder = self.output / trial.name
         record, losses = read_record(folder) or {}, _evaluations(folder)
         best = f"best eval loss {min(losses.values()):.4f}" if losses else ""
-        told = best or record.get("reason") or record.get("status") or f"see {folder / LOG_FILE}"
-        return f"{state}, {told}"
+        end = best or record.get("reason") or record.get("status") or f"see {folder / LOG_FILE}"
+        return f"{state}, {end}"
 
     def _write(self, states: dict[str, str]) -> None:
         varies = {trial.name: trial.varies for trial in self.sweep.trials}

@@ -25,7 +25,7 @@ from podtune.bench.case.parity import PARITY_STEPS, compare_losses, reference_lo
 from podtune.bench.case.run import CaseRun, Stepper
 from podtune.plan.hardware import peak_flops
 from podtune.plan.shapes import ConvNet
-from podtune.run.record import Communication, CountedMemory, Losses, Measurements, MemoryPeaks, Spread
+from podtune.run.record import Communication, CountedMemory, Losses, Measurements, MemoryPeaks, Summary
 from podtune.run.world import World
 
 DISTINCT_BATCHES = 16  # then they come again: enough to learn from, few enough to keep in memory
@@ -78,13 +78,13 @@ def measure(run: CaseRun) -> Measurements:
         loss=Losses(losses[0], losses[-1]),
     )
     if world.is_main:  # whose measurements become the record
-        measured = _with_speeds(measured, run, Spread.of(*seconds))
+        measured = _with_speeds(measured, run, Summary.of(*seconds))
     if options.profile or options.memory_snapshot:
         measured = _profiled(measured, run, stepper.step)
     return measured
 
 
-def _with_speeds(measured: Measurements, run: CaseRun, timing: Spread) -> Measurements:
+def _with_speeds(measured: Measurements, run: CaseRun, timing: Summary) -> Measurements:
     """The measurements with what follows from the seconds of the timed steps."""
     options, rows = run.options, run.options.global_batch_size
     flops = rows * flops_per_row(run.build_model, options.sequence_length)

@@ -28,9 +28,8 @@ Json = dict[str, Any]
 Emit = Callable[[str, str], None]
 
 TICK_S = 0.05
-PATIENCE_S = (
-    3.0  # after success: ranks end together, and an operator would see the others' end a second later
-)
+# after success: ranks end together, and an operator would see the others' end a second later
+PATIENCE_S = 3.0
 MAX_GRACE_S = 30.0  # a dry run does not wait out terminationGracePeriodSeconds of minutes
 STEP = re.compile(r"""\bstep['"]?\s*[ =:]\s*(\d+)""", re.IGNORECASE)
 SCHEMA = "podtune.dry-run/1"
@@ -201,7 +200,7 @@ class Operator:
         return killed
 
     def _verdict(self) -> tuple[str, str] | None:
-        """The job's condition and the reason, from the phases of its pods; None while it goes on."""
+        """The job's condition and the reason, from the phases of its pods; None while they run."""
         for run in self.runs:
             if run.phase == "Failed":
                 return "Failed", self._reason(run)

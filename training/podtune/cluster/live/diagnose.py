@@ -186,7 +186,7 @@ def _of_container(pod: str, status: Json) -> Iterable[PodProblem]:
         yield PodProblem(pod, reason, f"{reason}: {status.get('image')}: {waiting.get('message', '')}", fix)
     elif reason in NOT_STARTED:
         yield PodProblem(pod, reason, f"{container}: {waiting.get('message', '')}", NOT_STARTED[reason])
-    if ended and ended.get("exitCode"):
+    if ended.get("exitCode"):
         yield _ended(pod, container, ended, restarting=bool(waiting or current.get("running")))
 
 
@@ -197,9 +197,7 @@ def _ended(pod: str, container: str, ended: Json, *, restarting: bool) -> PodPro
         fix = "raise resources.limits.memory, or lower the batch, the length, or shard with --strategy fsdp"
         what = f"{container} was killed for using more memory than its limit"
         return PodProblem(pod, "OOMKilled", what, fix)
-    meaning = EXIT_CODES.get(code) or (
-        ("an error of the configuration or the input") if 64 <= code <= 78 else ""
-    )
+    meaning = EXIT_CODES.get(code, "an error of the configuration or the input" if 64 <= code <= 78 else "")
     if ended.get("reason") == "StartError":
         meaning = "it could not be started"
     text = f"{container} ended with exit code {code}"

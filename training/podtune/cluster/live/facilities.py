@@ -56,7 +56,9 @@ def gpu_nodes(cluster: Cluster) -> Result:
     try:
         pods = cluster.items("/api/v1/pods")
     except Refused:
-        text = f"{total} on {len(on_nodes)} nodes; how many are free may not be seen"
+        text = (
+            f"{total} on {len(on_nodes)} nodes; without the right to list pods, how many are free is unknown"
+        )
         return Result("cluster GPUs", "ok", text)
     free = total - sum(_held(pod) for pod in pods if pod["spec"].get("nodeName") in on_nodes)
     text = f"{free} of {total} free on {len(on_nodes)} nodes"

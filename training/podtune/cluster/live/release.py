@@ -38,12 +38,12 @@ class Release:
         self._cluster, self._folder, self._say = cluster, folder, say
         self._written, self._said = 0, set[str]()
         self._name = name_of(documents[-1])
-        if not exists(cluster, documents):
+        if not cluster.exists(documents[-1]):
             submit.create(cluster, documents)
         self._watch = JobWatch(cluster, self._name)
 
     def poll(self, wait_s: float) -> int | None:
-        """0 for a job that has succeeded, 70 for one that failed or was deleted, None for one that goes on.
+        """0 for a job that has succeeded, 70 for one that failed or was deleted, None for one that runs.
 
         An API server that is silent for a while is asked again.
         """
@@ -90,8 +90,3 @@ class Release:
         if line and line not in self._said:
             self._said.add(line)
             self._say(f"    {line}")
-
-
-def exists(cluster: Cluster, documents: list[Json]) -> bool:
-    """True if the job of ``documents`` is there already."""
-    return cluster.exists(documents[-1])

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from podtune.report.bench.records import Source
-from podtune.run.record import RESIDENT_PEAK, Json, Measurements, Spread
+from podtune.run.record import RESIDENT_PEAK, Json, Measurements, Summary
 
 # How simple a strategy is to run and to understand: among equals the first is advised.
 SIMPLEST_FIRST = (
@@ -98,7 +98,7 @@ class MeasuredCell:
         return measured.samples_per_s if measured.tokens_per_s is None else measured.tokens_per_s
 
     @property
-    def step_time(self) -> Spread | None:
+    def step_time(self) -> Summary | None:
         return self.measurements.step_time_s if self.fast else None
 
     @property

@@ -42,7 +42,7 @@ class Verdict:
     """
 
     text: str
-    left_out: Mapping[str, str]
+    excluded: Mapping[str, str]
     better: str | None = None
     metric: str | None = None
     where: str = ""
@@ -58,9 +58,10 @@ class Verdict:
     def as_json(self) -> Json:
         """The ``verdict`` of ``podtune compare --json``."""
         if self.metric is None:
-            return {"better": None, "left_out": dict(self.left_out), "text": self.text}
+            return {"better": None, "left_out": dict(self.excluded), "text": self.text}
         ranking = [{"name": each.name, "loss": each.loss, "noise": each.noise} for each in self.ranking]
-        return asdict(self) | {"ranking": ranking}
+        fields = {("left_out" if key == "excluded" else key): value for key, value in asdict(self).items()}
+        return fields | {"ranking": ranking}
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,7 @@ def verdict(
         values[index] = loss
     decided = _decide(candidates, split, where)
     text = f"Best of {len(candidates)}: {decided.text}" if len(candidates) > 2 else decided.text
-    return replace(decided, text=text + without, left_out=apart, values=values)
+    return replace(decided, text=text + without, excluded=apart, values=values)
 
 
 def _decide(candidates: Sequence[Candidate], split: str, where: str) -> Verdict:
@@ -154,7 +155,7 @@ def _decide(candidates: Sequence[Candidate], split: str, where: str) -> Verdict:
     metric = "eval loss" if split == "eval" else "training loss"
     return Verdict(
         text=_sentence(best, second, f"{metric} {where}", noise, basis),
-        left_out={},
+        excluded={},
         better=None if exceeds is False or difference == 0 else best.name,
         metric=metric,
         where=where,

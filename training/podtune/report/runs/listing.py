@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from podtune.report.draw.tables import Column, Table, duration
-from podtune.report.runs.runs import Run, load_run, progress, unique_names
+from podtune.report.runs.progress import progress
+from podtune.report.runs.runs import Run, load_run, unique_names
 from podtune.run.collection import without_collection
 from podtune.run.errors import UsageError, UserError, near
 from podtune.run.record import Json, Losses, number

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from podtune.report.draw.tables import duration, shown
-from podtune.report.runs.runs import Run, load_run, progress
+from podtune.report.runs.progress import progress
+from podtune.report.runs.runs import Run, load_run
 from podtune.run.errors import printable
 from podtune.run.follow import MetricsTail, read_record
 from podtune.run.log_lines import is_slow, per_pod, waits_for_data

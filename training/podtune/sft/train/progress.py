@@ -14,7 +14,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from podtune.run.log_lines import eval_line, start_line, train_line
 from podtune.run.metrics_log import MetricsLog
-from podtune.run.record import Losses, Measurements, Spread, number
+from podtune.run.record import Losses, Measurements, Summary, number
 from podtune.sft.train.meter import Meter, system_metrics
 
 
@@ -155,7 +155,7 @@ class Progress(TrainerCallback):  # type: ignore[misc]
             tokens_per_s=sum(tokens for tokens, _ in windows) / sum(seconds for _, seconds in windows)
             if windows
             else None,
-            step_time_s=Spread.of(times) if times else None,
+            step_time_s=Summary.of(times) if times else None,
             speeds_since_step=self._from_step or None,
             time_to_first_step_s=self.time_to_first_step_s,
         )

@@ -365,7 +365,7 @@ class FineTune:
 
 
 def _draw_loss(folder: Path) -> None:
-    from podtune.report.draw.plots import loss_curve_png
+    from podtune.report.draw.loss_png import loss_curve_png
 
     try:
         loss_curve_png(folder, folder / "loss.png")
