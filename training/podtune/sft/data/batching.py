@@ -48,8 +48,8 @@ class BalancedBatches(BatchSampler):
         for batch in self.batches:
             group.append(batch)
             if len(group) == self.world_size:
-                whole = all(len(batch) == self.batch_size for batch in group)
-                yield from self.deal(group) if whole and not first else group
+                full = all(len(batch) == self.batch_size for batch in group)
+                yield from self.deal(group) if full and not first else group
                 group, first = [], False
         yield from group
 
@@ -101,18 +101,18 @@ def balance(loader: Any, lengths: Sequence[int]) -> None:
         shard.batch_sampler = BalancedBatches(shard.batch_sampler, lengths, shard.num_processes)
 
 
-ROW = "row"  # the column with the place of a row in a stream
+ROW = "row"  # the column with the position of a row in a stream
 
 
 class NumberedBatches:
-    """A collator whose batches keep the places of their rows beside what ``collate`` makes of them."""
+    """A collator whose batches keep the positions of their rows beside what ``collate`` makes of them."""
 
     def __init__(self, collate: Callable[[list[dict[str, Any]]], dict[str, Any]]) -> None:
         self.collate = collate
 
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
-        places = [row.pop(ROW) for row in rows if ROW in row]  # rows of an evaluation have none
-        return self.collate(rows) | ({ROW: places} if places else {})
+        positions = [row.pop(ROW) for row in rows if ROW in row]  # rows of an evaluation have none
+        return self.collate(rows) | ({ROW: positions} if positions else {})
 
 
 def row_lengths(dataset: Any) -> list[int]:

@@ -23,6 +23,7 @@ from podtune.sft.data.inspect_report import (
 )
 from podtune.sft.data.load import load_split
 from podtune.sft.data.source import DataSource
+from podtune.sft.data.stats import Stats
 from podtune.sft.data.token_batch import IGNORED
 from podtune.sft.data.tokenise import tokenised
 from podtune.sft.data.tokenizer import TokenizeOptions
@@ -66,9 +67,10 @@ def inspect(
     stats, warnings = made.stats, list(made.warnings)
     ids, labels, offsets = _flat(made.dataset)
     lengths = np.diff(offsets)
-    stops = stop_ids | ({tokenizer.eos_token_id} if tokenizer.eos_token_id is not None else set())
-    names = [str(tokenizer.convert_ids_to_tokens(number)) for number in sorted(stops)]
-    stop_rows = _stop_trained(labels, offsets, frozenset(stops))
+    if tokenizer.eos_token_id is not None:
+        stop_ids |= {tokenizer.eos_token_id}
+    names = [str(tokenizer.convert_ids_to_tokens(number)) for number in sorted(stop_ids)]
+    stop_rows = _stop_trained(labels, offsets, stop_ids)
     stop_share = stop_rows / max(1, stats.rows_kept)
     if stop_share < 0.9:
         warnings.append(
@@ -87,18 +89,22 @@ def inspect(
         trained_share=round(stats.trained_tokens / max(1, stats.tokens), 4),
         length=_lengths(lengths, stats.longest),
         max_length=options.max_length,
-        truncated=Truncated(
-            rows=stats.rows_truncated,
-            share=round(stats.rows_truncated / max(1, stats.rows), 4),
-            tokens_cut=stats.cut_tokens,
-            policy=options.truncation_mode,
-        ),
+        truncated=_truncated(stats, options),
         empty_mask=EmptyMask(stats.rows_dropped, stats.rows_untrained),
         stop_token=StopToken(names, stop_rows, round(stop_share, 4)),
         packing=Packing(pack_length, _packing_fill(lengths, pack_length)) if pack_length else None,
         padding=Padding(batch_size, _padding_waste(lengths, batch_size)),
         warnings=warnings,
         examples=[_segments(tokenizer, ids, labels, offsets, row) for row in _chosen(len(lengths))],
+    )
+
+
+def _truncated(stats: Stats, options: TokenizeOptions) -> Truncated:
+    return Truncated(
+        rows=stats.rows_truncated,
+        share=round(stats.rows_truncated / max(1, stats.rows), 4),
+        tokens_cut=stats.cut_tokens,
+        policy=options.truncation_mode,
     )
 
 

@@ -15,6 +15,7 @@ from podtune.sft.data.source import DataSource, local_path
 from podtune.sft.source import hub
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from datasets import Dataset
 
 IN_MEMORY_BYTES = 512 * 2**20  # larger files go through the datasets library's memory-mapped cache
@@ -78,21 +79,21 @@ def _load_files(paths: tuple[Path, ...], form: files.Format) -> Dataset:
     return datasets.Dataset(table.replace_schema_metadata(None), fingerprint=uuid.uuid4().hex)
 
 
-def _table(path: Path, form: files.Format) -> Any:
+def _table(path: Path, form: files.Format) -> pa.Table:
     import pyarrow as pa
 
     found = list(batches(path, form))
     return pa.Table.from_batches(found).replace_schema_metadata(None) if found else pa.table({})
 
 
-def _table_of_rows(content: list[Row]) -> Any:
+def _table_of_rows(content: list[Row]) -> pa.Table:
     import pyarrow as pa
 
     names = dict.fromkeys(name for row in content for name in row)
     return pa.table({name: _column([row.get(name) for row in content]) for name in names})
 
 
-def _column(cells: list[Any]) -> Any:
+def _column(cells: list[Any]) -> pa.Array:
     """``cells`` as an Arrow array that gives back exactly them, as JSON (datasets' ``Json``) where none can.
 
     Arrow fills absent keys with nulls, widens a 1 beside 1.5 and refuses mixed types.

@@ -3,9 +3,9 @@
     stream = TokenStream(sources.train, tokenizer, TokenizeOptions(max_length=1024), vocabulary=4096)
     stream.dataset(position)                                   # continues behind the first ``position`` rows
 
-Nothing is counted or cached, so there are no epochs: when the source ends it begins again. A row's place is
-its number among all rows read so far, of all passes; a checkpoint keeps the place after its last row, and a
-resumed run begins there instead of training on rows twice or reading them as token rows again.
+Nothing is counted or cached, so there are no epochs: when the source ends it begins again. A row's position
+is its number among all rows read so far, of all passes; a checkpoint keeps the position after its last row,
+and a resumed run begins there instead of training on rows twice or reading them as token rows again.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from podtune.run.errors import DataError, PeerLost, UserError
 from podtune.sft.data import files
 from podtune.sft.data.batching import ROW
 from podtune.sft.data.encode import Encoder
-from podtune.sft.data.readers import rows_at
+from podtune.sft.data.readers import Row, rows_at
 from podtune.sft.data.shapes import detect
 from podtune.sft.data.source import DataSource
 from podtune.sft.data.token_batch import TokenBatch
-from podtune.sft.data.tokenise import OTHER_COLUMNS, naming
+from podtune.sft.data.tokenise import EXTRAS, naming
 from podtune.sft.data.tokenizer import TokenizeOptions, check_tokenizer
 from podtune.sft.source import hub
 
@@ -77,14 +77,14 @@ class TokenStream:
         return hashlib.sha256(named.encode()).hexdigest()
 
     def dataset(self, position: int = 0) -> IterableDataset:
-        """Endless rows ``input_ids``, ``labels`` and their place, from the row at ``position`` on."""
+        """Endless rows ``input_ids``, ``labels`` and their position, from the row at ``position`` on."""
         from datasets import IterableDataset
 
         return IterableDataset.from_generator(self._token_rows, gen_kwargs={"position": position})
 
     def _token_rows(self, position: int) -> Iterator[dict[str, Any]]:
-        barren = False  # no row was kept since this pass began
-        for place, begins, rows in self._chunks(position):
+        barren = False  # True while this pass has given no row
+        for first, begins, rows in self._chunks(position):
             if begins and barren:
                 raise DataError(
                     "there is no token to train: every row is empty, or its loss mask is",
@@ -92,20 +92,20 @@ class TokenStream:
                     fix="raise --max_length, or look with: podtune data inspect",
                 )
             barren = barren or begins
-            batch = self._encoded(rows, place)
+            batch = self._encoded(rows, first)
             for number, kept in enumerate(batch.kept):
                 barren = False
                 its = slice(batch.offsets[number], batch.offsets[number + 1])
                 yield {
                     "input_ids": batch.ids[its].tolist(),
                     "labels": batch.labels[its].tolist(),
-                    ROW: place + int(kept),
+                    ROW: first + int(kept),
                 }
 
-    def _encoded(self, rows: list[dict[str, Any]], place: int) -> TokenBatch:
-        names = [name for name in (*self.shape.columns, *OTHER_COLUMNS) if any(name in row for row in rows)]
+    def _encoded(self, rows: list[Row], first: int) -> TokenBatch:
+        names = [name for name in (*self.shape.columns, *EXTRAS) if any(name in row for row in rows)]
         with naming(self.source):
-            batch = self._encode({name: [row.get(name) for row in rows] for name in names}, place)
+            batch = self._encode({name: [row.get(name) for row in rows] for name in names}, first)
         if (highest := int(batch.ids.max(initial=-1))) >= self.vocabulary:
             raise DataError(
                 f"a token has the id {highest}, and the model has {self.vocabulary} embeddings",
@@ -114,27 +114,27 @@ class TokenStream:
             )
         return batch
 
-    def _chunks(self, position: int) -> Iterator[tuple[int, bool, list[dict[str, Any]]]]:
-        """Rows of one pass from ``position`` on: place of the first, True if the pass begins there, rows."""
-        place = passes = size = 0
+    def _chunks(self, position: int) -> Iterator[tuple[int, bool, list[Row]]]:
+        """Rows from ``position`` on: position of the first, True if a pass begins there, the rows."""
+        at = passes = size = 0
         while True:
             if size:  # what a whole pass would skip need not be read
-                whole = max(0, position - place) // size
-                place, passes = place + whole * size, passes + whole
+                skipped = max(0, position - at) // size
+                at, passes = at + skipped * size, passes + skipped
             rows = untokenised(self.source)
             if self.seed is not None:
                 rows = rows.shuffle(seed=self.seed + passes, buffer_size=BUFFER)
-            began, chunk = place, list[dict[str, Any]]()
+            began, chunk = at, list[Row]()
             for row in _answered(rows, self.source):
-                place += 1
-                if place > position:
+                at += 1
+                if at > position:
                     chunk.append(row)
                 if len(chunk) == _CHUNK:
-                    yield place - _CHUNK, place - _CHUNK == began, chunk
+                    yield at - _CHUNK, at - _CHUNK == began, chunk
                     chunk = []
             if chunk:
-                yield place - len(chunk), place - len(chunk) == began, chunk
-            if not (size := place - began):
+                yield at - len(chunk), at - len(chunk) == began, chunk
+            if not (size := at - began):
                 raise _empty(self.source)
             passes += 1
 
@@ -148,7 +148,7 @@ def untokenised(source: DataSource) -> IterableDataset:
     return IterableDataset.from_generator(rows_at, gen_kwargs={"path": source.path, "split": source.split})
 
 
-def _answered(rows: Iterable[dict[str, Any]], source: DataSource) -> Iterator[dict[str, Any]]:
+def _answered(rows: Iterable[Row], source: DataSource) -> Iterator[Row]:
     """``rows``; a hub that stops answering is :class:`PeerLost`, a reason to start again."""
     from huggingface_hub.utils import httpx  # type: ignore[attr-defined]  # whatever client it uses
 

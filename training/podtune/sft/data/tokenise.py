@@ -48,14 +48,7 @@ _VERSION = 5  # raise it when the same input gives other tokens, counts or warni
 _BATCH_ROWS = 2000
 _BATCH_BYTES = 16 * 2**20
 SCHEMA = pa.schema([("input_ids", pa.list_(pa.int32())), ("labels", pa.list_(pa.int32()))])
-OTHER_COLUMNS = (
-    "tools",
-    "chat_template_kwargs",
-    "prompt",
-    "completion",
-    "completion_mask",
-    "assistant_masks",
-)
+EXTRAS = ("tools", "chat_template_kwargs", "prompt", "completion", "completion_mask", "assistant_masks")
 
 
 @dataclass(frozen=True)
@@ -241,7 +234,7 @@ def _encoded(dataset: Dataset, encode: Encoder, stats: Stats) -> Iterator[pa.Rec
     Raises:
         UserError: a row that cannot be encoded, or none of them has a token to train.
     """
-    columns = (*encode.shape.columns, *OTHER_COLUMNS)
+    columns = (*encode.shape.columns, *EXTRAS)
     needed = [name for name in dict.fromkeys(columns) if name in dataset.column_names]
     rows = dataset.with_format(None).select_columns(needed)
     per_row = max(1, rows.data.nbytes // max(1, len(rows.data)))
