@@ -28,6 +28,7 @@ os.environ.setdefault("AIM_UI_TELEMETRY_ENABLED", "0")
 LONGEST = (
     "test_readme",
     "test_strategies",
+    "test_gpu_figures",
     "test_faults",
     "test_sweep",
     "test_api",
