@@ -22,7 +22,17 @@ VALUES = CHART.parents[1] / "deploy" / "values"
 # Profiles that say one thing are used together with one of hardware.
 COMBINED = {"kueue": ["two-node"], "openshift": ["single-gpu"], "air-gapped": ["single-gpu"]}
 PROFILES = sorted(path.stem for path in VALUES.glob("*.yaml"))
-WITH_GPU = "a10-ethernet elastic h100-rdma mi300x pythia reference single-gpu two-node two-node-full".split()
+WITH_GPU = [
+    "a10-ethernet",
+    "elastic",
+    "h100-rdma",
+    "mi300x",
+    "pythia",
+    "reference",
+    "single-gpu",
+    "two-node",
+    "two-node-full",
+]
 
 
 def files(profile):
