@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from pathlib import Path
 from typing import Any
@@ -202,3 +203,10 @@ def test_a_run_that_goes_on_is_not_asked(run_dir: Path, tasks: Path) -> None:
     write_json(run_dir / RUN_FILE, record | {"status": "running"})
     ended = asked(run_dir, "--tasks", "choose", "--task-folder", tasks)
     assert "has not ended" in str(ended.exception)
+
+
+def test_examples_are_drawn_by_the_seeds_of_the_harness_s_command_line() -> None:
+    from lm_eval.evaluator import simple_evaluate
+
+    drawn = inspect.signature(simple_evaluate).parameters
+    assert {drawn[name].default for name in harness.SEEDS} == {harness.EvalSettings().seed}

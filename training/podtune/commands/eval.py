@@ -34,7 +34,7 @@ def eval(
     ] = False,
     base: Annotated[bool, typer.Option(help="Ask the model that a run started from, too.")] = True,
     batch_size: Annotated[str, typer.Option(help="Questions at once, or auto.")] = "8",
-    seed: Annotated[int, typer.Option(help="Of the examples, and of what is sampled.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of the examples, and of what is sampled.")] = 1234,
     trust_remote_code: TrustRemoteCode = False,
     as_json: AsJson = False,
 ) -> None:
