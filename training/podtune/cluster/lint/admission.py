@@ -7,11 +7,13 @@ from collections.abc import Iterator
 
 from podtune.cluster.job.manifest import dig
 from podtune.cluster.job.pytorchjob import CONTAINER, REPLICA_TYPES, replica_name
+from podtune.cluster.job.trainjob import NODE
 from podtune.cluster.lint.diagnostic import By, Diagnostic
 from podtune.cluster.lint.documents import RUNTIMES
 from podtune.cluster.lint.job import Job
 from podtune.cluster.lint.names import SUBDOMAIN
 from podtune.cluster.lint.rules import ALL, WITH_PODS, rule
+from podtune.cluster.lint.templates import replicated_jobs
 from podtune.run.errors import near
 
 DNS_1035 = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
@@ -126,8 +128,13 @@ def variable_left(job: Job) -> Iterator[Diagnostic]:
 def bad_name(job: Job) -> Iterator[Diagnostic]:
     """The webhook refuses a name that is not a DNS-1035 label, as Services are named after it.
 
-    Of a runtime the API server refuses a name that is not a DNS-1123 subdomain.
+    Of a runtime the API server refuses a name that is not a DNS-1123 subdomain, and JobSet's webhook those of
+    its jobs.
     """
+    for index, step in enumerate(replicated_jobs(job.content)):
+        if not re.fullmatch(r"[-a-z0-9]+", name := str(step.get("name", NODE))):
+            at = ("spec", "template", "spec", "replicatedJobs", index, "name")
+            yield Diagnostic(at, f"the replicated job {name!r} has other characters than a-z, 0-9 and '-'")
     name = job.name
     place = ("metadata", "name" if "name" in job.metadata else "generateName")
     if not name and not job.document.holder:
@@ -213,7 +220,7 @@ def container_without_image(job: Job) -> Iterator[Diagnostic]:
             filled_in = job.kind in RUNTIMES and container.name == template.main_name
             if not container.spec.get("image") and not filled_in:
                 message = f"container {container.name!r} of {{role}} has no image"
-                by: By = "operator" if container in others else ""
+                by: By = "operator" if container in others or job.kind in RUNTIMES else ""
                 yield Diagnostic((*container.path, "image"), message, by=by)
 
 

@@ -28,7 +28,8 @@ from podtune.cluster.lint.documents import GROUPS, JOBS, KINDS, RUNTIMES, Docume
 from podtune.cluster.lint.job import Job, LintContext
 from podtune.cluster.lint.rules import RULES, Rule
 from podtune.cluster.lint.schema import VARIABLE, SchemaCheck, schema
-from podtune.cluster.lint.targets import TRAINERS, Target
+from podtune.cluster.lint.sources import STDIN, WORTH
+from podtune.cluster.lint.targets import SAME_SCHEMA, TRAINERS, Target
 from podtune.run.errors import near
 
 IGNORE = "lint.podtune/ignore"  # the annotation of an object or a pod template
@@ -82,7 +83,10 @@ def _lint(sources: Iterable[tuple[str, str]], ignored: set[str], target: Target)
     for source, text in sources:
         objects, errors = read(text, source)
         documents += objects
-        findings += errors
+        if source == STDIN or WORTH.search(
+            text
+        ):  # else of another program: tags of its own, comments in JSON
+            findings += errors
     ours = [document for document in documents if document.kind in KINDS and not is_foreign(document)]
     jobs = [_job(document, target) for document in ours]
     context = _context(documents, jobs)
@@ -119,8 +123,9 @@ def _job(document: Document, target: Target) -> Job:
     jobs: list[Job] = []
     for name in names:
         checked = SchemaCheck(document.text)
-        content = checked.cleaned(document.content, schema(name))
-        version = name.partition("-")[2]
+        family, _, version = name.partition("-")
+        content = checked.cleaned(document.content, schema(f"{family}-{SAME_SCHEMA.get(version, version)}"))
+        checked.found += trainjobs.long_step_names(content, version)
         jobs.append(Job(document, content, violations=checked.found, target=target, trainer=version))
         if not checked.found:
             break
@@ -138,6 +143,8 @@ def _context(documents: list[Document], jobs: list[Job]) -> LintContext:
             modes = (spec if isinstance(spec, dict) else {}).get("accessModes")
             modes = [str(mode) for mode in modes] if isinstance(modes, list) else []
             context.claims.setdefault(document.name, []).append((document.namespace, modes))
+        elif document.kind == "ConfigMap" and isinstance(document.content.get("data"), dict):
+            context.configmaps[document.name] = document.content["data"]
         elif document.kind in SELECTING and OLD_SELECTOR in str(document.content):
             context.selectors.append(document)
     return context

@@ -26,6 +26,7 @@ LAUNCHERS = {
     **dict.fromkeys(("deepspeed", "deepspeed.launcher.runner"), "deepspeed"),
     **dict.fromkeys(("trl", "trl.cli"), "trl"),
     **dict.fromkeys(("podtune", "podtune.cli"), "podtune"),
+    **dict.fromkeys(("mpirun", "mpiexec"), "mpirun"),
 }
 #: words of a shell that no image has a program of
 BUILTINS = {"source", "export", "set", "ulimit", "alias", "unset", "trap", "eval", "."}
@@ -36,6 +37,11 @@ FLAGS = {"standalone", "no-python", "run-path", "use-env", "help", "module", "m"
 PYTHON_VALUED = {"-W", "-X", "--check-hash-based-pycs"}
 NEVER_ENDS = re.compile(
     r"\bsleep\s+(inf|\d{6,})|\btail\s+-[fF]|\bwhile\s+(true|:|\[\s*1\s*\])|\bwatch\b|/dev/null\s*&?\s*$"
+)
+
+#: a whole command that does nothing for ever
+SLEEPS = re.compile(
+    r"((\S*/)?(ba)?sh -\w*c )?(exec )?(\S*/)?(sleep inf(inity)?|sleep \d{7,}|tail -f /dev/null)"
 )
 
 
@@ -282,7 +288,7 @@ def _sentence(word: str) -> bool:
     if len(parts) < 2:
         return False
     name = _name(parts[0])
-    programs = {*SHELLS, *LAUNCHERS, *WRAPPERS, *RUNNERS, "tune", "mpirun", "echo", "sleep", "pip", "pip3"}
+    programs = {*SHELLS, *LAUNCHERS, *WRAPPERS, *RUNNERS, "tune", "echo", "sleep", "pip", "pip3"}
     if name in programs or PYTHON.fullmatch(name) or any(part.startswith("-") for part in parts[1:]):
         return True
     # a path may hold a blank

@@ -151,6 +151,20 @@ def _reference(field: str) -> Callable[[Json, Place], Iterator[Diagnostic]]:
     return check
 
 
+def _node_affinity(node: Json, path: Place) -> Iterator[Diagnostic]:
+    if node.get("nodeSelectorTerms") == []:
+        yield _conflict((*path, "nodeSelectorTerms"), "nodeSelectorTerms is empty", "name a term")
+
+
+def _requirement(node: Json, path: Place) -> Iterator[Diagnostic]:
+    """Check an expression of a selector: In and NotIn have values, Exists and DoesNotExist none."""
+    operator, values = node.get("operator"), node.get("values") or []
+    if operator in ("Exists", "DoesNotExist") and values:
+        yield _conflict(path, f"{operator} takes no values", "leave values out, or operator: In")
+    elif operator in ("In", "NotIn") and not values:
+        yield _conflict(path, f"{operator} has no values", "name a value, or operator: Exists")
+
+
 def _volume(volume: Json, path: Place) -> Iterator[Diagnostic]:
     sources = [key for key in volume if key != "name"]
     if len(sources) > 1:
@@ -206,6 +220,8 @@ OBJECTS: dict[str, Callable[[Json, Place], Iterator[Diagnostic]]] = {
     "containers": _container,
     "volumes": _volume,
     "tolerations": _toleration,
+    "requiredDuringSchedulingIgnoredDuringExecution": _node_affinity,
+    **dict.fromkeys(("nodeSelectorTerms", "preference", "labelSelector"), _requirement),
     "nodeSelector": labels,
     "matchLabels": labels,
     "limits": _amounts,

@@ -9,8 +9,7 @@ import yaml
 
 from podtune.cluster.job.manifest import Json
 from podtune.cluster.lint import check  # noqa: F401  declares the rules
-from podtune.cluster.lint.rules import RULES
-from podtune.run.errors import UserError, near
+from podtune.cluster.lint.rules import find
 
 REFUSED_BY = {
     "api": "API server",
@@ -33,11 +32,7 @@ def explanation(code: str) -> str:
     Raises:
         UserError: no rule has this code.
     """
-    rules = {rule.code: rule for rule in RULES}
-    rule = rules.get(code.upper())
-    if rule is None:
-        meant = near(code.upper(), [*rules])
-        raise UserError(f"{code.upper()!r} is not a rule{meant}", fix="docs/lint.md has all of them", code=2)
+    rule = find(code)
     entry = examples()[rule.code]
     refused = f", refused by: {REFUSED_BY[rule.by]}" if rule.by else ""
     lines = [f"{rule.code} {rule.name} ({rule.severity}{refused})", "", rule.summary, "", f"Fix: {rule.fix}."]

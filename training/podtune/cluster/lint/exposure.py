@@ -38,16 +38,48 @@ def host_network_port(job: Job) -> Iterator[Diagnostic]:
     dnsPolicy ClusterFirstWithHostNet makes it resolve. On the default port 23456 two jobs on one node clash
     (a warning).
     """
-    for template in job.templates:
-        if not template.pod.get("hostNetwork") or job.pods < 2:
-            continue
+    for template in job.templates if job.pods > 1 else ():
         place = (*template.pod_path, "hostNetwork")
+        if not template.pod.get("hostNetwork"):
+            if template.pod.get("dnsPolicy") == "Default":
+                message = "dnsPolicy of {role} is Default, the node's: Services do not resolve"
+                at, fix = (*template.pod_path, "dnsPolicy"), "dnsPolicy: ClusterFirst, or leave it out"
+                yield Diagnostic(at, message, "error" if _waits(job, template) else "warning", fix)
+            continue
         if template.pod.get("dnsPolicy") not in ("ClusterFirstWithHostNet", "None"):
             message = f"hostNetwork of {{role}} without {HOST_DNS}: Services do not resolve"
-            sure = template.role == "Worker" and job.template("Master") is not None
-            yield Diagnostic(place, message, "error" if sure else "warning", HOST_DNS)
+            yield Diagnostic(place, message, "error" if _waits(job, template) else "warning", HOST_DNS)
         if _port(template) == PORT:
             yield Diagnostic(place, f"hostNetwork of {{role}} with the default port {PORT}", "warning")
+
+
+def _waits(job: Job, template: PodTemplate) -> bool:
+    """True for Workers, which the operator has wait for the master's name."""
+    return template.role == "Worker" and job.template("Master") is not None
+
+
+@rule("PT407", "error", by="operator", fix="name it, or leave it out", values="port")
+def ports_without_a_service(job: Job) -> Iterator[Diagnostic]:
+    """The operator cannot make a pod's Service of a port without a name, or of one number twice.
+
+    It adds its own, pytorchjob-port 23456, to those of the container pytorch. Without Services no name of a
+    pod resolves: the workers wait, and the job gets no status.
+    """
+    for _, container in job.mains():
+        ports = container.spec.get("ports") or []
+        named = any(port.get("name") == PORT_NAME for port in ports)
+        seen = set() if named else {PORT}
+        for index, port in enumerate(ports):
+            place, number = (*container.path, "ports", index), port.get("containerPort")
+            if not port.get("name") and (len(ports) > 1 or not named):
+                yield Diagnostic(
+                    place, f"the port {number} has no name, which a Service of several ports needs"
+                )
+            elif number in seen:
+                also = f", as {PORT_NAME} that the operator adds" if number == PORT and not named else ""
+                fix = f"name it {PORT_NAME}" if also else "keep one of them"
+                yield Diagnostic(place, f"the port {number} is there twice{also}", fix=fix)
+            seen.add(number)
 
 
 def _port(template: PodTemplate) -> int:

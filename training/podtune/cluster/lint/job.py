@@ -33,6 +33,7 @@ class LintContext:
 
     runtimes: dict[tuple[str, str], Json] = field(default_factory=dict)  # (kind, name) -> cleaned content
     claims: dict[str, list[tuple[str, list[str]]]] = field(default_factory=dict)  # name -> namespace, modes
+    configmaps: dict[str, Json] = field(default_factory=dict)  # name -> data
     selectors: list[Document] = field(default_factory=list)  # that select by the labels of old operators
 
 

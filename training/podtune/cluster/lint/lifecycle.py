@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from podtune.cluster.job.manifest import dig
 from podtune.cluster.job.pytorchjob import QUEUE
-from podtune.cluster.lint.command import NEVER_ENDS
+from podtune.cluster.lint.command import NEVER_ENDS, SLEEPS
 from podtune.cluster.lint.diagnostic import Diagnostic
 from podtune.cluster.lint.documents import JOBS
 from podtune.cluster.lint.job import Job
@@ -195,3 +195,22 @@ def suspended_without_queue(job: Job) -> Iterator[Diagnostic]:
         yield Diagnostic((*place, "suspend"), "suspend is true and no queue is named")
     if "multikueue" in str(holder.get("managedBy") or ""):
         yield Diagnostic((*place, "managedBy"), "MultiKueue is the manager and no queue is named")
+
+
+@rule("PT213", "error", by="hang", fix="let it end, or remove it", kinds=WITH_PODS)
+def only_sleeps(job: Job) -> Iterator[Diagnostic]:
+    """An init container that only sleeps never ends, so the trainer never starts.
+
+    A trainer that does is one to log in to (a warning): the job never ends.
+    """
+    for template in job.templates:
+        for container in template.init_containers:
+            if (
+                SLEEPS.fullmatch(" ".join(container.words))
+                and container.spec.get("restartPolicy") != "Always"
+            ):
+                message = f"the init container {container.name!r} of {{role}} never ends"
+                yield Diagnostic(container.path, message)
+    for _, container in job.mains():
+        if SLEEPS.fullmatch(" ".join(container.words)):
+            yield Diagnostic(container.command_path, "the trainer of {role} only sleeps", "warning")

@@ -37,6 +37,8 @@ def pod_name(job: Job) -> Iterator[Diagnostic]:
             "lower-case letters, digits and '-'",
         )
         yield Diagnostic(("metadata", "namespace"), message, fix=fix, by="api")
+    if job.kind == "TrainJob":  # Trainer hands spec.labels on to the JobSet, which is refused
+        yield from metadata(job.spec, ("spec",))
     for found in metadata(job.metadata, ("metadata",)):
         yield Diagnostic(found.place, found.message, fix=found.fix, by="api")
     for template in job.own_templates:

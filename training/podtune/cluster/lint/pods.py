@@ -19,7 +19,7 @@ MIB, PIB = Decimal(1024**2), Decimal(1024**5)
 MOST_CORES = 4096
 SHM = "/dev/shm"
 #: names that people write for nvidia.com/gpu, and that no device plugin offers
-NOT_A_GPU = re.compile(r"(nvidia|amd)\.com/(gpus|GPUs?|Gpus?|gpu-count|vgpus|gpu_count)")
+NOT_A_GPU = re.compile(r"(nvidia|amd)\.com/(gpus|GPUs?|Gpus?|gpu-count|vgpus|gpu_count)|(nvidia|amd)/gpus?")
 
 
 @rule(
@@ -102,16 +102,17 @@ def _claims(job: Job) -> dict[str, list[tuple[PodTemplate, Place]]]:
     kinds=ALL,
 )
 def gpu_request_differs_from_limit(job: Job) -> Iterator[Diagnostic]:
-    """The API server refuses a pod that requests a device without the same limit.
+    """The API server refuses a pod that requests a device or huge pages without the same limit.
 
-    Devices cannot be overcommitted; limits alone are enough.
+    Neither can be overcommitted; limits alone are enough.
     """
     for container in job.containers:
         limits = _amounts(container, "limits")
         for name, wanted in _amounts(container, "requests").items():
             limit = limits.get(name)
-            if "/" in name and "kubernetes.io/" not in name and limit != wanted:
-                says = f"limited to {limit}" if limit is not None else "has no limit"
+            device = "/" in name and "kubernetes.io/" not in name
+            if (device or name.startswith("hugepages-")) and limit != wanted:
+                says = f"is limited to {limit}" if limit is not None else "has no limit"
                 message = f"{container.name} of {{role}} requests {wanted} {name} and {says}"
                 yield Diagnostic(container.resources_path, message)
 

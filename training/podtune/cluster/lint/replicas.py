@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from itertools import zip_longest
 
 from podtune.cluster.job.manifest import dig
 from podtune.cluster.lint.diagnostic import Diagnostic
@@ -108,6 +110,13 @@ def elastic_range(job: Job) -> Iterator[Diagnostic]:
     if backend is not None and backend not in ("c10d", "etcd", "etcd-v2", "static"):
         message = f"rdzvBackend is {backend!r}; torchrun has c10d, etcd, etcd-v2 and static"
         yield Diagnostic((*ELASTIC, "rdzvBackend"), message, "warning", "rdzvBackend: c10d")
+    endpoint = workers.main is not None and "rdzv-endpoint" in workers.main.launch.options
+    if backend == "static" and job.template("Master") is None:
+        message = "rdzvBackend is static, and nothing gives the Workers their ranks"
+        yield Diagnostic((*ELASTIC, "rdzvBackend"), message, "warning", "rdzvBackend: c10d")
+    elif str(backend).startswith("etcd") and not elastic.get("rdzvHost") and not endpoint:
+        message = f"rdzvBackend is {backend} without rdzvHost, and on Worker 0 no etcd listens"
+        yield Diagnostic((*ELASTIC, "rdzvBackend"), message, "warning", "name the host of etcd: rdzvHost")
 
 
 @rule("PT111", "warning", fix="use the same image on Master and Worker", values="image")
@@ -130,20 +139,23 @@ def commands_differ(job: Job) -> Iterator[Diagnostic]:
     if len(mains) < 2:
         return
     (one, first), (other, last) = mains[0], mains[-1]
-    if _started(first) != _started(last):
-        message = f"{one.role} starts {_shown(first)!r}, {other.role} {_shown(last)!r}"
+    ours, theirs = _started(first), _started(last)
+    if ours != theirs:
+        apart = next((pair for pair in zip_longest(ours, theirs) if pair[0] != pair[1]), ("", ""))
+        left, right = (repr(line[:60]) if line else "nothing there" for line in apart)
+        message = f"the replicas start different programs: {one.role} has {left}, {other.role} {right}"
         yield Diagnostic(last.command_path, message)
 
 
-def _started(container: JobContainer) -> tuple[str, str]:
-    """The launcher and the program, else the words without options, whose values may differ by replica."""
+def _started(container: JobContainer) -> list[str]:
+    """The launcher and the lines of the program but for what it prints.
+
+    Else the words without options, whose values may differ by replica.
+    """
     settled = [word for word in container.words if not word.startswith("-")][:2]
-    return container.launch.kind, container.launch.program or " ".join(settled)
-
-
-def _shown(container: JobContainer) -> str:
-    lines = " ".join(container.words[:4]).splitlines()
-    return lines[0][:60] if lines else "the image's own"
+    lines = (container.launch.program or " ".join(settled)).splitlines() or ["the image's own"]
+    silent = [line.strip() for line in lines if not re.match(r"\s*(print\(|echo\b|$)", line)]
+    return [container.launch.kind, *silent]
 
 
 @rule("PT304", "warning", fix="ask for the same GPUs on Master and Worker", values="resources")

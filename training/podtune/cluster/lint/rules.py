@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from podtune.cluster.lint.diagnostic import By, Diagnostic, Severity
 from podtune.cluster.lint.documents import JOBS, RUNTIMES
 from podtune.cluster.lint.job import Job
+from podtune.run.errors import UserError, near
 
 Check = Callable[[Job], Iterator[Diagnostic]]
 ALL = (*JOBS, *RUNTIMES)
@@ -43,6 +44,24 @@ class Rule:
 
 
 RULES: list[Rule] = []
+
+
+def find(code: str, where: str = "") -> Rule:
+    """The rule of this code, in letters of either case.
+
+    Raises:
+        UserError: there is none.
+    """
+    rules = {rule.code: rule for rule in RULES}
+    name = code.strip().upper()
+    if name in rules:
+        return rules[name]
+    groups = [
+        sorted(one for one in rules if one[:3] == group) for group in sorted({one[:3] for one in rules})
+    ]
+    spans = ", ".join(f"{group[0]} to {group[-1]}" for group in groups)
+    what = f"{name!r} is not a rule{near(name, [*rules])}"
+    raise UserError(what, where=where, fix=f"use a code of {spans}", code=2)
 
 
 def rule(
