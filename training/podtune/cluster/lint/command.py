@@ -61,11 +61,29 @@ class Launch:
     @cached_property
     def options(self) -> dict[str, str]:
         """Torchrun's own options by name with dashes, up to the script or module."""
+        return self._parsed[0]
+
+    @cached_property
+    def program(self) -> str:
+        """The script or module that the processes run, or ""."""
+        words = self._parsed[1]
+        if words[:1] and words[0] in ("-m", "--module", "-c", "--"):
+            words = words[1:]
+        return words[0] if words else ""
+
+    @cached_property
+    def _parsed(self) -> tuple[dict[str, str], list[str]]:
+        """The options before the program, and the words from the program on."""
         words = list(self.argv[1:])
-        if "-m" in words and words[words.index("-m") + 1 : words.index("-m") + 2]:
-            module = words[words.index("-m") + 1]
-            if module.startswith("torch.distributed."):
-                words = words[words.index("-m") + 2 :]
+        if self.kind == "python":
+            while words and words[0].startswith("-") and words[0] not in ("-m", "-c"):
+                if words.pop(0) in PYTHON_VALUED and words:
+                    words.pop(0)
+            return {}, words
+        if self.kind != "torchrun":
+            return {}, []
+        if "-m" in words and "".join(words[words.index("-m") + 1 :][:1]).startswith("torch.distributed."):
+            words = words[words.index("-m") + 2 :]
         given: dict[str, str] = {}
         while words and words[0].startswith("-") and words[0] not in ("-m", "--module", "--"):
             name, equals, value = words.pop(0).lstrip("-").partition("=")
@@ -73,28 +91,7 @@ class Launch:
             if not equals and name not in FLAGS and words:
                 value = words.pop(0)
             given[name] = value
-        return given
-
-    @cached_property
-    def program(self) -> str:
-        """The script or module that the processes run, or ""."""
-        words = list(self.argv[1:])
-        if self.kind == "torchrun":
-            while words and words[0].startswith("-") and words[0] not in ("-m", "--module", "--"):
-                name, equals, _ = words.pop(0).partition("=")
-                if not equals and name.lstrip("-").replace("_", "-") not in FLAGS and words:
-                    words.pop(0)
-            if words[:1] == ["-m"] and words[1:2] and words[1].startswith("torch.distributed."):
-                return replace(self, argv=("torchrun", *words[2:])).program
-        elif self.kind == "python":
-            while words and words[0].startswith("-") and words[0] not in ("-m", "-c"):
-                if words.pop(0) in PYTHON_VALUED and words:
-                    words.pop(0)
-        else:
-            return ""
-        if words[:1] and words[0] in ("-m", "--module", "-c", "--"):
-            return words[1] if len(words) > 1 else ""
-        return words[0] if words else ""
+        return given, words
 
 
 def _name(path: str) -> str:

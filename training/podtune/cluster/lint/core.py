@@ -13,7 +13,7 @@ from typing import Any
 
 from podtune.cluster.job.manifest import Json, dig
 from podtune.cluster.lint.core_fields import BOUNDS, FORMS, NAME_FIXES, NAMED, PROBES, TEXTS, VALUES
-from podtune.cluster.lint.diagnostic import Diagnostic, Place
+from podtune.cluster.lint.diagnostic import By, Diagnostic, Place
 from podtune.cluster.lint.names import labels, qualified
 from podtune.cluster.lint.quantity import quantity
 
@@ -92,7 +92,9 @@ def _field(field: str, value: Any, path: Place) -> Iterator[Diagnostic]:
             and (value or what in ("container", "volume"))
         ):
             message = f"{value!r} cannot be the name of a {what}"
-            yield Diagnostic(path, message, fix=NAME_FIXES[form], code="PT021")
+            # the API server takes any name of a claim; the pod then waits for one that cannot exist
+            by: By = "hang" if name == "claimName" else ""
+            yield Diagnostic(path, message, fix=NAME_FIXES[form], code="PT021", by=by)
     elif field in FORMS:
         code, pattern, problem, fix = FORMS[field]
         if isinstance(value, str) and not re.fullmatch(pattern, value, re.DOTALL):

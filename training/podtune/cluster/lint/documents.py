@@ -111,7 +111,7 @@ def _read(text: str, source: str) -> tuple[list[Document], list[Diagnostic]]:
             elif content is not None:
                 message, fix = "this document is not a mapping", "start it with apiVersion and kind"
                 errors.append(yaml_error(source, node.start_mark.line + 1, message, fix))
-    except (yaml.YAMLError, RecursionError, ValueError, OverflowError) as error:
+    except (yaml.YAMLError, RecursionError, ArithmeticError, LookupError, ValueError) as error:
         errors.append(_explained(error, text, source))
     finally:
         if loader is not None:

@@ -31,7 +31,7 @@ OLD_LABELS = ("pytorch-job-name", "pytorch-replica-type", "pytorch-replica-index
 HOST_DNS = "dnsPolicy: ClusterFirstWithHostNet"
 
 
-@rule("PT401", "error", by="hang", fix="give each job a port of its own", values="port, hostNetwork")
+@rule("PT401", "error", by="hang", fix="give each job a port of its own")
 def host_network_port(job: Job) -> Iterator[Diagnostic]:
     """The workers hang waiting for the master's name with hostNetwork alone, as it does not resolve.
 
@@ -58,7 +58,7 @@ def _waits(job: Job, template: PodTemplate) -> bool:
     return template.role == "Worker" and job.template("Master") is not None
 
 
-@rule("PT407", "error", by="operator", fix="name it, or leave it out", values="port")
+@rule("PT407", "error", by="operator", fix="name it, or leave it out")
 def ports_without_a_service(job: Job) -> Iterator[Diagnostic]:
     """The operator cannot make a pod's Service of a port without a name, or of one number twice.
 
@@ -89,7 +89,7 @@ def _port(template: PodTemplate) -> int:
     return int(number or PORT)
 
 
-@rule("PT402", "warning", fix="name a version or a digest", values="image.tag, image.digest", kinds=ALL)
+@rule("PT402", "warning", fix="name a version or a digest", kinds=ALL)
 def image_not_pinned(job: Job) -> Iterator[Diagnostic]:
     """An image without a tag, or of the tag latest, is another one at each restart.
 
@@ -106,13 +106,7 @@ def image_not_pinned(job: Job) -> Iterator[Diagnostic]:
         yield Diagnostic(next(iter(loose.values())), f"the {names} not pinned")
 
 
-@rule(
-    "PT403",
-    "warning",
-    fix="put it into a Secret and refer to it: valueFrom.secretKeyRef",
-    values="envFrom",
-    kinds=ALL,
-)
+@rule("PT403", "warning", fix="put it into a Secret and refer to it: valueFrom.secretKeyRef", kinds=ALL)
 def secret_in_plain_text(job: Job) -> Iterator[Diagnostic]:
     """A token or password as a literal is readable by everybody who may read the job or the repository."""
     for container in job.containers:
@@ -148,12 +142,7 @@ def secret(name: str, value: str) -> bool:
     )
 
 
-@rule(
-    "PT404",
-    "note",
-    fix=f'{ISTIO}: "false" as a label or annotation of the template',
-    values="podLabels, podAnnotations",
-)
+@rule("PT404", "note", fix=f'{ISTIO}: "false" as a label or annotation of the template')
 def istio_sidecar(job: Job) -> Iterator[Diagnostic]:
     """A proxy that Istio injects may never end, so neither does the job; and it cuts the collectives off.
 
@@ -184,13 +173,7 @@ def old_labels(job: Job) -> Iterator[Diagnostic]:
             yield Diagnostic((), f"{other.kind} {other.name} selects pods by pytorch-job-name")
 
 
-@rule(
-    "PT406",
-    "warning",
-    fix="drop it; training needs none of this",
-    values="securityContext, podSecurityContext",
-    kinds=ALL,
-)
+@rule("PT406", "warning", fix="drop it; training needs none of this", kinds=ALL)
 def privileged(job: Job) -> Iterator[Diagnostic]:
     """A privileged container, or one that shares the host's processes or root folder, is root on the node."""
     for template in job.own_templates:

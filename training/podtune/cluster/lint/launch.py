@@ -26,7 +26,7 @@ RANKED = re.compile(r"--(machine[_-]rank|config[_-]file|rdzv[_-]backend=c10d)\b"
 INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 
 
-@rule("PT101", "error", by="webhook", fix="remove it; the operator sets it", values="env", kinds=JOBS)
+@rule("PT101", "error", by="webhook", fix="remove it; the operator sets it", kinds=JOBS)
 def rendezvous_by_hand(job: Job) -> Iterator[Diagnostic]:
     """RANK, WORLD_SIZE, MASTER_* and PET_* are the operator's.
 
@@ -44,7 +44,7 @@ def rendezvous_by_hand(job: Job) -> Iterator[Diagnostic]:
                 yield Diagnostic(place, f"{name} is set by hand, and the operator overrides it", "warning")
 
 
-@rule("PT102", "warning", fix='set the number, quoted: nprocPerNode: "2"', values="distributed.nprocPerNode")
+@rule("PT102", "warning", fix='set the number, quoted: nprocPerNode: "2"')
 def processes_not_fixed(job: Job) -> Iterator[Diagnostic]:
     """On a pod without devices torchrun starts a process for each CPU of the node.
 
@@ -70,13 +70,7 @@ def _asks_for_devices(container: JobContainer) -> bool:
     return any("/" in name for name in names) or bool(dig(container.spec, "resources").get("claims"))
 
 
-@rule(
-    "PT103",
-    "warning",
-    fix="make the processes of a pod its GPUs",
-    values="distributed.nprocPerNode, resources",
-    kinds=JOBS,
-)
+@rule("PT103", "warning", fix="make the processes of a pod its GPUs", kinds=JOBS)
 def processes_differ_from_gpus(job: Job) -> Iterator[Diagnostic]:
     """More processes than GPUs in a pod share them, which NCCL refuses; fewer leave GPUs idle.
 
@@ -106,7 +100,6 @@ def processes_differ_from_gpus(job: Job) -> Iterator[Diagnostic]:
     "error",
     by="hang",
     fix="start it with torchrun, which reads PET_*: torchrun YOUR_SCRIPT",
-    values="mode",
     kinds=JOBS,
 )
 def plain_python(job: Job) -> Iterator[Diagnostic]:
@@ -200,7 +193,6 @@ def shell_as_first_process(job: Job) -> Iterator[Diagnostic]:
     "error",
     by="hang",
     fix="remove it, or name the interface that reaches the other pods, as eth0",
-    values="nccl.env",
     kinds=JOBS,
 )
 def loopback_between_pods(job: Job) -> Iterator[Diagnostic]:

@@ -22,7 +22,7 @@ ADDRESSES = {"MASTER_ADDR", "PET_MASTER_ADDR", "PET_RDZV_ENDPOINT"}
 ELASTIC = ("spec", "elasticPolicy")
 
 
-@rule("PT108", "warning", fix="set the same value on Master and Worker, or on neither", values="nccl.env")
+@rule("PT108", "warning", fix="set the same value on Master and Worker, or on neither")
 def interface_on_one_replica(job: Job) -> Iterator[Diagnostic]:
     """The rendezvous may hang where a network interface is fixed for one replica type only.
 
@@ -44,13 +44,7 @@ def interface_on_one_replica(job: Job) -> Iterator[Diagnostic]:
             yield Diagnostic(place, f"{name} differs between replicas ({sides})")
 
 
-@rule(
-    "PT109",
-    "error",
-    by="hang",
-    fix="make the first pod a Master, or add an elasticPolicy",
-    values="distributed.nodes",
-)
+@rule("PT109", "error", by="hang", fix="make the first pod a Master, or add an elasticPolicy")
 def no_rendezvous(job: Job) -> Iterator[Diagnostic]:
     """Several Workers without Master or elasticPolicy get no address to meet at.
 
@@ -72,11 +66,7 @@ def no_rendezvous(job: Job) -> Iterator[Diagnostic]:
 
 
 @rule(
-    "PT110",
-    "error",
-    by="hang",
-    fix="minReplicas <= Worker.replicas <= maxReplicas, all pods being Workers",
-    values="elastic",
+    "PT110", "error", by="hang", fix="minReplicas <= Worker.replicas <= maxReplicas, all pods being Workers"
 )
 def elastic_range(job: Job) -> Iterator[Diagnostic]:
     """The rendezvous waits for ever with fewer Workers than minReplicas.
@@ -119,7 +109,7 @@ def elastic_range(job: Job) -> Iterator[Diagnostic]:
         yield Diagnostic((*ELASTIC, "rdzvBackend"), message, "warning", "name the host of etcd: rdzvHost")
 
 
-@rule("PT111", "warning", fix="use the same image on Master and Worker", values="image")
+@rule("PT111", "warning", fix="use the same image on Master and Worker")
 def images_differ(job: Job) -> Iterator[Diagnostic]:
     """Master and Worker of different images fail at the first collective, or drift.
 
@@ -158,7 +148,7 @@ def _started(container: JobContainer) -> list[str]:
     return [container.launch.kind, *silent]
 
 
-@rule("PT304", "warning", fix="ask for the same GPUs on Master and Worker", values="resources")
+@rule("PT304", "warning", fix="ask for the same GPUs on Master and Worker")
 def gpus_differ_between_replicas(job: Job) -> Iterator[Diagnostic]:
     """A replica with fewer GPUs than another (or another kind) fails or idles.
 

@@ -17,7 +17,7 @@ WITH_PODS = ("PyTorchJob", *RUNTIMES)
 
 @dataclass(frozen=True)
 class Rule:
-    """A named check; its documentation is the function's docstring, its examples are in examples.yaml.
+    """A named check; its examples are in examples.yaml.
 
     ``severity`` is the highest that it gives. An error is refused by somebody (``by``), or certainly hangs or
     never ends whatever the script does, and the docstring says which; a warning is likely to hurt; a note is
@@ -28,19 +28,10 @@ class Rule:
     severity: Severity
     by: By
     fix: str
-    values: str  # the path in the chart's values
     kinds: tuple[str, ...]
     check: Check
-
-    @property
-    def name(self) -> str:
-        """The function's name with dashes."""
-        return self.check.__name__.replace("_", "-")
-
-    @property
-    def summary(self) -> str:
-        """The function's docstring as one line."""
-        return " ".join((self.check.__doc__ or "").split())
+    name: str
+    summary: str  # the docstring as one line
 
 
 RULES: list[Rule] = []
@@ -70,13 +61,20 @@ def rule(
     *,
     fix: str,
     by: By = "",
-    values: str = "",
     kinds: tuple[str, ...] = ("PyTorchJob",),
 ) -> Callable[[Check], Check]:
     """Declare a check as a rule."""
 
     def declare(check: Check) -> Check:
-        RULES.append(Rule(code, severity, by, fix, values, kinds, check))
+        name, summary = check.__name__.replace("_", "-"), " ".join((check.__doc__ or "").split())
+        RULES.append(Rule(code, severity, by, fix, kinds, check, name, summary))
         return check
 
     return declare
+
+
+def collected(
+    code: str, name: str, *, fix: str, summary: str, severity: Severity = "error", by: By = "api"
+) -> None:
+    """Declare a rule without a check of its own: the passes over the whole document find it."""
+    RULES.append(Rule(code, severity, by, fix, ALL, lambda job: iter(()), name, summary))

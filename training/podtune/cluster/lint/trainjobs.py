@@ -41,7 +41,6 @@ def no_trainer(job: Job) -> Iterator[Diagnostic]:
     "error",
     by="webhook",
     fix="numProcPerNode: the processes (GPUs) of one pod, a number without quotes",
-    values="distributed.nprocPerNode",
     kinds=ONLY,
 )
 def trainer_processes(job: Job) -> Iterator[Diagnostic]:
@@ -61,14 +60,7 @@ def trainer_processes(job: Job) -> Iterator[Diagnostic]:
         yield Diagnostic((*TRAINER, "numNodes"), message, "error" if sure else "warning", fix, "operator")
 
 
-@rule(
-    "PT503",
-    "error",
-    by="operator",
-    fix="a shorter name",
-    values="fullnameOverride (or the release name)",
-    kinds=ONLY,
-)
+@rule("PT503", "error", by="operator", fix="a shorter name", kinds=ONLY)
 def trainjob_name_too_long(job: Job) -> Iterator[Diagnostic]:
     """JobSet refuses names of which a pod's would pass 63 characters (48 with the step node).
 
@@ -105,7 +97,7 @@ def runtime_beside_trainjob(job: Job) -> Iterator[Diagnostic]:
         )
 
 
-@rule("PT505", "warning", fix="write the same GPUs under requests and limits", values="resources", kinds=ONLY)
+@rule("PT505", "warning", fix="write the same GPUs under requests and limits", kinds=ONLY)
 def gpu_limit_without_request(job: Job) -> Iterator[Diagnostic]:
     """Trainer 2.0 counts GPUs in requests only with numProcPerNode auto: limits alone start one process.
 
@@ -122,13 +114,7 @@ def gpu_limit_without_request(job: Job) -> Iterator[Diagnostic]:
         yield Diagnostic((*TRAINER, "resourcesPerNode"), message, "warning" if sure else "note")
 
 
-@rule(
-    "PT506",
-    "note",
-    fix="restartPolicy: Never in the runtime's template, with backoffLimit: 0",
-    values="restartPolicy",
-    kinds=ONLY,
-)
+@rule("PT506", "note", fix="restartPolicy: Never in the runtime's template, with backoffLimit: 0", kinds=ONLY)
 def trainjob_logs_lost(job: Job) -> Iterator[Diagnostic]:
     """A failed job's pods are deleted with their logs unless the template's restartPolicy is Never."""
     runtime = job.runtime
