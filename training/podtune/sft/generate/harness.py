@@ -30,6 +30,11 @@ class EvalSettings:
     chat_template: bool = False
     seed: int = 1234
 
+    @property
+    def how(self) -> str:
+        """The form of a question."""
+        return "in the chat template" if self.chat_template else "as bare text"
+
     def for_record(self) -> Json:
         """These and the harness's version, as run.json has them."""
         return asdict(self) | {"harness": f"lm-eval {version('lm-eval')}"}
