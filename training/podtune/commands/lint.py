@@ -29,7 +29,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "fail-if-none": {"action": "store_true", "help": "No job or runtime in the files is a failure, too."},
     "target": {
         "metavar": "VERSIONS",
-        "help": "operator=1.9,trainer=2.1,kubernetes=1.34; without it any Trainer, 2.0 to 2.3.",
+        "help": "operator=1.9,trainer=2.1,kubernetes=1.34; without it any Trainer, 2.0 to 2.4.",
     },
     "notes": {"action": "store_true", "help": "Notes one by one; else those of a job share a line."},
     "config": {"metavar": "FILE", "default": "", "help": "In place of the nearest .podtune-lint.yaml."},

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from podtune.run.errors import UserError
 
 OPERATORS = ("1.9",)
-TRAINERS = ("2.0", "2.1", "2.2", "2.3")
+TRAINERS = ("2.0", "2.1", "2.2", "2.3", "2.4")  # 2.4 by the CRD of 2.3 and the length of a step's name
 OLDEST_KUBERNETES, NEWEST_KUBERNETES = 25, 36  # minor versions
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from podtune.cluster.job.manifest import Json, dig
-from podtune.cluster.job.trainjob import MAX_NAME, NODE, TORCH_DISTRIBUTED
+from podtune.cluster.job.trainjob import MAX_NAME, MAX_STEP, NODE, TORCH_DISTRIBUTED
 from podtune.cluster.lint.diagnostic import Diagnostic, Place
 from podtune.cluster.lint.documents import RUNTIMES
 from podtune.cluster.lint.job import Job
 from podtune.cluster.lint.rules import rule
 from podtune.cluster.lint.targets import TRAINERS
-from podtune.cluster.lint.templates import ancestor, replicated_jobs
+from podtune.cluster.lint.templates import ancestor, container_names, pod_of, replicated_jobs
 
 ONLY = ("TrainJob",)
 GROUP = "trainer.kubeflow.org"
@@ -174,17 +174,8 @@ def trainer_is_ignored(job: Job) -> Iterator[Diagnostic]:
     if not steps:
         place = RUNTIME if job.kind == "TrainJob" else ("spec", "template")
         yield Diagnostic(place, f"no replicated job of the runtime {name} has the label of the step trainer")
-    elif job.kind == "TrainJob" and not any(NODE in _container_names(step) for step in steps):
+    elif job.kind == "TrainJob" and not any(NODE in container_names(step) for step in steps):
         yield Diagnostic(RUNTIME, f"the step trainer of the runtime {name} has no container {NODE}")
-
-
-def _pod_of(replicated: Json) -> Json:
-    return dig(replicated, "template", "spec", "template", "spec")
-
-
-def _container_names(replicated: Json) -> set[str]:
-    pod = _pod_of(replicated)
-    return {str(each.get("name")) for key in ("containers", "initContainers") for each in pod.get(key) or []}
 
 
 @rule("PT509", "error", by="webhook", fix="name a job and a container of the runtime", kinds=ONLY)
@@ -196,7 +187,7 @@ def override_without_target(job: Job) -> Iterator[Diagnostic]:
     runtime = job.runtime
     if runtime is None:
         return
-    names = {str(step.get("name")): _container_names(step) for step in replicated_jobs(runtime)}
+    names = {str(step.get("name")): container_names(step) for step in replicated_jobs(runtime)}
     for step in ("dataset", "model"):
         wanted = f"{step}-initializer"
         if dig(job.spec, "initializer").get(step) is not None and wanted not in names.get(wanted, set()):
@@ -225,15 +216,15 @@ def _overrides(spec: Json) -> Iterator[tuple[Place, str, Json]]:
                 yield ("spec", field, index), str(target.get("name")), pod
     for index, patch in enumerate(spec.get("runtimePatches") or []):
         for replicated in replicated_jobs({"spec": dig(patch, "trainingRuntimeSpec")}):
-            yield ("spec", "runtimePatches", index), str(replicated.get("name")), _pod_of(replicated)
+            yield ("spec", "runtimePatches", index), str(replicated.get("name")), pod_of(replicated)
 
 
 @rule("PT510", "error", by="webhook", fix="replicas: 1, and the container of the step", kinds=RUNTIMES)
 def runtime_steps(job: Job) -> Iterator[Diagnostic]:
     """The webhook refuses a runtime whose trainer or initializer has replicas other than 1.
 
-    From Trainer 2.1 on, one whose step lacks its container too (node, model-initializer,
-    dataset-initializer). The API server refuses two policies, and JobSet a dependence on no earlier job.
+    From 2.1 on, one whose step lacks its container (node, model-initializer, dataset-initializer), from 2.4
+    on a long name. The API server refuses two policies, and JobSet a dependence on no earlier job.
     """
     policies = [name for name in POLICIES if dig(job.spec, "mlPolicy").get(name) is not None]
     if len(policies) > 1:
@@ -247,14 +238,17 @@ def runtime_steps(job: Job) -> Iterator[Diagnostic]:
                 message = f"dependsOn {other.get('name')!r}, which is no replicated job above"
                 fix = "name a job that stands before it"
                 yield Diagnostic((*place, "dependsOn", number), message, fix=fix, by="operator")
-        names.append(str(replicated.get("name")))
+        names.append(name := str(replicated.get("name")))
+        if len(name) > MAX_STEP and job.target.trainer in ("", "2.4"):
+            message = f"the replicated job's name has {len(name)} characters, Trainer 2.4 takes {MAX_STEP}"
+            yield Diagnostic((*place, "name"), message, "error" if job.target.trainer else "warning")
         step = ancestor(replicated)
         if step not in STEPS:
             continue
         if replicated.get("replicas", 1) != 1:
             message = f"replicas of the step {step} is {replicated['replicas']}, it must be 1"
             yield Diagnostic((*place, "replicas"), message)
-        if STEPS[step] not in _container_names(replicated):
+        if STEPS[step] not in container_names(replicated):
             message = f"the step {step} has no container {STEPS[step]!r}"
             yield Diagnostic(place, message, "warning" if job.target.trainer == "2.0" else "error")
 
