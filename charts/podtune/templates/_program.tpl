@@ -129,7 +129,8 @@
 {{- include "podtune.hubToken" . }}
 {{- end }}
 {{- end }}
-{{- with get (.Values.resources.limits | default dict) "nvidia.com/gpu" }}
+{{- $limits := .Values.resources.limits | default dict }}
+{{- with or (get $limits "nvidia.com/gpu") (get $limits "amd.com/gpu") }}
 # What the preflight holds the node to.
 - name: PODTUNE_GPUS_PER_POD
   value: {{ toString . | quote }}

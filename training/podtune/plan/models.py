@@ -56,7 +56,20 @@ KNOWN: dict[str, Transformer] = {
         vocabulary=128256,
         sequence_length=2048,
         head_dim=128,
-    )
+    ),
+    "pythia-410m": Transformer(
+        layers=24,
+        hidden=1024,
+        heads=16,
+        kv_heads=16,
+        intermediate=4096,
+        vocabulary=50304,
+        sequence_length=2048,
+        head_dim=64,
+        gated=False,
+        tied=False,
+        biases=True,
+    ),
 }
 
 

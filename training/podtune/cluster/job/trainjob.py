@@ -17,7 +17,6 @@ NODE = "node"  # the name of the replicated job and of its container: PET_MASTER
 ANCESTOR = "trainer.kubeflow.org/trainjob-ancestor-step"  # the label of a replicated job
 LABEL = "jobset.sigs.k8s.io/"
 MAX_NAME = 48  # a longer one passes Trainer's webhook, JobSet refuses it, and the TrainJob waits for ever
-MAX_STEP = 20  # of a replicated job's name, from Trainer 2.4 on
 
 _POD: Json = {"spec": {"containers": [{"name": NODE, "image": "pytorch/pytorch"}]}}
 _STEP: Json = {

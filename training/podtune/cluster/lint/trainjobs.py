@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from podtune.cluster.job.manifest import Json, dig
-from podtune.cluster.job.trainjob import MAX_NAME, MAX_STEP, NODE, TORCH_DISTRIBUTED
+from podtune.cluster.job.trainjob import MAX_NAME, NODE, TORCH_DISTRIBUTED
 from podtune.cluster.lint.diagnostic import Diagnostic, Place
 from podtune.cluster.lint.documents import RUNTIMES
 from podtune.cluster.lint.job import Job
 from podtune.cluster.lint.rules import rule
-from podtune.cluster.lint.targets import TRAINERS
-from podtune.cluster.lint.templates import ancestor, container_names, pod_of, replicated_jobs
+from podtune.cluster.lint.targets import MAX_STEP_NAME, TRAINERS
+from podtune.cluster.lint.templates import ancestor, replicated_jobs
 
 ONLY = ("TrainJob",)
 GROUP = "trainer.kubeflow.org"
 MANAGERS = (f"{GROUP}/trainjob-controller", "kueue.x-k8s.io/multikueue")
 TRAINER: Place = ("spec", "trainer")
+STEP_PLACE: Place = ("spec", "template", "spec", "replicatedJobs")
 RUNTIME: Place = ("spec", "runtimeRef")
 STEPS = {
     "trainer": NODE,
@@ -40,7 +41,6 @@ def no_trainer(job: Job) -> Iterator[Diagnostic]:
     "error",
     by="webhook",
     fix="numProcPerNode: the processes (GPUs) of one pod, a number without quotes",
-    values="distributed.nprocPerNode",
     kinds=ONLY,
 )
 def trainer_processes(job: Job) -> Iterator[Diagnostic]:
@@ -60,14 +60,7 @@ def trainer_processes(job: Job) -> Iterator[Diagnostic]:
         yield Diagnostic((*TRAINER, "numNodes"), message, "error" if sure else "warning", fix, "operator")
 
 
-@rule(
-    "PT503",
-    "error",
-    by="operator",
-    fix="a shorter name",
-    values="fullnameOverride (or the release name)",
-    kinds=ONLY,
-)
+@rule("PT503", "error", by="operator", fix="a shorter name", kinds=ONLY)
 def trainjob_name_too_long(job: Job) -> Iterator[Diagnostic]:
     """JobSet refuses names of which a pod's would pass 63 characters (48 with the step node).
 
@@ -104,7 +97,7 @@ def runtime_beside_trainjob(job: Job) -> Iterator[Diagnostic]:
         )
 
 
-@rule("PT505", "warning", fix="write the same GPUs under requests and limits", values="resources", kinds=ONLY)
+@rule("PT505", "warning", fix="write the same GPUs under requests and limits", kinds=ONLY)
 def gpu_limit_without_request(job: Job) -> Iterator[Diagnostic]:
     """Trainer 2.0 counts GPUs in requests only with numProcPerNode auto: limits alone start one process.
 
@@ -121,13 +114,7 @@ def gpu_limit_without_request(job: Job) -> Iterator[Diagnostic]:
         yield Diagnostic((*TRAINER, "resourcesPerNode"), message, "warning" if sure else "note")
 
 
-@rule(
-    "PT506",
-    "note",
-    fix="restartPolicy: Never in the runtime's template, with backoffLimit: 0",
-    values="restartPolicy",
-    kinds=ONLY,
-)
+@rule("PT506", "note", fix="restartPolicy: Never in the runtime's template, with backoffLimit: 0", kinds=ONLY)
 def trainjob_logs_lost(job: Job) -> Iterator[Diagnostic]:
     """A failed job's pods are deleted with their logs unless the template's restartPolicy is Never."""
     runtime = job.runtime
@@ -145,6 +132,16 @@ def unknown_runtime_kind(job: Job) -> Iterator[Diagnostic]:
     """
     reference = dig(job.spec, "runtimeRef")
     kind, group, manager = reference.get("kind"), reference.get("apiGroup"), job.spec.get("managedBy")
+    own = job.context.runtimes.get(("TrainingRuntime", str(reference.get("name"))))
+    namespace = dig(own, "metadata").get("namespace")
+    if own is not None and kind is None and job.runtime is None:
+        message = (
+            f"runtimeRef has no kind, which means ClusterTrainingRuntime, and {reference['name']} is not"
+        )
+        yield Diagnostic(RUNTIME, message, "warning", "kind: TrainingRuntime")
+    if kind == "TrainingRuntime" and namespace and job.metadata.get("namespace", namespace) != namespace:
+        message = f"the TrainingRuntime {reference['name']} is of the namespace {namespace}"
+        yield Diagnostic(RUNTIME, message, "warning", "put both into one namespace")
     if kind not in (None, *RUNTIMES):
         yield Diagnostic((*RUNTIME, "kind"), f"{kind!r} is not a kind of runtime")
     if group not in (None, GROUP):
@@ -174,8 +171,17 @@ def trainer_is_ignored(job: Job) -> Iterator[Diagnostic]:
     if not steps:
         place = RUNTIME if job.kind == "TrainJob" else ("spec", "template")
         yield Diagnostic(place, f"no replicated job of the runtime {name} has the label of the step trainer")
-    elif job.kind == "TrainJob" and not any(NODE in container_names(step) for step in steps):
+    elif job.kind == "TrainJob" and not any(NODE in _container_names(step) for step in steps):
         yield Diagnostic(RUNTIME, f"the step trainer of the runtime {name} has no container {NODE}")
+
+
+def _pod_of(replicated: Json) -> Json:
+    return dig(replicated, "template", "spec", "template", "spec")
+
+
+def _container_names(replicated: Json) -> set[str]:
+    pod = _pod_of(replicated)
+    return {str(each.get("name")) for key in ("containers", "initContainers") for each in pod.get(key) or []}
 
 
 @rule("PT509", "error", by="webhook", fix="name a job and a container of the runtime", kinds=ONLY)
@@ -187,7 +193,7 @@ def override_without_target(job: Job) -> Iterator[Diagnostic]:
     runtime = job.runtime
     if runtime is None:
         return
-    names = {str(step.get("name")): container_names(step) for step in replicated_jobs(runtime)}
+    names = {str(step.get("name")): _container_names(step) for step in replicated_jobs(runtime)}
     for step in ("dataset", "model"):
         wanted = f"{step}-initializer"
         if dig(job.spec, "initializer").get(step) is not None and wanted not in names.get(wanted, set()):
@@ -216,15 +222,25 @@ def _overrides(spec: Json) -> Iterator[tuple[Place, str, Json]]:
                 yield ("spec", field, index), str(target.get("name")), pod
     for index, patch in enumerate(spec.get("runtimePatches") or []):
         for replicated in replicated_jobs({"spec": dig(patch, "trainingRuntimeSpec")}):
-            yield ("spec", "runtimePatches", index), str(replicated.get("name")), pod_of(replicated)
+            yield ("spec", "runtimePatches", index), str(replicated.get("name")), _pod_of(replicated)
+
+
+def long_step_names(content: Json, version: str) -> Iterator[Diagnostic]:
+    """Names of replicated jobs, of a runtime or of patches, that this version of Trainer finds too long."""
+    most = MAX_STEP_NAME.get(version, 253)
+    own = [(STEP_PLACE, str(step.get("name"))) for step in replicated_jobs(content)]
+    for place, name in [*own, *((place, name) for place, name, _ in _overrides(dig(content, "spec")))]:
+        if len(name) > most:
+            message = f"the replicated job {name} has {len(name)} characters, Trainer {version} takes {most}"
+            yield Diagnostic(place, message, fix="a shorter name", code="PT005")
 
 
 @rule("PT510", "error", by="webhook", fix="replicas: 1, and the container of the step", kinds=RUNTIMES)
 def runtime_steps(job: Job) -> Iterator[Diagnostic]:
     """The webhook refuses a runtime whose trainer or initializer has replicas other than 1.
 
-    From 2.1 on, one whose step lacks its container (node, model-initializer, dataset-initializer), from 2.4
-    on a long name. The API server refuses two policies, and JobSet a dependence on no earlier job.
+    From Trainer 2.1 on, one whose step lacks its container too (node, model-initializer,
+    dataset-initializer). The API server refuses two policies, and JobSet a dependence on no earlier job.
     """
     policies = [name for name in POLICIES if dig(job.spec, "mlPolicy").get(name) is not None]
     if len(policies) > 1:
@@ -232,23 +248,20 @@ def runtime_steps(job: Job) -> Iterator[Diagnostic]:
         yield Diagnostic(("spec", "mlPolicy"), message, fix="keep one", by="api")
     names: list[str] = []
     for index, replicated in enumerate(replicated_jobs(job.content)):
-        place: Place = ("spec", "template", "spec", "replicatedJobs", index)
+        place: Place = (*STEP_PLACE, index)
         for number, other in enumerate(replicated.get("dependsOn") or []):
             if other.get("name") not in names:
                 message = f"dependsOn {other.get('name')!r}, which is no replicated job above"
                 fix = "name a job that stands before it"
                 yield Diagnostic((*place, "dependsOn", number), message, fix=fix, by="operator")
-        names.append(name := str(replicated.get("name")))
-        if len(name) > MAX_STEP and job.target.trainer in ("", "2.4"):
-            message = f"the replicated job's name has {len(name)} characters, Trainer 2.4 takes {MAX_STEP}"
-            yield Diagnostic((*place, "name"), message, "error" if job.target.trainer else "warning")
+        names.append(str(replicated.get("name")))
         step = ancestor(replicated)
         if step not in STEPS:
             continue
         if replicated.get("replicas", 1) != 1:
             message = f"replicas of the step {step} is {replicated['replicas']}, it must be 1"
             yield Diagnostic((*place, "replicas"), message)
-        if STEPS[step] not in container_names(replicated):
+        if STEPS[step] not in _container_names(replicated):
             message = f"the step {step} has no container {STEPS[step]!r}"
             yield Diagnostic(place, message, "warning" if job.target.trainer == "2.0" else "error")
 
