@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from podtune.commands.options import PASS_ON
-from podtune.run.errors import Unavailable, UsageError
+from podtune.run.errors import UsageError
 
 CONTEXT = PASS_ON
 
@@ -38,13 +38,7 @@ def train(
         from podtune.training import main
 
         sys.exit(main(context.args))
-    if processes == "gpu":
-        import torch
-
-        if not torch.cuda.is_available():  # torchrun would end in a traceback
-            fix = "podtune doctor --torch says why; -n 1 trains without one"
-            raise Unavailable("torch sees no GPU", where="-n gpu", fix=fix)
-    else:
+    if processes != "gpu":
         from podtune.machine.facts import usable_cpus
 
         # torchrun would say at length that it chooses 1
