@@ -29,6 +29,7 @@ from podtune.run.errors import (
     PREEMPTED,
     TERMINATION_LOG,
     PeerLost,
+    Unavailable,
     UserError,
     report,
     terminate_log,
