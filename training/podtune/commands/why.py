@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from podtune.commands.options import Context, Namespace
-from podtune.run.errors import NotFound
+from podtune.run.errors import NotFound, printable
 
 if TYPE_CHECKING:
+    from podtune.cluster.why.answer import Answer
     from podtune.cluster.why.scene import Scene
 
 OTHERS = 4
@@ -26,7 +27,7 @@ def why(
             help="A job or pod, a run's folder, or saved logs and objects; else the newest job.",
         ),
     ] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="podtune.why/1.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="The answer as JSON, podtune.why/1.")] = False,
     namespace: Namespace = "",
     context: Context = "",
 ) -> None:
@@ -47,18 +48,17 @@ def why(
     path = Path(subject)
     scene = from_files(path) if subject and path.exists() else _from_cluster(subject, namespace, context)
     answer = explain(scene)
-    if as_json:
-        print(json.dumps(asdict(answer), indent=2))
-        return
-    from podtune.run.errors import printable
+    print(json.dumps(asdict(answer), indent=2) if as_json else as_text(answer))
 
-    print(printable(answer.sentence))
-    if answer.cause and answer.cause.fix:
-        print(printable(f"  fix: {answer.cause.fix}"))
-    for line in answer.evidence:
-        print(printable(f"  | {line}"))
-    for other in answer.others[:OTHERS] if answer.cause else []:
-        print(printable(f"  also {other.pod or other.reason}: {other.text}"))
+
+def as_text(answer: Answer) -> str:
+    """The sentence, the fix, the evidence, and what else was found."""
+    lines = [answer.sentence]
+    if answer.cause:
+        lines += [f"  fix: {answer.cause.fix}"] * bool(answer.cause.fix)
+        lines += [f"  | {line}" for line in answer.evidence]
+        lines += [f"  also {other.pod or other.reason}: {other.text}" for other in answer.others[:OTHERS]]
+    return printable("\n".join(lines))
 
 
 def _from_cluster(subject: str, namespace: str, context: str) -> Scene:

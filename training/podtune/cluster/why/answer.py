@@ -83,7 +83,7 @@ def explain(scene: Scene) -> Answer:
     cause, *others = found
     where = f"{cause.pod}: " if cause.pod and cause.pod != _subject(scene) else ""
     certain = cause.grade <= LIKELY
-    hedge = "" if certain else "the cause is not in what can be seen here; nearest to it, "
+    hedge = "" if certain else "no certain cause is seen here; nearest to it, "
     sentence = f"{_subject(scene)} {_verb(scene)}: {hedge}{where}{cause.text}"
     evidence = list(cause.evidence) or _last_lines(scene, cause)
     return Answer("podtune.why/1", _subject(scene), sentence, certain, cause, evidence, others)
