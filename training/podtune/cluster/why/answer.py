@@ -74,7 +74,7 @@ def explain(scene: Scene) -> Answer:
     """Find the problem that explains most, and say it."""
     found = sorted(_found(scene), key=lambda problem: (problem.grade, problem.at))
     well = _is_well(scene)
-    if well and (not found or well.startswith("succeeded") or found[0].grade >= SYMPTOM):
+    if well and (not found or well == "succeeded"):
         return Answer("podtune.why/1", _subject(scene), f"{_subject(scene)} {well}", True, None, [], found)
     if not found:
         sentence = f"{_subject(scene)}: nothing here says why"
@@ -248,12 +248,9 @@ def _subject(scene: Scene) -> str:
 def _is_well(scene: Scene) -> str:
     """The end of the sentence about a job that runs or has succeeded, or ""."""
     if scene.jobs:
-        condition = state(scene.jobs[0])[0]
-        phases = {(pod.get("status") or {}).get("phase") for pod in scene.pods}
-        if condition == "Succeeded" or (phases == {"Succeeded"} and condition != "Failed"):
-            return "succeeded"
-        running = condition == "Running" or (condition == "Pending" and phases == {"Running"})
-        return "runs, and nothing is wrong with its pods" if running else ""
+        condition = state(scene.jobs[0], scene.pods)[0]
+        well = {"Succeeded": "succeeded", "Running": "runs, and nothing is wrong with its pods"}
+        return well.get(condition, "")
     if scene.pods and all((pod.get("status") or {}).get("phase") == "Succeeded" for pod in scene.pods):
         return "succeeded"
     if scene.folder:

@@ -33,6 +33,7 @@ from podtune.sft.config.strategy import resolve_strategy, strategy_settings
 from podtune.sft.data.rows import RowOptions
 from podtune.sft.data.source import Sources
 from podtune.sft.data.tokenizer import TokenizeOptions
+from podtune.sft.model.end_to_end import Architecture
 from podtune.sft.model.load import check_quantization
 
 if TYPE_CHECKING:
@@ -208,10 +209,10 @@ class Arguments:
         }
 
 
-def resolve(settings: Settings, world: World, architecture: str = "") -> Arguments:
+def resolve(settings: Settings, world: World, architecture: Architecture | None = None) -> Arguments:
     """Decide batch, strategy and hardware choices, and have TRL's parser make its dataclasses.
 
-    ``architecture`` is the model's class; empty if it is not known.
+    ``architecture`` is the model's; None if it is not known.
 
     Raises:
         UserError: a batch that does not divide, a strategy that the world cannot hold, what this hardware
@@ -280,7 +281,7 @@ def check_installed(training: SFTConfig) -> None:
                 "kubeflow reports to the status of a TrainJob, and none asked for it here "
                 "(KUBEFLOW_TRAINER_SERVER_URL is not set)",
                 where="report_to",
-                fix="remove it: in a TrainJob whose controller has the feature TrainJobRuntimeStatus it "
+                fix="remove it: in a TrainJob whose controller has the feature gate TrainJobStatus it "
                 "comes by itself",
             )
         if tracker not in available:
