@@ -131,7 +131,7 @@ def inspect(
         stop_ids=stop_ids_of(model_files.origin),
     )
     if as_json:
-        print(json.dumps(dataclasses.asdict(report), indent=2, ensure_ascii=False))
+        print(json.dumps(dataclasses.asdict(report), indent=2))
     else:
         print(text(report, colour=sys.stdout.isatty()))
 
