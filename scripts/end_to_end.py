@@ -1,13 +1,14 @@
 """Write training/podtune/sft/model/end_to_end.json: the architectures whose rows may lie end to end.
 
-    python scripts/end_to_end.py             # after a new transformers; four minutes on two quiet cores
+    python scripts/end_to_end.py             # after a new transformers; six minutes on two quiet cores
     python scripts/end_to_end.py LlamaForCausalLM ...    # these again, the rest as it stands
 
 Every causal architecture of transformers is built small and trained three steps twice: padded, with its own
 attention and a plain cross-entropy; and as podtune would, rows end to end and padded, with its attention and
 its loss. Where losses and gradient norms agree to rounding the architecture is listed; the others run padded,
-with their own attention and TRL's loss, and the file says why. Every training reads that file when it starts:
-none should run from this tree meanwhile.
+with their own attention and TRL's loss, and the file says why. A listed one is built again for each further
+kind of layer that its code knows (full, sliding, chunked, ...), and is listed with those that agree too.
+Every training reads that file when it starts: none should run from this tree meanwhile.
 """
 
 from __future__ import annotations
@@ -24,10 +25,15 @@ from typing import Any
 import torch
 import transformers
 from transformers import AutoModelForCausalLM
+from transformers.configuration_utils import ALLOWED_ATTN_LAYER_TYPES
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+)
 
 from podtune.sft.model.attention import PER_ROW, register_attention
+from podtune.sft.model.end_to_end import layer_kinds
 from podtune.sft.train.loss import IGNORED, _plain
 
 TARGET = Path(__file__).resolve().parents[1] / "training/podtune/sft/model/end_to_end.json"
@@ -63,14 +69,17 @@ SMALL = {
     "v_head_dim": 8,
     "first_k_dense_replace": 1,
     "attention_chunk_size": 6,
+    "floor_scale": 4,  # Llama 4's temperature rises with the position, in steps of so many tokens
+    "index_block_size": 4,  # the sparse layers of MiniMax-M3: blocks, and how many of them are seen
+    "index_topk_blocks": 2,
     "pad_token_id": 0,
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
 
 
-def small_config(model_type: str) -> Any:
-    """A configuration of a few thousand parameters."""
+def small_config(model_type: str, kind: str = "") -> Any:
+    """A configuration of a few thousand parameters, every second layer of ``kind`` where one is named."""
     text = CONFIG_MAPPING[model_type]().get_text_config()
     wanted: dict[str, Any] = {
         name: size for name, size in SMALL.items() if isinstance(own(text, name), int | None)
@@ -83,7 +92,27 @@ def small_config(model_type: str) -> Any:
         kinds = own(text, name)
         if isinstance(kinds, list) and kinds:
             wanted[name] = (list(dict.fromkeys(kinds)) * 4)[:4]  # every kind of layer
+    if kind and not isinstance(own(text, "layer_types"), list):  # one window for all layers, or none
+        return type(text)(**{**wanted, "sliding_window": 5 if kind == "sliding_attention" else None})
+    if kind:
+        others = [other for other in wanted["layer_types"] if other != kind]
+        wanted["layer_types"] = [kind, *others[:1], kind, *others[:1], kind, kind][:4]
+        if own(text, "use_sliding_window") != ():
+            wanted |= {"use_sliding_window": kind == "sliding_attention"}
     return type(text)(**wanted)
+
+
+def other_kinds(model_type: str) -> list[str]:
+    """The kinds of layers that a class knows, by its code, beside those of its default configuration."""
+    config = small_config(model_type)
+    code = "".join(
+        inspect.getsource(inspect.getmodule(part))  # type: ignore[arg-type]
+        for part in (type(config), MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])
+    )
+    known = [kind for kind in ALLOWED_ATTN_LAYER_TYPES if f'"{kind}"' in code]
+    if not isinstance(own(config, "layer_types"), list):
+        known = ["full_attention", "sliding_attention"] if own(config, "sliding_window") != () else []
+    return [kind for kind in known if kind not in layer_kinds(config)]
 
 
 def own(config: Any, name: str) -> Any:
@@ -139,9 +168,8 @@ def trained(model: Any, inputs: dict[str, torch.Tensor], *, lean: bool) -> list[
     return figures
 
 
-def judged(model_type: str) -> str:
+def judged(config: Any) -> str:
     """Empty if all three ways agree, else what differs."""
-    config = small_config(model_type)
     torch.manual_seed(0)
     plain = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()  # no dropout; gradients flow
     if "logits_to_keep" not in inspect.signature(type(plain).forward).parameters:
@@ -165,38 +193,50 @@ def judged(model_type: str) -> str:
     return ""
 
 
+def reason_of(model_type: str, kind: str = "") -> str:
+    """:func:`judged` within :data:`SECONDS`; an error is a reason, too."""
+    signal.alarm(SECONDS)
+    try:
+        return judged(small_config(model_type, kind))
+    except Exception as error:
+        return f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
+    finally:
+        signal.alarm(0)
+
+
 def main() -> None:
     register_attention()
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
     signal.signal(signal.SIGALRM, lambda *_: (_ for _ in ()).throw(TimeoutError("took too long")))
     asked = sys.argv[1:]
-    before = json.loads(TARGET.read_text(encoding="utf-8")) if asked else {"equal": [], "others": {}}
-    equal: set[str] = set(before["equal"])
+    before = json.loads(TARGET.read_text(encoding="utf-8")) if asked else {"equal": {}, "others": {}}
+    equal: dict[str, list[str]] = before["equal"]
     others: dict[str, str] = before["others"]
+    for name in asked:
+        equal.pop(name, None)
+        others.pop(name, None)
     for model_type, names in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items():
         name = names if isinstance(names, str) else names[0]
         if asked and name not in asked:
             continue
-        if asked:
-            others.pop(name, None)
-        signal.alarm(SECONDS)
-        try:
-            reason = judged(model_type)
-        except Exception as error:
-            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
-        finally:
-            signal.alarm(0)
+        reason = reason_of(model_type)
         print(f"{name:<40} {reason or 'equal'}", file=sys.stderr, flush=True)
         if reason:
             others[name] = reason
         else:
-            equal.add(name)
-        # two types of one class agree only if both do
-        equal -= set(others)
+            kinds = set(layer_kinds(small_config(model_type)))
+            for kind in other_kinds(model_type):
+                why = reason_of(model_type, kind)
+                print(f"{name:<40} {kind}: {why or 'equal'}", file=sys.stderr, flush=True)
+                kinds |= set() if why else {kind}
+            # two types of one class agree only if both do
+            equal[name] = sorted(kinds & set(equal.get(name, kinds)))
+        for each in others:
+            equal.pop(each, None)
         content = {
             "transformers": transformers.__version__,
-            "equal": sorted(equal),
+            "equal": dict(sorted(equal.items())),
             "others": dict(sorted(others.items())),
         }
         TARGET.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

@@ -50,10 +50,9 @@ def attend(tensors: list[torch.Tensor], ends: torch.Tensor, window: int | None) 
     return per_row_attention(
         torch.nn.Module(),
         *tensors,
-        None,
+        None if window is None else torch.empty(window, dtype=torch.bool),
         cu_seq_lens_q=ends,
         max_length_q=max(LENGTHS),
-        sliding_window=window,
     )[0]
 
 

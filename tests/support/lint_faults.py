@@ -13,7 +13,7 @@ from support.lint_examples import merged
 
 Json = dict[str, Any]
 FOLDER = Path(__file__).parents[1] / "cluster/lint"
-FAULTS: dict[str, tuple[str, str, Any]] = yaml.safe_load((FOLDER / "faults.yaml").read_text(encoding="utf-8"))
+FAULTS: dict[str, list[Any]] = yaml.safe_load((FOLDER / "faults.yaml").read_text(encoding="utf-8"))
 SHAPES: dict[str, str] = yaml.safe_load((FOLDER / "jobs_that_run.yaml").read_text(encoding="utf-8"))
 POD = ("template", "spec")
 
@@ -82,6 +82,29 @@ HARMLESS: dict[str, tuple[str, Any]] = {
             "command": ["torchrun", "--nnodes=$(NODES)", "train.py"],
         },
     ),
+    "accelerate with the operator's variables": (
+        "container",
+        {
+            "command": [
+                *("accelerate", "launch", "--num_machines=2", "--machine_rank=$(RANK)"),
+                *("--main_process_ip=$(MASTER_ADDR)", "train.py"),
+            ]
+        },
+    ),
+    "ports with names, the operator's own among them": (
+        "container",
+        {
+            "ports": [
+                {"name": "pytorchjob-port", "containerPort": 23999},
+                {"name": "m", "containerPort": 23456},
+            ]
+        },
+    ),
+    "the operator's port alone": (
+        "container",
+        {"ports": [{"name": "pytorchjob-port", "containerPort": 23456}]},
+    ),
+    "a trainer to log in to": ("container", {"command": ["sleep", "infinity"]}),
     "an explicit empty toleration": ("pod", {"tolerations": [{"operator": "Exists"}]}),
     "hostIPC in place of a volume": ("pod", {"hostIPC": True}),
     "dnsPolicy None with servers": (

@@ -81,7 +81,7 @@ def fine_tune(settings: Settings, world: World) -> int:
     from podtune.sft.config.resolve import resolve
     from podtune.sft.data.rows import token_rows
     from podtune.sft.data.tokenizer import load_tokenizer
-    from podtune.sft.model.load import architecture
+    from podtune.sft.model.end_to_end import architecture
     from podtune.sft.source.model import load_config, locate_model
     from podtune.sft.train.build import build_trainer
     from podtune.sft.train.early import stopped_early
@@ -90,8 +90,9 @@ def fine_tune(settings: Settings, world: World) -> int:
 
     values = settings.values
     origin = locate_model(values["model_name_or_path"], values.get("model_revision"))
-    model_config = load_config(origin, bool(values.get("trust_remote_code")))
-    arguments = resolve(settings, world, architecture(model_config))
+    trusted = bool(values.get("trust_remote_code"))
+    model_config = load_config(origin, trusted)
+    arguments = resolve(settings, world, architecture(model_config, trusted))
     tokenizer = load_tokenizer(origin, **arguments.tokenizer_options())
     vocabulary = int(model_config.get_text_config().vocab_size)
     # one process tokenises, the others wait for its cache

@@ -60,7 +60,7 @@ BAD = {
 @pytest.mark.parametrize("name", BAD)
 def test_odd_yaml_ends_soon_and_in_a_sentence(name: str) -> None:
     started = time.process_time()
-    verdict = lint([("odd.yaml", BAD[name])])
+    verdict = lint([("-", BAD[name])])
     assert time.process_time() - started < 5  # of the processor, on a machine that has other work
     for write in FORMATS.values():
         write(verdict)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -195,3 +198,83 @@ def test_github_shows_notes_on_demand_only(folder: Path, capsys: pytest.CaptureF
     assert capsys.readouterr().out == ""
     main(["job.yaml", "--format", "github", "--notes"])
     assert capsys.readouterr().out.startswith("::notice file=job.yaml,line=")
+
+
+def test_a_file_without_any_of_the_kinds_may_be_what_it_is(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, text in {
+        "mkdocs.yml": "slugify: !!python/name:pymdownx.slugs.slugify\n",
+        "tsconfig.json": '{"strict": true, // as agreed\n}',
+        "patch.yaml": "kind: PyTorchJob\nmetadata: {name: run}\n",
+        "kustomization.yaml": "patches: [{path: patch.yaml}]",
+    }.items():
+        (folder / name).write_text(text)
+    assert found(capsys, "mkdocs.yml", "tsconfig.json", "patch.yaml")[1]["findings"] == []
+    (folder / "job.yaml").write_text("kind: PyTorchJob\na: [")
+    assert codes(found(capsys, "job.yaml")[1]) == {"PT001"}
+
+
+def test_templates_of_a_directory_are_named_and_not_judged(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "job.yaml-template").write_text(BAD)
+    (folder / "job.yaml").write_text(GOOD)
+    assert main(["."]) == 0
+    assert "left out, as templates are no YAML before they are filled in: ./job.yaml-template" in (
+        capsys.readouterr().err
+    )
+
+
+def test_a_missing_file_alone_is_no_verdict(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UserError, match="No such file"):
+        main(["nope.yaml"])
+    assert capsys.readouterr().out == ""
+
+
+def test_a_full_disk_and_a_pipe_without_a_writer_are_sentences(folder: Path) -> None:
+    (folder / "job.yaml").write_text(GOOD)
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "podtune", "lint", "job.yaml"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert (done.returncode, "No space left" in done.stderr, "Traceback" in done.stderr) == (74, True, False)
+    os.mkfifo("pipe.yaml")
+    with pytest.raises(UserError, match="it is a named pipe"):
+        main(["pipe.yaml"])
+
+
+def test_a_variable_in_a_flow_mapping_is_not_judged(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    volume = "{name: shm, emptyDir: {medium: Memory, sizeLimit: 8Gi}}"
+    assert volume in GOOD
+    text = GOOD.replace("sizeLimit: 8Gi", "sizeLimit: ${SHM_SIZE}")
+    (folder / "job.yaml").write_text(text.replace("backoffLimit: 3", "backoffLimit: ${TRIES}"))
+    assert codes(found(capsys, "job.yaml")[1]) == {"PT008"}
+
+
+def test_commands_that_differ_in_what_they_print_are_the_same_and_others_show_where(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def judged(last: str) -> list[dict[str, Any]]:
+        job = yaml.safe_load(GOOD)
+        for role, line in (("Master", "print('master')\ntrain(1)"), ("Worker", last)):
+            spec = job["spec"]["pytorchReplicaSpecs"][role] = json.loads(
+                json.dumps(job["spec"]["pytorchReplicaSpecs"][role])
+            )
+            spec["template"]["spec"]["containers"][0]["command"] = ["python", "-c", f"import torch\n{line}"]
+        job["spec"]["nprocPerNode"] = "1"
+        (folder / "job.yaml").write_text(yaml.safe_dump(job))
+        return [one for one in found(capsys, "job.yaml")[1]["findings"] if one["code"] == "PT115"]
+
+    assert judged("print('worker')\ntrain(1)") == []
+    (finding,) = judged("train(2)")
+    assert "Master has 'train(1)', Worker 'train(2)'" in finding["message"]
+
+
+def test_an_unknown_code_is_answered_with_the_codes_there_are() -> None:
+    with pytest.raises(UserError) as error:
+        main(["--explain", "PT9999"])
+    assert "PT001 to PT025" in error.value.fix

@@ -99,11 +99,11 @@ def test_a_boolean_annotation_and_a_fraction_of_a_cpu_are_wrong_types() -> None:
 
 
 def test_yaml_errors_have_their_line_and_a_template_is_recognised() -> None:
-    (finding,) = lint([("j.yaml", "a: 1\nb:\n\t- c\n")]).findings
+    (finding,) = lint([("-", "a: 1\nb:\n\t- c\n")]).findings
     assert (finding.code, finding.line) == ("PT001", 3)
-    (template,) = lint([("t.yaml", "a: 1\nb: {{ .Values.b }}\n  c: 2\n")]).findings
+    (template,) = lint([("-", "a: 1\nb: {{ .Values.b }}\n  c: 2\n")]).findings
     assert "render it first" in template.fix
-    (twice,) = lint([("d.yaml", "kind: ConfigMap\nkind: Secret\n")]).findings
+    (twice,) = lint([("-", "kind: ConfigMap\nkind: Secret\n")]).findings
     assert (twice.line, twice.message) == (2, "'kind' is given twice; the last one wins")
 
 

@@ -102,14 +102,14 @@ LATER = {"a medium in lower case", "an unknown restart policy", "an unknown clea
 # A number in a file is a text again in the manifest that the API client sends.
 PLANTED = [
     name
-    for name, (_, where, _) in FAULTS.items()
+    for name, (_, where, *_) in FAULTS.items()
     if not where.startswith(("trainjob", "runtime")) and "YAML" not in name
 ]
 
 
 @pytest.mark.parametrize("name", PLANTED)
 def test_cluster_and_lint_agree_on_planted_faults(name: str, api: Any, namespace: str) -> None:
-    job = changed(*FAULTS[name][1:])
+    job = changed(*FAULTS[name][1:3])
     findings = lint([("job.yaml", yaml.safe_dump(job, sort_keys=False))]).findings
     errors = {finding.by for finding in findings if finding.severity == "error"}
     try:
@@ -143,13 +143,13 @@ def test_the_cluster_takes_the_jobs_that_run(name: str, api: Any, namespace: str
                 assert pods_refused(api, namespace, job) == ""
 
 
-TRAINJOBS = [name for name, (_, where, _) in FAULTS.items() if where.startswith("trainjob")]
+TRAINJOBS = [name for name, (_, where, *_) in FAULTS.items() if where.startswith("trainjob")]
 
 
 @pytest.mark.parametrize("name", TRAINJOBS)
 def test_trainer_and_lint_agree_on_planted_faults(name: str, api: Any, namespace: str) -> None:
     """The version of Trainer is that of TRAINER_VERSION, else 2.0."""
-    job = changed(*FAULTS[name][1:])
+    job = changed(*FAULTS[name][1:3])
     served = {group.name for group in api.ApisApi().get_api_versions().groups}
     if "trainer.kubeflow.org" not in served:
         pytest.skip("this cluster has no Kubeflow Trainer")

@@ -14,6 +14,7 @@ from podtune.run.world import World
 from podtune.sft.config import hardware
 from podtune.sft.config import settings as config
 from podtune.sft.config.hardware import hardware_choices, refuse_unfit
+from podtune.sft.model.end_to_end import Architecture
 
 NEEDED = ["--model_name_or_path", "m", "--dataset_name", "d", "--output_dir", "o"]
 ON_GPU = World(device_type="cuda")
@@ -131,13 +132,13 @@ def test_ligers_kernels_are_refused_where_they_would_be_left_out(monkeypatch: py
     pytest.importorskip("liger_kernel", reason="liger-kernel is not installed")
     on_cards(monkeypatch, L40S)
     settings = config.read([*NEEDED, "--use_liger_kernel"], {})
-    refuse_unfit(settings, ON_GPU, "SmolLM3ForCausalLM")
+    refuse_unfit(settings, ON_GPU, Architecture("SmolLM3ForCausalLM"))
     for world, architecture, says in (
         (World(), "SmolLM3ForCausalLM", "need a GPU"),
         (ON_GPU, "GPT2LMHeadModel", "no kernels for GPT2LMHeadModel"),
     ):
         with pytest.raises(UserError, match=says):
-            refuse_unfit(settings, world, architecture)
+            refuse_unfit(settings, world, Architecture(architecture))
 
 
 def test_optimizers_of_torch_need_no_package() -> None:

@@ -465,6 +465,8 @@ def test_a_second_preparation_maps_the_first_one_s_file(tmp_path: Path) -> None:
     rows = Dataset.from_dict(ROWS["messages"])
     first = tokenised(rows, chatml(), TokenizeOptions(), cache_dir=tmp_path)
     second = tokenised(rows, chatml(), TokenizeOptions(), cache_dir=tmp_path)
+    assert first.templated is second.templated is True
+    assert tokenised(Dataset.from_dict(ROWS["text"]), chatml(), TokenizeOptions()).templated is False
     assert (first.from_cache, second.from_cache) == (False, True)
     assert first.path == second.path
     assert first.stats == second.stats

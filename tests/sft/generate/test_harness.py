@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from pathlib import Path
 from typing import Any
@@ -121,7 +122,7 @@ def test_scores_are_those_of_base_and_tuned_model_and_stand_in_record_comparison
 ) -> None:
     repo = str(tmp_path / "aim")
     sync(run_dir, repo, follow=False, forever=False, rebuild=False, as_json=True)
-    ended = asked(run_dir, "--tasks", "choose,write", "--task-folder", tasks, "--batch-size", 4)
+    ended = asked(run_dir, "--tasks", "choose,write", "--task-folder", tasks, "--batch-size", 4, "--bare")
     assert ended.exit_code == 0, ended.output
     kept = json.loads((run_dir / RUN_FILE).read_text())["measurements"]["tasks"]
     choose = kept["scores"]["choose"]
@@ -144,7 +145,7 @@ def test_scores_are_those_of_base_and_tuned_model_and_stand_in_record_comparison
 
 
 def test_scores_of_other_tasks_stay_and_name_their_settings(run_dir: Path, tasks: Path) -> None:
-    words = (run_dir, "--task-folder", tasks, "--no-base", "--limit")
+    words = (run_dir, "--task-folder", tasks, "--no-base", "--bare", "--limit")
     ended = asked(*words, 4, "--tasks", "choose,write", "--json")
     assert ended.exit_code == 0, ended.output
     assert set(json.loads(ended.stdout)["scores"]) == {"choose", "write"}
@@ -162,7 +163,8 @@ def test_scores_that_somebody_damaged_are_replaced(run_dir: Path, tasks: Path) -
     record["measurements"]["tasks"] = {"asked": {"choose": 7}, "scores": {"choose": ["acc"]}}
     write_json(run_dir / RUN_FILE, record)
     assert final_figures(load_run(run_dir))["steps"] is None
-    ended = asked(run_dir, "--tasks", "choose", "--task-folder", tasks, "--limit", 2, "--no-base")
+    words = ["--tasks", "choose", "--task-folder", tasks, "--limit", 2, "--no-base", "--bare"]
+    ended = asked(run_dir, *words)
     assert ended.exit_code == 0, ended.output
     assert final_figures(load_run(run_dir))["choose acc, limit 2"] is not None
 
@@ -202,3 +204,69 @@ def test_a_run_that_goes_on_is_not_asked(run_dir: Path, tasks: Path) -> None:
     write_json(run_dir / RUN_FILE, record | {"status": "running"})
     ended = asked(run_dir, "--tasks", "choose", "--task-folder", tasks)
     assert "has not ended" in str(ended.exception)
+
+
+def test_examples_are_drawn_by_the_seeds_of_the_harness_s_command_line() -> None:
+    from lm_eval.evaluator import simple_evaluate
+
+    drawn = inspect.signature(simple_evaluate).parameters
+    assert {drawn[name].default for name in harness.SEEDS} == {harness.EvalSettings().seed}
+
+
+@pytest.fixture
+def echo_task(tmp_path: Path) -> Path:
+    """A task whose right answer is what a model says in its chat template, and not as bare text."""
+    folder = tmp_path / "echo"
+    folder.mkdir()
+    (folder / "rows.json").write_text('{"question": "what?"}\n')
+    task = {
+        "task": "echo",
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": str(folder / "rows.json")}},
+        "test_split": "test",
+        "output_type": "generate_until",
+        "doc_to_text": "{{question}}",
+        "doc_to_target": "right",
+        "generation_kwargs": {"until": ["\n"], "max_gen_toks": 3},
+        "metric_list": [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}],
+    }
+    (folder / "echo.yaml").write_text(yaml.safe_dump(task))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("trained", "words", "how"),
+    [
+        (True, [], "in the chat template"),
+        (None, [], "in the chat template"),
+        (False, [], "as bare text"),
+        (True, ["--bare"], "as bare text"),
+        (False, ["--chat-template"], "in the chat template"),
+    ],
+)
+def test_a_run_is_asked_as_it_was_trained_and_says_how(
+    run_dir: Path,
+    echo_task: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    trained: bool | None,
+    words: list[str],
+    how: str,
+) -> None:
+    def answer(self: Any, requests: list[Any], **_: Any) -> list[str]:
+        texts = [request.args[0] for request in requests]
+        return ["right" if "<|im_start|>user" in text else "wrong" for text in texts]
+
+    monkeypatch.setattr("lm_eval.models.huggingface.HFLM.generate_until", answer)
+    record = json.loads((run_dir / RUN_FILE).read_text())
+    write_json(run_dir / RUN_FILE, record | {"data": {} if trained is None else {"chat_template": trained}})
+    ended = asked(run_dir, "--tasks", "echo", "--task-folder", echo_task, "--no-base", *words)
+    assert f"asked {how}" in ended.stdout
+    score = json.loads((run_dir / RUN_FILE).read_text())["measurements"]["tasks"]["scores"]["echo"]
+    templated = how == "in the chat template"
+    assert score["asked"]["chat_template"] is templated
+    assert score["tuned"]["exact_match"] == templated
+    name = "echo exact_match, in chat template" if templated else "echo exact_match"
+    assert final_figures(load_run(run_dir))[name] == templated
+    assert ("echo: 0 for every model as bare text; --chat-template asks the other way" in ended.stderr) != (
+        templated
+    )

@@ -65,9 +65,8 @@ def assert_same_forward_and_backward(
 @pytest.mark.parametrize("window", [None, 7])
 def test_attention_per_row_equals_a_block_diagonal_mask_forward_and_backward(window: int | None) -> None:
     mine, other = qkv(sum(LENGTHS)), qkv(sum(LENGTHS))
-    ours, weights = per_row_attention(
-        torch.nn.Module(), *mine, None, sliding_window=window, cu_seq_lens_q=boundaries(LENGTHS)
-    )
+    mask = None if window is None else torch.empty(window, dtype=torch.bool)
+    ours, weights = per_row_attention(torch.nn.Module(), *mine, mask, cu_seq_lens_q=boundaries(LENGTHS))
     assert weights is None
     assert_same_forward_and_backward(ours, mine, masked_sdpa(other, LENGTHS, window), other)
 
@@ -151,6 +150,14 @@ def test_a_model_that_passes_neither_boundaries_nor_positions_is_refused_in_trai
 def test_a_model_that_caps_its_scores_is_refused_rather_than_trained_otherwise() -> None:
     with pytest.raises(RuntimeError, match="softcap"):
         per_row_attention(torch.nn.Module(), *qkv(6), None, cu_seq_lens_q=boundaries((2, 4)), softcap=30.0)
+
+
+def test_a_word_that_nobody_knows_here_is_refused_and_none_is_not_one() -> None:
+    with pytest.raises(RuntimeError, match="attends with block_indices"):
+        per_row_attention(
+            torch.nn.Module(), *qkv(6), None, cu_seq_lens_q=boundaries((2, 4)), block_indices=torch.zeros(1)
+        )
+    per_row_attention(torch.nn.Module(), *qkv(6), None, cu_seq_lens_q=boundaries((2, 4)), s_aux=None)
 
 
 # ---- in a real model ----
@@ -283,7 +290,7 @@ def test_the_kernel_of_a_gpu_takes_what_it_is_given_and_builds_no_mask(
 
     Largest.names, Largest.elements = [], 0
     monkeypatch.setattr(attention, "_has_varlen", lambda: True)
-    tokens = 4096
+    tokens, seen = 4096, None if window is None else torch.empty(window, dtype=torch.bool)
     with FakeTensorMode(), torch.no_grad():
         query = torch.empty(1, 16, tokens, 64, device="cuda")
         key = torch.empty(1, 4, tokens, 64, device="cuda")
@@ -293,9 +300,8 @@ def test_the_kernel_of_a_gpu_takes_what_it_is_given_and_builds_no_mask(
         monkeypatch.setattr(torch, "get_autocast_dtype", lambda device: torch.bfloat16)
         with Largest():
             out, _ = per_row_attention(
-                torch.nn.Module(), query, key, key, None, cu_seq_lens_q=ends, max_length_q=512,
-                sliding_window=window,
-            )  # fmt: skip
+                torch.nn.Module(), query, key, key, seen, cu_seq_lens_q=ends, max_length_q=512
+            )
     assert (tuple(out.shape), out.dtype, out.device.type) == ((1, tokens, 16, 64), torch.bfloat16, "cuda")
     assert sum("varlen" in name for name in Largest.names) == 1, Largest.names
     assert Largest.elements <= query.numel(), "something of the size of tokens times tokens was made"

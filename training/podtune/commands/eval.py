@@ -30,24 +30,30 @@ def eval(
         int | None, typer.Option(min=0, help="Examples before each question; default: the task's.")
     ] = None,
     chat_template: Annotated[
-        bool, typer.Option("--chat-template", help="Ask in the model's chat template, not as bare text.")
-    ] = False,
+        bool | None,
+        typer.Option(
+            "--chat-template/--bare",
+            help="The form of the questions; default: as a run was trained, bare of any other model.",
+        ),
+    ] = None,
     base: Annotated[bool, typer.Option(help="Ask the model that a run started from, too.")] = True,
     batch_size: Annotated[str, typer.Option(help="Questions at once, or auto.")] = "8",
-    seed: Annotated[int, typer.Option(help="Of the examples, and of what is sampled.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the examples' choice and of the sampling.")] = 1234,
     trust_remote_code: TrustRemoteCode = False,
     as_json: AsJson = False,
 ) -> None:
     """Ask a model the tasks of lm-evaluation-harness (pip install 'podtune[eval]').
 
-    Of a run its final model is asked, and beside it the one that it started from. The scores are kept in its
-    run.json, so podtune compare and the run's page in Aim have them; the harness's own results are beside it
-    in lm_eval_base.json and lm_eval_tuned.json.
+    Of a run its final model is asked, and beside it the one that it started from, both as the run was
+    trained: in its chat template, unless its rows were bare text. The scores are kept in its run.json, so
+    podtune compare and the run's page in Aim have them; the harness's own results are beside it in
+    lm_eval_base.json and lm_eval_tuned.json.
 
     \b
     Examples:
       podtune eval runs/demo --tasks arc_easy,hellaswag --limit 200
       podtune eval runs/demo --tasks my_questions --task-folder tasks
+      podtune eval runs/demo --tasks lambada_openai --bare
       podtune eval HuggingFaceTB/SmolLM3-3B --tasks gsm8k --chat-template --json
     """
     from podtune.commands.generate import load, resolve_run
@@ -67,20 +73,47 @@ def eval(
     origins = {"tuned" if record else "model": locate_model(resolve_run(model))}
     if record and base:
         origins = {"base": _base(record, run_dir)} | origins
-    settings = harness.EvalSettings(limit, fewshot, chat_template, seed)
     manager = harness.find_tasks(names, task_folder)
-    results = {}
-    for column, origin in origins.items():
-        results[column] = harness.score(
-            *load(origin, trust_remote_code), names, manager, settings, batch_size=batch_size
-        )
+    results, template = {}, None
+    for column, origin in reversed(origins.items()):  # the tuned one first: it has the template
+        asked, tokenizer = load(origin, trust_remote_code)
+        template = tokenizer.chat_template = tokenizer.chat_template or template
+        if chat_template is None:
+            chat_template = record is not None and _trained_in_template(record, template)
+        settings = harness.EvalSettings(limit, fewshot, chat_template, seed)
+        results[column] = harness.score(asked, tokenizer, names, manager, settings, batch_size=batch_size)
+    results = {column: results[column] for column in origins}
     result = harness.measurement(results, names, settings)
     if record is not None:
         _save(run_dir, result, results)
-    typer.echo(json.dumps(result, indent=2) if as_json else printable(table(result, list(origins), names)))
+    models = list(origins)
+    typer.echo(
+        json.dumps(result, indent=2) if as_json else printable(table(result, models, names, settings.how))
+    )
+    if zeros := _zeros(result, models):
+        other = "--bare" if settings.chat_template else "--chat-template"
+        warn(f"{', '.join(zeros)}: 0 for every model {settings.how}; {other} asks the other way")
     if record is not None:
         with contextlib.redirect_stdout(sys.stderr):
             _show_in_aim(run_dir)
+
+
+def _trained_in_template(record: Json, template: object) -> bool:
+    """True unless the run's rows were bare text; of a record that does not say, if there is a template."""
+    from podtune.run.record import mapping
+
+    known = mapping(record.get("data")).get("chat_template")
+    return bool(template) if known is None else bool(known)
+
+
+def _zeros(result: Json, models: list[str]) -> list[str]:
+    """Tasks with metrics that are all 0 for all models: more often the way of asking than the models."""
+    return [
+        task
+        for task, score in result["scores"].items()
+        if (metrics := [value for model in models for value in score.get(model, {}).values()])
+        and not any(metrics)
+    ]
 
 
 def _refuse_a_running_one(run_dir: Path, record: Json) -> None:
@@ -142,7 +175,7 @@ def _show_in_aim(run_dir: Path) -> None:
             warn(f"Aim: {error.what}; later: podtune aim-sync {run_dir} --repo {repo}")
 
 
-def table(result: Json, models: list[str], names: list[str]) -> str:
+def table(result: Json, models: list[str], names: list[str], how: str) -> str:
     """Format the scores: a row for each metric, a column for each model; of a group its own if it has any."""
     from podtune.report.draw.tables import Column, Table
     from podtune.run.record import mapping
@@ -157,7 +190,8 @@ def table(result: Json, models: list[str], names: list[str]) -> str:
         for metric in scores[task].get(models[-1], {})
         if not metric.endswith("_stderr")
     ]
-    return Table([Column("task"), Column("metric"), *map(Column, models), Column("rows")], rows).text()
+    columns = [Column("task"), Column("metric"), *map(Column, models), Column("rows")]
+    return Table(columns, rows, notes=[f"asked {how}"]).text()
 
 
 def _cell(score: Json, model: str, metric: str) -> str | None:

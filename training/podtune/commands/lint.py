@@ -7,11 +7,10 @@ through the function that ``__getattr__`` makes.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from typing import Any
 
-from podtune.run.errors import DATA, OK, UserError
+from podtune.run.errors import DATA, OK, IOFailed, UserError, reader_left
 
 FORMATS = ("text", "json", "github", "sarif")
 #: option -> what argparse is told of it
@@ -29,7 +28,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "fail-if-none": {"action": "store_true", "help": "No job or runtime in the files is a failure, too."},
     "target": {
         "metavar": "VERSIONS",
-        "help": "operator=1.9,trainer=2.1,kubernetes=1.34; without it any Trainer, 2.0 to 2.3.",
+        "help": "operator=1.9,trainer=2.1,kubernetes=1.34; without it any Trainer, 2.0 to 2.4.",
     },
     "notes": {"action": "store_true", "help": "Notes one by one; else those of a job share a line."},
     "config": {"metavar": "FILE", "default": "", "help": "In place of the nearest .podtune-lint.yaml."},
@@ -81,20 +80,29 @@ def main(words: list[str]) -> int:
 def _lint(given: argparse.Namespace) -> int:
     from podtune.cluster.lint import check, output
     from podtune.cluster.lint.settings import codes, settings
-    from podtune.cluster.lint.sources import texts
+    from podtune.cluster.lint.sources import read_sources
     from podtune.cluster.lint.targets import parse
 
     chosen = settings(given.config)
     ignore = chosen.ignore | codes([given.ignore], "--ignore")
     target = parse(given.target) if given.target else chosen.target
-    sources, problems = texts(given.files)
-    verdict = check.lint(sources, ignore=ignore, target=target)
+    sources = read_sources(given.files)
+    problems = sources.problems
+    if problems and not sources.texts:
+        raise problems[0]
+    verdict = check.lint(sources.texts, ignore=ignore, target=target)
     notes = {"notes": given.notes} if given.format in output.TAKE_NOTES else {}
     _print(output.FORMATS[given.format](verdict, **notes))
     for problem in problems[:-1]:
         print(f"podtune: error: {output.printable(str(problem).splitlines()[0])}", file=sys.stderr)
     if problems:
         raise problems[-1]
+    if sources.templates:
+        names = output.printable(", ".join(sources.templates))
+        print(
+            f"podtune lint: left out, as templates are no YAML before they are filled in: {names}",
+            file=sys.stderr,
+        )
     if verdict.empty:
         names = output.printable(", ".join(given.files))
         print(f"podtune lint: no PyTorchJob, TrainJob or runtime in {names}", file=sys.stderr)
@@ -109,8 +117,10 @@ def _print(text: str) -> None:
         return
     try:
         print(text, flush=True)
-    except BrokenPipeError:  # head, or a pager that was left
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        reader_left()  # what is left in the buffer would fail once more at the end
+        if not isinstance(error, BrokenPipeError):  # head, or a pager that was left
+            raise IOFailed(f"the findings cannot be written: {error.strerror}", where="stdout") from error
 
 
 def __getattr__(name: str) -> Any:

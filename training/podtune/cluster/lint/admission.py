@@ -7,11 +7,13 @@ from collections.abc import Iterator
 
 from podtune.cluster.job.manifest import dig
 from podtune.cluster.job.pytorchjob import CONTAINER, REPLICA_TYPES, replica_name
+from podtune.cluster.job.trainjob import NODE
 from podtune.cluster.lint.diagnostic import By, Diagnostic
 from podtune.cluster.lint.documents import RUNTIMES
 from podtune.cluster.lint.job import Job
 from podtune.cluster.lint.names import SUBDOMAIN
-from podtune.cluster.lint.rules import ALL, WITH_PODS, rule
+from podtune.cluster.lint.rules import ALL, WITH_PODS, collected, rule
+from podtune.cluster.lint.templates import replicated_jobs
 from podtune.run.errors import near
 
 DNS_1035 = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
@@ -21,41 +23,64 @@ MANAGERS = ("kubeflow.org/training-operator", "kueue.x-k8s.io/multikueue")
 VERSION, TRAINER_VERSION = "kubeflow.org/v1", "trainer.kubeflow.org/v1alpha1"
 
 
-def _by_schema(job: Job, code: str) -> Iterator[Diagnostic]:
-    return (violation for violation in job.violations if violation.code == code)
-
-
-@rule("PT001", "error", by="api", fix="correct it", kinds=())
-def not_yaml(job: Job) -> Iterator[Diagnostic]:
-    """Kubectl and the API server refuse a file that is not YAML, or that gives a key twice."""
-    return iter(())  # no job comes of such a document: read() yields it
-
-
-@rule("PT002", "error", by="api", fix="remove it, or correct the spelling", kinds=ALL)
-def unknown_field(job: Job) -> Iterator[Diagnostic]:
-    """The API server refuses a field that the CRD does not have.
-
-    Without strict validation it drops the field silently, so a typo means the default.
-    """
-    return _by_schema(job, "PT002")
-
-
-@rule("PT003", "error", by="api", fix="correct the type", kinds=ALL)
-def wrong_type(job: Job) -> Iterator[Diagnostic]:
-    """The API server refuses a value of the wrong type.
-
-    nprocPerNode, for one, is a string and has to be quoted.
-    """
-    return _by_schema(job, "PT003")
-
-
-@rule("PT004", "error", by="api", fix="add it", kinds=ALL)
-def missing_field(job: Job) -> Iterator[Diagnostic]:
-    """The API server refuses a job in which a field that the schema requires is absent or empty."""
-    for violation in _by_schema(job, "PT004"):
-        named = job.document.holder and violation.place == ("metadata",)  # whoever wraps it, names it
-        if violation.place != ("metadata", "name") and not named:
-            yield violation
+collected(
+    "PT001",
+    "not-yaml",
+    fix="correct it",
+    summary="Kubectl and the API server refuse a file that is not YAML, or that gives a key twice.",
+)
+collected(
+    "PT002",
+    "unknown-field",
+    fix="remove it, or correct the spelling",
+    summary="The API server refuses a field that the CRD does not have. Without strict validation it drops"
+    " the field silently, so a typo means the default.",
+)
+collected(
+    "PT003",
+    "wrong-type",
+    fix="correct the type",
+    summary="The API server refuses a value of the wrong type. nprocPerNode, for one, is a string and has to"
+    " be quoted.",
+)
+collected(
+    "PT004",
+    "missing-field",
+    fix="add it",
+    summary="The API server refuses a job in which a field that the schema requires is absent or empty.",
+)
+collected(
+    "PT007",
+    "given-twice",
+    fix="keep one of them",
+    summary="The API server refuses two items with one key. Two variables or containers of one name, two"
+    " mounts at one path.",
+)
+collected(
+    "PT008",
+    "variable-left",
+    severity="warning",
+    by="",
+    fix="replace it before kubectl sees it, or write the value",
+    summary="A variable of envsubst or a template stands where the API server wants a number. It refuses the"
+    " file as it is. Inside a Katib trial the variable is filled in.",
+)
+collected(
+    "PT020",
+    "pod-value",
+    by="operator",
+    fix="use one of the values named",
+    summary="The API server refuses every pod with a value that core/v1 does not know. imagePullPolicy,"
+    " dnsPolicy, a toleration's operator: the job is taken, and the operator creates no pod.",
+)
+collected(
+    "PT023",
+    "pod-number",
+    by="operator",
+    fix="correct the number",
+    summary="The API server refuses a pod with a number out of its bounds. A port of 99999, a negative"
+    " amount, a part of a GPU.",
+)
 
 
 @rule("PT005", "error", by="api", fix="use one of the values named", kinds=ALL)
@@ -65,7 +90,6 @@ def unknown_value(job: Job) -> Iterator[Diagnostic]:
     Other values outside their list (restartPolicy, nprocPerNode) it takes, and the operator then creates no
     pod that runs. An unknown cleanPodPolicy counts as All (a warning).
     """
-    yield from _by_schema(job, "PT005")
     if job.kind != "PyTorchJob":
         return
     policy = dig(job.spec, "runPolicy").get("cleanPodPolicy")
@@ -97,37 +121,23 @@ def wrong_api_version(job: Job) -> Iterator[Diagnostic]:
         yield Diagnostic(("apiVersion",), f"{job.kind} is of {wanted}, not of {version}")
 
 
-@rule("PT007", "error", by="api", fix="keep one of them", kinds=ALL)
-def given_twice(job: Job) -> Iterator[Diagnostic]:
-    """The API server refuses two items with one key.
-
-    Two variables or containers of one name, two mounts at one path.
-    """
-    return _by_schema(job, "PT007")
-
-
-@rule("PT008", "warning", fix="replace it before kubectl sees it, or write the value", kinds=ALL)
-def variable_left(job: Job) -> Iterator[Diagnostic]:
-    """A variable of envsubst or a template stands where the API server wants a number.
-
-    It refuses the file as it is. Inside a Katib trial the variable is filled in.
-    """
-    return iter(()) if job.document.holder else _by_schema(job, "PT008")
-
-
 @rule(
     "PT010",
     "error",
     by="webhook",
     fix="lower-case letters, digits and '-', beginning with a letter",
-    values="fullnameOverride (or the release name)",
     kinds=ALL,
 )
 def bad_name(job: Job) -> Iterator[Diagnostic]:
     """The webhook refuses a name that is not a DNS-1035 label, as Services are named after it.
 
-    Of a runtime the API server refuses a name that is not a DNS-1123 subdomain.
+    Of a runtime the API server refuses a name that is not a DNS-1123 subdomain, and JobSet's webhook those of
+    its jobs.
     """
+    for index, step in enumerate(replicated_jobs(job.content)):
+        if not re.fullmatch(r"[-a-z0-9]+", name := str(step.get("name", NODE))):
+            at = ("spec", "template", "spec", "replicatedJobs", index, "name")
+            yield Diagnostic(at, f"the replicated job {name!r} has other characters than a-z, 0-9 and '-'")
     name = job.name
     place = ("metadata", "name" if "name" in job.metadata else "generateName")
     if not name and not job.document.holder:
@@ -144,7 +154,7 @@ def bad_name(job: Job) -> Iterator[Diagnostic]:
         yield Diagnostic(place, f"the name {job.document.name!r} is not a DNS-1035 label")
 
 
-@rule("PT011", "error", by="operator", fix="a shorter name", values="fullnameOverride (or the release name)")
+@rule("PT011", "error", by="operator", fix="a shorter name")
 def name_too_long(job: Job) -> Iterator[Diagnostic]:
     """The operator cannot create Services whose names pass 63 characters.
 
@@ -170,13 +180,7 @@ def unknown_replica_type(job: Job) -> Iterator[Diagnostic]:
         yield Diagnostic(REPLICAS, "the job has no replicas")
 
 
-@rule(
-    "PT013",
-    "error",
-    by="webhook",
-    fix="replicas: 1 under Master, all others under Worker",
-    values="distributed.nodes",
-)
+@rule("PT013", "error", by="webhook", fix="replicas: 1 under Master, all others under Worker")
 def master_replicas(job: Job) -> Iterator[Diagnostic]:
     """The webhook wants Master.replicas written, and to be 1."""
     replicas = (job.spec.get("pytorchReplicaSpecs") or {}).get("Master", {"replicas": 1}).get("replicas")
@@ -185,7 +189,7 @@ def master_replicas(job: Job) -> Iterator[Diagnostic]:
         yield Diagnostic((*REPLICAS, "Master", "replicas"), message)
 
 
-@rule("PT014", "error", by="webhook", fix="leave Worker out for a job of one pod", values="distributed.nodes")
+@rule("PT014", "error", by="webhook", fix="leave Worker out for a job of one pod")
 def worker_replicas(job: Job) -> Iterator[Diagnostic]:
     """The webhook wants Worker.replicas to be 1 or more; a job of one pod has no Worker."""
     for template in job.templates:
@@ -194,14 +198,7 @@ def worker_replicas(job: Job) -> Iterator[Diagnostic]:
             yield Diagnostic((*template.path, "replicas"), message)
 
 
-@rule(
-    "PT015",
-    "error",
-    by="webhook",
-    fix="name the image, with a tag or digest",
-    values="image.repository, image.tag",
-    kinds=WITH_PODS,
-)
+@rule("PT015", "error", by="webhook", fix="name the image, with a tag or digest", kinds=WITH_PODS)
 def container_without_image(job: Job) -> Iterator[Diagnostic]:
     """The webhook refuses a PyTorchJob's container without an image.
 
@@ -213,7 +210,7 @@ def container_without_image(job: Job) -> Iterator[Diagnostic]:
             filled_in = job.kind in RUNTIMES and container.name == template.main_name
             if not container.spec.get("image") and not filled_in:
                 message = f"container {container.name!r} of {{role}} has no image"
-                by: By = "operator" if container in others else ""
+                by: By = "operator" if container in others or job.kind in RUNTIMES else ""
                 yield Diagnostic((*container.path, "image"), message, by=by)
 
 
@@ -230,14 +227,14 @@ def no_pytorch_container(job: Job) -> Iterator[Diagnostic]:
             yield Diagnostic((*template.pod_path, "containers"), message)
 
 
-@rule("PT017", "error", by="webhook", fix="add Worker, or remove elasticPolicy", values="elastic")
+@rule("PT017", "error", by="webhook", fix="add Worker, or remove elasticPolicy")
 def elastic_without_worker(job: Job) -> Iterator[Diagnostic]:
     """The webhook refuses an elasticPolicy without Worker: it scales workers, so there have to be some."""
     if job.spec.get("elasticPolicy") is not None and job.template("Worker") is None:
         yield Diagnostic(("spec", "elasticPolicy"), "elasticPolicy without Worker")
 
 
-@rule("PT018", "error", by="webhook", fix="keep spec.nprocPerNode only", values="distributed.nprocPerNode")
+@rule("PT018", "error", by="webhook", fix="keep spec.nprocPerNode only")
 def processes_given_twice(job: Job) -> Iterator[Diagnostic]:
     """The webhook forbids elasticPolicy.nProcPerNode, the deprecated form of nprocPerNode, beside it."""
     given = dig(job.spec, "elasticPolicy").get("nProcPerNode")
@@ -246,13 +243,7 @@ def processes_given_twice(job: Job) -> Iterator[Diagnostic]:
         yield Diagnostic(place, "nProcPerNode and spec.nprocPerNode are both set")
 
 
-@rule(
-    "PT019",
-    "error",
-    by="webhook",
-    fix=f"remove it, or use {MANAGERS[0]} or {MANAGERS[1]}",
-    values="runPolicy.managedBy",
-)
+@rule("PT019", "error", by="webhook", fix=f"remove it, or use {MANAGERS[0]} or {MANAGERS[1]}")
 def unknown_manager(job: Job) -> Iterator[Diagnostic]:
     """The webhook allows two controllers in runPolicy.managedBy only."""
     manager = dig(job.spec, "runPolicy").get("managedBy")

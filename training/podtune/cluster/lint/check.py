@@ -28,7 +28,8 @@ from podtune.cluster.lint.documents import GROUPS, JOBS, KINDS, RUNTIMES, Docume
 from podtune.cluster.lint.job import Job, LintContext
 from podtune.cluster.lint.rules import RULES, Rule
 from podtune.cluster.lint.schema import VARIABLE, SchemaCheck, schema
-from podtune.cluster.lint.targets import TRAINERS, Target
+from podtune.cluster.lint.sources import STDIN, WORTH
+from podtune.cluster.lint.targets import SAME_SCHEMA, TRAINERS, Target
 from podtune.run.errors import near
 
 IGNORE = "lint.podtune/ignore"  # the annotation of an object or a pod template
@@ -39,6 +40,37 @@ OTHERS = (
     *("TFJob", "MPIJob", "XGBoostJob", "PaddleJob", "JAXJob"),
     *("Experiment", "Notebook", "InferenceService"),
 )
+
+
+#: the path in the values of podtune's chart -> the rules whose finding it mends
+MENDED_BY = {
+    "fullnameOverride (or the release name)": "PT010 PT011 PT503",
+    "distributed.nodes": "PT013 PT014 PT109",
+    "distributed.nprocPerNode": "PT018 PT102 PT502",
+    "distributed.nprocPerNode, resources": "PT103",
+    "resources": "PT303 PT304 PT306 PT307 PT505",
+    "image.repository, image.tag": "PT015 PT025",
+    "image": "PT111",
+    "image.tag, image.digest": "PT402",
+    "env": "PT101",
+    "envFrom": "PT403",
+    "mode": "PT104",
+    "nccl.env": "PT108 PT113",
+    "restartPolicy": "PT203 PT206 PT207 PT506",
+    "runPolicy.managedBy": "PT019",
+    "runPolicy.cleanPodPolicy": "PT201",
+    "runPolicy.backoffLimit": "PT202",
+    "runPolicy.ttlSecondsAfterFinished": "PT208",
+    "runPolicy.schedulingPolicy": "PT211",
+    "terminationGracePeriodSeconds": "PT204",
+    "kueue.queueName": "PT212",
+    "shm.sizeLimit": "PT301",
+    "persistence.*.accessModes": "PT302",
+    "port, hostNetwork": "PT401",
+    "podLabels, podAnnotations": "PT404",
+    "securityContext, podSecurityContext": "PT406",
+}
+CHART_VALUES = {code: path for path, codes in MENDED_BY.items() for code in codes.split()}
 
 
 @dataclass(frozen=True)
@@ -82,7 +114,10 @@ def _lint(sources: Iterable[tuple[str, str]], ignored: set[str], target: Target)
     for source, text in sources:
         objects, errors = read(text, source)
         documents += objects
-        findings += errors
+        if source == STDIN or WORTH.search(
+            text
+        ):  # else of another program: tags of its own, comments in JSON
+            findings += errors
     ours = [document for document in documents if document.kind in KINDS and not is_foreign(document)]
     jobs = [_job(document, target) for document in ours]
     context = _context(documents, jobs)
@@ -119,12 +154,22 @@ def _job(document: Document, target: Target) -> Job:
     jobs: list[Job] = []
     for name in names:
         checked = SchemaCheck(document.text)
-        content = checked.cleaned(document.content, schema(name))
-        version = name.partition("-")[2]
+        family, _, version = name.partition("-")
+        content = checked.cleaned(document.content, schema(f"{family}-{SAME_SCHEMA.get(version, version)}"))
+        checked.found += trainjobs.long_step_names(content, version)
+        checked.found = [one for one in checked.found if not _given_around(document, one)]
         jobs.append(Job(document, content, violations=checked.found, target=target, trainer=version))
         if not checked.found:
             break
     return min(jobs, key=lambda job: len(job.violations))
+
+
+def _given_around(document: Document, found: Diagnostic) -> bool:
+    """True for what is absent as the object around it fills it in, and for a name, which PT010 looks at."""
+    if found.code == "PT008":
+        return bool(document.holder)
+    named = found.place == ("metadata",) and bool(document.holder)
+    return found.code == "PT004" and (found.place == ("metadata", "name") or named)
 
 
 def _context(documents: list[Document], jobs: list[Job]) -> LintContext:
@@ -138,6 +183,8 @@ def _context(documents: list[Document], jobs: list[Job]) -> LintContext:
             modes = (spec if isinstance(spec, dict) else {}).get("accessModes")
             modes = [str(mode) for mode in modes] if isinstance(modes, list) else []
             context.claims.setdefault(document.name, []).append((document.namespace, modes))
+        elif document.kind == "ConfigMap" and isinstance(document.content.get("data"), dict):
+            context.configmaps[document.name] = document.content["data"]
         elif document.kind in SELECTING and OLD_SELECTOR in str(document.content):
             context.selectors.append(document)
     return context
@@ -153,7 +200,7 @@ def _findings(job: Job) -> Iterator[Diagnostic]:
     chart = str((job.metadata.get("labels") or {}).get("helm.sh/chart") or "").startswith("podtune-")
     for rule in _rules_for(job.kind):
         merged: dict[tuple[Any, ...], tuple[Diagnostic, list[str]]] = {}
-        for found in rule.check(job):
+        for found in (*job.collected.get(rule.code, ()), *rule.check(job)):
             key = (found.message, found.severity, found.fix, _without_role(found.place))
             roles = merged.setdefault(key, (found, []))[1]
             role = found.role or job.role_at(found.place)
@@ -176,7 +223,7 @@ def _findings(job: Job) -> Iterator[Diagnostic]:
                 source=job.document.source,
                 line=job.document.line(found.place),
                 job=_title(job.document),
-                values=rule.values if chart else "",
+                values=CHART_VALUES.get(rule.code, "") if chart else "",
             )
 
 

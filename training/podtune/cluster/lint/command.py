@@ -26,6 +26,7 @@ LAUNCHERS = {
     **dict.fromkeys(("deepspeed", "deepspeed.launcher.runner"), "deepspeed"),
     **dict.fromkeys(("trl", "trl.cli"), "trl"),
     **dict.fromkeys(("podtune", "podtune.cli"), "podtune"),
+    **dict.fromkeys(("mpirun", "mpiexec"), "mpirun"),
 }
 #: words of a shell that no image has a program of
 BUILTINS = {"source", "export", "set", "ulimit", "alias", "unset", "trap", "eval", "."}
@@ -36,6 +37,11 @@ FLAGS = {"standalone", "no-python", "run-path", "use-env", "help", "module", "m"
 PYTHON_VALUED = {"-W", "-X", "--check-hash-based-pycs"}
 NEVER_ENDS = re.compile(
     r"\bsleep\s+(inf|\d{6,})|\btail\s+-[fF]|\bwhile\s+(true|:|\[\s*1\s*\])|\bwatch\b|/dev/null\s*&?\s*$"
+)
+
+#: a whole command that does nothing for ever
+SLEEPS = re.compile(
+    r"((\S*/)?(ba)?sh -\w*c )?(exec )?(\S*/)?(sleep inf(inity)?|sleep \d{7,}|tail -f /dev/null)"
 )
 
 
@@ -55,11 +61,29 @@ class Launch:
     @cached_property
     def options(self) -> dict[str, str]:
         """Torchrun's own options by name with dashes, up to the script or module."""
+        return self._parsed[0]
+
+    @cached_property
+    def program(self) -> str:
+        """The script or module that the processes run, or ""."""
+        words = self._parsed[1]
+        if words[:1] and words[0] in ("-m", "--module", "-c", "--"):
+            words = words[1:]
+        return words[0] if words else ""
+
+    @cached_property
+    def _parsed(self) -> tuple[dict[str, str], list[str]]:
+        """The options before the program, and the words from the program on."""
         words = list(self.argv[1:])
-        if "-m" in words and words[words.index("-m") + 1 : words.index("-m") + 2]:
-            module = words[words.index("-m") + 1]
-            if module.startswith("torch.distributed."):
-                words = words[words.index("-m") + 2 :]
+        if self.kind == "python":
+            while words and words[0].startswith("-") and words[0] not in ("-m", "-c"):
+                if words.pop(0) in PYTHON_VALUED and words:
+                    words.pop(0)
+            return {}, words
+        if self.kind != "torchrun":
+            return {}, []
+        if "-m" in words and "".join(words[words.index("-m") + 1 :][:1]).startswith("torch.distributed."):
+            words = words[words.index("-m") + 2 :]
         given: dict[str, str] = {}
         while words and words[0].startswith("-") and words[0] not in ("-m", "--module", "--"):
             name, equals, value = words.pop(0).lstrip("-").partition("=")
@@ -67,28 +91,7 @@ class Launch:
             if not equals and name not in FLAGS and words:
                 value = words.pop(0)
             given[name] = value
-        return given
-
-    @cached_property
-    def program(self) -> str:
-        """The script or module that the processes run, or ""."""
-        words = list(self.argv[1:])
-        if self.kind == "torchrun":
-            while words and words[0].startswith("-") and words[0] not in ("-m", "--module", "--"):
-                name, equals, _ = words.pop(0).partition("=")
-                if not equals and name.lstrip("-").replace("_", "-") not in FLAGS and words:
-                    words.pop(0)
-            if words[:1] == ["-m"] and words[1:2] and words[1].startswith("torch.distributed."):
-                return replace(self, argv=("torchrun", *words[2:])).program
-        elif self.kind == "python":
-            while words and words[0].startswith("-") and words[0] not in ("-m", "-c"):
-                if words.pop(0) in PYTHON_VALUED and words:
-                    words.pop(0)
-        else:
-            return ""
-        if words[:1] and words[0] in ("-m", "--module", "-c", "--"):
-            return words[1] if len(words) > 1 else ""
-        return words[0] if words else ""
+        return given, words
 
 
 def _name(path: str) -> str:
@@ -282,7 +285,7 @@ def _sentence(word: str) -> bool:
     if len(parts) < 2:
         return False
     name = _name(parts[0])
-    programs = {*SHELLS, *LAUNCHERS, *WRAPPERS, *RUNNERS, "tune", "mpirun", "echo", "sleep", "pip", "pip3"}
+    programs = {*SHELLS, *LAUNCHERS, *WRAPPERS, *RUNNERS, "tune", "echo", "sleep", "pip", "pip3"}
     if name in programs or PYTHON.fullmatch(name) or any(part.startswith("-") for part in parts[1:]):
         return True
     # a path may hold a blank

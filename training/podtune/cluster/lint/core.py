@@ -13,7 +13,7 @@ from typing import Any
 
 from podtune.cluster.job.manifest import Json, dig
 from podtune.cluster.lint.core_fields import BOUNDS, FORMS, NAME_FIXES, NAMED, PROBES, TEXTS, VALUES
-from podtune.cluster.lint.diagnostic import Diagnostic, Place
+from podtune.cluster.lint.diagnostic import By, Diagnostic, Place
 from podtune.cluster.lint.names import labels, qualified
 from podtune.cluster.lint.quantity import quantity
 
@@ -92,7 +92,9 @@ def _field(field: str, value: Any, path: Place) -> Iterator[Diagnostic]:
             and (value or what in ("container", "volume"))
         ):
             message = f"{value!r} cannot be the name of a {what}"
-            yield Diagnostic(path, message, fix=NAME_FIXES[form], code="PT021")
+            # the API server takes any name of a claim; the pod then waits for one that cannot exist
+            by: By = "hang" if name == "claimName" else ""
+            yield Diagnostic(path, message, fix=NAME_FIXES[form], code="PT021", by=by)
     elif field in FORMS:
         code, pattern, problem, fix = FORMS[field]
         if isinstance(value, str) and not re.fullmatch(pattern, value, re.DOTALL):
@@ -151,6 +153,20 @@ def _reference(field: str) -> Callable[[Json, Place], Iterator[Diagnostic]]:
     return check
 
 
+def _node_affinity(node: Json, path: Place) -> Iterator[Diagnostic]:
+    if node.get("nodeSelectorTerms") == []:
+        yield _conflict((*path, "nodeSelectorTerms"), "nodeSelectorTerms is empty", "name a term")
+
+
+def _requirement(node: Json, path: Place) -> Iterator[Diagnostic]:
+    """Check an expression of a selector: In and NotIn have values, Exists and DoesNotExist none."""
+    operator, values = node.get("operator"), node.get("values") or []
+    if operator in ("Exists", "DoesNotExist") and values:
+        yield _conflict(path, f"{operator} takes no values", "leave values out, or operator: In")
+    elif operator in ("In", "NotIn") and not values:
+        yield _conflict(path, f"{operator} has no values", "name a value, or operator: Exists")
+
+
 def _volume(volume: Json, path: Place) -> Iterator[Diagnostic]:
     sources = [key for key in volume if key != "name"]
     if len(sources) > 1:
@@ -206,6 +222,8 @@ OBJECTS: dict[str, Callable[[Json, Place], Iterator[Diagnostic]]] = {
     "containers": _container,
     "volumes": _volume,
     "tolerations": _toleration,
+    "requiredDuringSchedulingIgnoredDuringExecution": _node_affinity,
+    **dict.fromkeys(("nodeSelectorTerms", "preference", "labelSelector"), _requirement),
     "nodeSelector": labels,
     "matchLabels": labels,
     "limits": _amounts,

@@ -84,7 +84,18 @@ def is_foreign(document: Document) -> bool:
 
 
 def read(text: str, source: str) -> tuple[list[Document], list[Diagnostic]]:
-    """The documents of ``text`` up to the first that is not YAML, and the errors in it."""
+    """The documents of ``text`` up to the first that is not YAML, and the errors in it.
+
+    Where the braces of envsubst's ``${NAME}`` are what is not YAML, as in a flow mapping, they are left out.
+    """
+    documents, errors = _read(text, source)
+    if "${" in text and any(error.message.startswith("not YAML") for error in errors):
+        again = _read(re.sub(r"\$\{(\w+)[^{}\n]*\}", r"$\1", text), source)
+        return again if len(again[1]) < len(errors) else (documents, errors)
+    return documents, errors
+
+
+def _read(text: str, source: str) -> tuple[list[Document], list[Diagnostic]]:
     documents: list[Document] = []
     errors: list[Diagnostic] = []
     loader = None
@@ -100,7 +111,7 @@ def read(text: str, source: str) -> tuple[list[Document], list[Diagnostic]]:
             elif content is not None:
                 message, fix = "this document is not a mapping", "start it with apiVersion and kind"
                 errors.append(yaml_error(source, node.start_mark.line + 1, message, fix))
-    except (yaml.YAMLError, RecursionError, ValueError, OverflowError) as error:
+    except (yaml.YAMLError, RecursionError, ArithmeticError, LookupError, ValueError) as error:
         errors.append(_explained(error, text, source))
     finally:
         if loader is not None:

@@ -8,9 +8,8 @@ from pathlib import Path
 import yaml
 
 from podtune.cluster.job.manifest import Json
-from podtune.cluster.lint import check  # noqa: F401  declares the rules
-from podtune.cluster.lint.rules import RULES
-from podtune.run.errors import UserError, near
+from podtune.cluster.lint import check
+from podtune.cluster.lint.rules import find
 
 REFUSED_BY = {
     "api": "API server",
@@ -33,16 +32,12 @@ def explanation(code: str) -> str:
     Raises:
         UserError: no rule has this code.
     """
-    rules = {rule.code: rule for rule in RULES}
-    rule = rules.get(code.upper())
-    if rule is None:
-        meant = near(code.upper(), [*rules])
-        raise UserError(f"{code.upper()!r} is not a rule{meant}", fix="docs/lint.md has all of them", code=2)
+    rule = find(code)
     entry = examples()[rule.code]
     refused = f", refused by: {REFUSED_BY[rule.by]}" if rule.by else ""
     lines = [f"{rule.code} {rule.name} ({rule.severity}{refused})", "", rule.summary, "", f"Fix: {rule.fix}."]
-    if rule.values:
-        lines.append(f"In the values of podtune's chart: {rule.values}.")
+    if rule.code in check.CHART_VALUES:
+        lines.append(f"In the values of podtune's chart: {check.CHART_VALUES[rule.code]}.")
     if "with" in entry:
         kind = "TrainingRuntime" if entry["with"] == "runtime" else entry["with"]["kind"]
         lines += ["", f"In a {kind} that the job uses:"]

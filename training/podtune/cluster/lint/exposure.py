@@ -31,23 +31,55 @@ OLD_LABELS = ("pytorch-job-name", "pytorch-replica-type", "pytorch-replica-index
 HOST_DNS = "dnsPolicy: ClusterFirstWithHostNet"
 
 
-@rule("PT401", "error", by="hang", fix="give each job a port of its own", values="port, hostNetwork")
+@rule("PT401", "error", by="hang", fix="give each job a port of its own")
 def host_network_port(job: Job) -> Iterator[Diagnostic]:
     """The workers hang waiting for the master's name with hostNetwork alone, as it does not resolve.
 
     dnsPolicy ClusterFirstWithHostNet makes it resolve. On the default port 23456 two jobs on one node clash
     (a warning).
     """
-    for template in job.templates:
-        if not template.pod.get("hostNetwork") or job.pods < 2:
-            continue
+    for template in job.templates if job.pods > 1 else ():
         place = (*template.pod_path, "hostNetwork")
+        if not template.pod.get("hostNetwork"):
+            if template.pod.get("dnsPolicy") == "Default":
+                message = "dnsPolicy of {role} is Default, the node's: Services do not resolve"
+                at, fix = (*template.pod_path, "dnsPolicy"), "dnsPolicy: ClusterFirst, or leave it out"
+                yield Diagnostic(at, message, "error" if _waits(job, template) else "warning", fix)
+            continue
         if template.pod.get("dnsPolicy") not in ("ClusterFirstWithHostNet", "None"):
             message = f"hostNetwork of {{role}} without {HOST_DNS}: Services do not resolve"
-            sure = template.role == "Worker" and job.template("Master") is not None
-            yield Diagnostic(place, message, "error" if sure else "warning", HOST_DNS)
+            yield Diagnostic(place, message, "error" if _waits(job, template) else "warning", HOST_DNS)
         if _port(template) == PORT:
             yield Diagnostic(place, f"hostNetwork of {{role}} with the default port {PORT}", "warning")
+
+
+def _waits(job: Job, template: PodTemplate) -> bool:
+    """True for Workers, which the operator has wait for the master's name."""
+    return template.role == "Worker" and job.template("Master") is not None
+
+
+@rule("PT407", "error", by="operator", fix="name it, or leave it out")
+def ports_without_a_service(job: Job) -> Iterator[Diagnostic]:
+    """The operator cannot make a pod's Service of a port without a name, or of one number twice.
+
+    It adds its own, pytorchjob-port 23456, to those of the container pytorch. Without Services no name of a
+    pod resolves: the workers wait, and the job gets no status.
+    """
+    for _, container in job.mains():
+        ports = container.spec.get("ports") or []
+        named = any(port.get("name") == PORT_NAME for port in ports)
+        seen = set() if named else {PORT}
+        for index, port in enumerate(ports):
+            place, number = (*container.path, "ports", index), port.get("containerPort")
+            if not port.get("name") and (len(ports) > 1 or not named):
+                yield Diagnostic(
+                    place, f"the port {number} has no name, which a Service of several ports needs"
+                )
+            elif number in seen:
+                also = f", as {PORT_NAME} that the operator adds" if number == PORT and not named else ""
+                fix = f"name it {PORT_NAME}" if also else "keep one of them"
+                yield Diagnostic(place, f"the port {number} is there twice{also}", fix=fix)
+            seen.add(number)
 
 
 def _port(template: PodTemplate) -> int:
@@ -57,7 +89,7 @@ def _port(template: PodTemplate) -> int:
     return int(number or PORT)
 
 
-@rule("PT402", "warning", fix="name a version or a digest", values="image.tag, image.digest", kinds=ALL)
+@rule("PT402", "warning", fix="name a version or a digest", kinds=ALL)
 def image_not_pinned(job: Job) -> Iterator[Diagnostic]:
     """An image without a tag, or of the tag latest, is another one at each restart.
 
@@ -74,13 +106,7 @@ def image_not_pinned(job: Job) -> Iterator[Diagnostic]:
         yield Diagnostic(next(iter(loose.values())), f"the {names} not pinned")
 
 
-@rule(
-    "PT403",
-    "warning",
-    fix="put it into a Secret and refer to it: valueFrom.secretKeyRef",
-    values="envFrom",
-    kinds=ALL,
-)
+@rule("PT403", "warning", fix="put it into a Secret and refer to it: valueFrom.secretKeyRef", kinds=ALL)
 def secret_in_plain_text(job: Job) -> Iterator[Diagnostic]:
     """A token or password as a literal is readable by everybody who may read the job or the repository."""
     for container in job.containers:
@@ -116,12 +142,7 @@ def secret(name: str, value: str) -> bool:
     )
 
 
-@rule(
-    "PT404",
-    "note",
-    fix=f'{ISTIO}: "false" as a label or annotation of the template',
-    values="podLabels, podAnnotations",
-)
+@rule("PT404", "note", fix=f'{ISTIO}: "false" as a label or annotation of the template')
 def istio_sidecar(job: Job) -> Iterator[Diagnostic]:
     """A proxy that Istio injects may never end, so neither does the job; and it cuts the collectives off.
 
@@ -152,13 +173,7 @@ def old_labels(job: Job) -> Iterator[Diagnostic]:
             yield Diagnostic((), f"{other.kind} {other.name} selects pods by pytorch-job-name")
 
 
-@rule(
-    "PT406",
-    "warning",
-    fix="drop it; training needs none of this",
-    values="securityContext, podSecurityContext",
-    kinds=ALL,
-)
+@rule("PT406", "warning", fix="drop it; training needs none of this", kinds=ALL)
 def privileged(job: Job) -> Iterator[Diagnostic]:
     """A privileged container, or one that shares the host's processes or root folder, is root on the node."""
     for template in job.own_templates:

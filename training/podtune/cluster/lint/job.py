@@ -33,6 +33,7 @@ class LintContext:
 
     runtimes: dict[tuple[str, str], Json] = field(default_factory=dict)  # (kind, name) -> cleaned content
     claims: dict[str, list[tuple[str, list[str]]]] = field(default_factory=dict)  # name -> namespace, modes
+    configmaps: dict[str, Json] = field(default_factory=dict)  # name -> data
     selectors: list[Document] = field(default_factory=list)  # that select by the labels of old operators
 
 
@@ -90,17 +91,19 @@ class Job:
         return next(inside, "")
 
     @cached_property
-    def refusals(self) -> list[Diagnostic]:
-        """The API server's, of the pods that this document describes and of labels."""
+    def collected(self) -> dict[str, list[Diagnostic]]:
+        """Violations of the CRD, and the API server's refusals of the pods described here, by code."""
         kubernetes = self.target.kubernetes
+        found = list(self.violations)
         if self.kind == "TrainJob":
-            trainer = dig(self.spec, "trainer")
-            return list(core.trainer(trainer, ("spec", "trainer"), kubernetes=kubernetes))
-        return [
-            refusal
-            for template in self.templates
-            for refusal in core.pod(template.pod, template.pod_path, kubernetes=kubernetes)
-        ]
+            found += core.trainer(dig(self.spec, "trainer"), ("spec", "trainer"), kubernetes=kubernetes)
+        else:
+            for template in self.templates:
+                found += core.pod(template.pod, template.pod_path, kubernetes=kubernetes)
+        by_code: dict[str, list[Diagnostic]] = {}
+        for one in found:
+            by_code.setdefault(one.code, []).append(one)
+        return by_code
 
     @property
     def pods(self) -> int:

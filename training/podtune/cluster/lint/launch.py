@@ -15,13 +15,18 @@ from podtune.cluster.lint.templates import JobContainer
 
 #: what Trainer's webhook reserves in spec.trainer.env
 RESERVED = {"PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT"}
+#: flags by which a launcher that does not read PET_* finds the other pods all the same
 BY_FLAGS = re.compile(
-    r"--(num[_-]machines|machine[_-]rank|main[_-]process[_-]ip|hostfile|config[_-]file|node[_-]rank"
-    r"|master[_-]addr|no[_-]ssh|include|launcher)"
+    r"--(machine[_-]rank|main[_-]process[_-]ip|hostfile|config[_-]file|node[_-]rank|master[_-]addr|no[_-]ssh"
+    r"|include|launcher|host|machinefile)\b|-H$"
 )
+#: accelerate's own: several machines, and what tells them apart
+MACHINES = re.compile(r"--num[_-]machines\b(?!=1$)")
+RANKED = re.compile(r"--(machine[_-]rank|config[_-]file|rdzv[_-]backend=c10d)\b")
+INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 
 
-@rule("PT101", "error", by="webhook", fix="remove it; the operator sets it", values="env", kinds=JOBS)
+@rule("PT101", "error", by="webhook", fix="remove it; the operator sets it", kinds=JOBS)
 def rendezvous_by_hand(job: Job) -> Iterator[Diagnostic]:
     """RANK, WORLD_SIZE, MASTER_* and PET_* are the operator's.
 
@@ -39,7 +44,7 @@ def rendezvous_by_hand(job: Job) -> Iterator[Diagnostic]:
                 yield Diagnostic(place, f"{name} is set by hand, and the operator overrides it", "warning")
 
 
-@rule("PT102", "warning", fix='set the number, quoted: nprocPerNode: "2"', values="distributed.nprocPerNode")
+@rule("PT102", "warning", fix='set the number, quoted: nprocPerNode: "2"')
 def processes_not_fixed(job: Job) -> Iterator[Diagnostic]:
     """On a pod without devices torchrun starts a process for each CPU of the node.
 
@@ -65,20 +70,25 @@ def _asks_for_devices(container: JobContainer) -> bool:
     return any("/" in name for name in names) or bool(dig(container.spec, "resources").get("claims"))
 
 
-@rule(
-    "PT103",
-    "warning",
-    fix="make the processes of a pod its GPUs",
-    values="distributed.nprocPerNode, resources",
-    kinds=JOBS,
-)
+@rule("PT103", "warning", fix="make the processes of a pod its GPUs", kinds=JOBS)
 def processes_differ_from_gpus(job: Job) -> Iterator[Diagnostic]:
-    """More processes than GPUs in a pod share them, which NCCL refuses; fewer leave GPUs idle."""
+    """More processes than GPUs in a pod share them, which NCCL refuses; fewer leave GPUs idle.
+
+    CUDA_VISIBLE_DEVICES hides GPUs from them.
+    """
     place = ("spec", "trainer", "numProcPerNode") if job.kind == "TrainJob" else ("spec", "nprocPerNode")
     number = job.processes_per_pod
     for template, container in job.mains():
         gpus, launch = container.gpus, container.launch
-        if number is None or not gpus or "nproc-per-node" in launch.options:
+        if number is None or "nproc-per-node" in launch.options:
+            continue
+        visible = [
+            one for one in container.literals.get("CUDA_VISIBLE_DEVICES", "").split(",") if one.strip()
+        ]
+        if visible and "$" not in visible[0] and number > len(visible):
+            message = f"{place[-1]} is {number} and CUDA_VISIBLE_DEVICES of {{role}} names {len(visible)}"
+            yield Diagnostic(place, message, role=template.role)
+        if not gpus and (number == 1 or container.amounts("limits").get("nvidia.com/gpu") != 0):
             continue
         if number > gpus or (number < gpus and launch.kind == "torchrun"):
             message = f"{place[-1]} is {number} but {{role}} has {gpus} GPUs"
@@ -90,7 +100,6 @@ def processes_differ_from_gpus(job: Job) -> Iterator[Diagnostic]:
     "error",
     by="hang",
     fix="start it with torchrun, which reads PET_*: torchrun YOUR_SCRIPT",
-    values="mode",
     kinds=JOBS,
 )
 def plain_python(job: Job) -> Iterator[Diagnostic]:
@@ -123,21 +132,33 @@ def _reads_torchrun(container: JobContainer) -> bool:
 
 @rule(
     "PT106",
-    "warning",
+    "error",
+    by="hang",
     fix="use torchrun; the Trainer and accelerate's API work under it unchanged",
     kinds=JOBS,
 )
 def launcher_ignores_operator(job: Job) -> Iterator[Diagnostic]:
-    """Accelerate launch, trl and the deepspeed launcher ignore PET_*, so each pod trains alone.
+    """Accelerate launch of several machines hangs without --machine_rank: every pod takes itself for rank 0.
 
-    Unless their own flags or a hostfile say otherwise.
+    It, trl, mpirun and the deepspeed launcher ignore PET_*, so without flags of their own or a hostfile each
+    pod trains alone (a warning).
     """
-    for _, container in job.mains():
+    for _, container in job.mains() if job.pods > 1 else ():
         launch = container.launch
-        by_flags = any(BY_FLAGS.match(word) for word in launch.argv)
-        if job.pods > 1 and launch.kind in ("accelerate", "deepspeed", "trl") and not by_flags:
+        launchers = ("accelerate", "deepspeed", "trl", *(["mpirun"] if job.kind == "PyTorchJob" else []))
+        if launch.kind == "accelerate" and _machines_without_rank(launch.argv):
+            message = "{role} starts accelerate for several machines, and nothing gives each its rank"
+            yield Diagnostic(container.command_path, message, fix="--machine_rank=$(RANK), or torchrun")
+        elif launch.kind in launchers and not any(BY_FLAGS.match(word) for word in launch.argv):
             message = f"{{role}} starts {launch.kind}, which does not read the operator's variables"
-            yield Diagnostic(container.command_path, message)
+            yield Diagnostic(container.command_path, message, "warning")
+
+
+def _machines_without_rank(argv: tuple[str, ...]) -> bool:
+    """True for accelerate's own flags of several machines that leave each with the default rank 0."""
+    words = " ".join(argv).replace("backend c10d", "backend=c10d").replace("machines 1 ", "machines=1 ")
+    flags = words.split()
+    return any(map(MACHINES.match, flags)) and not any(map(RANKED.match, flags))
 
 
 @rule(
@@ -149,11 +170,20 @@ def launcher_ignores_operator(job: Job) -> Iterator[Diagnostic]:
 def shell_as_first_process(job: Job) -> Iterator[Diagnostic]:
     """A shell as the first process passes no SIGTERM on, so a preempted pod is killed without saving.
 
-    exec hands over to the program.
+    exec hands over to the program. A shell that starts it in the background and ends, ends the pod.
     """
     for _, container in job.mains():
         launch = container.launch
-        if launch.kind and launch.swallows and launch.kind != "python":
+        if (
+            launch.kind
+            and re.search(r"[^&]&\s*$", launch.script)
+            and not re.search(r"\bwait\b", launch.script)
+        ):
+            message = (
+                f"the shell of {{role}} starts {launch.argv[0]} in the background and ends: nothing trains"
+            )
+            yield Diagnostic(container.command_path, message, fix="leave the & out, and begin with exec")
+        elif launch.kind and launch.swallows and launch.kind != "python":
             message = f"a shell is the first process of {{role}} and starts {launch.argv[0]} without exec"
             yield Diagnostic(container.command_path, message)
 
@@ -163,24 +193,26 @@ def shell_as_first_process(job: Job) -> Iterator[Diagnostic]:
     "error",
     by="hang",
     fix="remove it, or name the interface that reaches the other pods, as eth0",
-    values="nccl.env",
     kinds=JOBS,
 )
 def loopback_between_pods(job: Job) -> Iterator[Diagnostic]:
     """The collectives of a job of several pods hang or fail over the loopback interface.
 
     It reaches no other pod. An error for the library that the pods use: NCCL with devices, gloo without.
+    ConfigMaps of envFrom are looked up in the files.
     """
     for template, container in job.mains() if job.pods > 1 else ():
-        for index, entry in container.env:
-            name, value = entry["name"], str(entry.get("value") or "").strip()
-            if name not in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"):
-                continue
-            if value.lstrip("=").split(",")[0] in ("lo", "lo0"):
+        given = [(entry["name"], entry.get("value"), ("env", index)) for index, entry in container.env]
+        for index, source in enumerate(container.spec.get("envFrom") or []):
+            data = job.context.configmaps.get(dig(source, "configMapRef").get("name", ""), {})
+            given += [(f"{source.get('prefix', '')}{key}", data[key], ("envFrom", index)) for key in data]
+        for name, text, place in given:
+            value = str(text or "").strip()
+            if name in INTERFACES and value.lstrip("=").split(",")[0] in ("lo", "lo0"):
                 used = bool(container.gpus) == (name == "NCCL_SOCKET_IFNAME")
                 sure = used and name != "TP_SOCKET_IFNAME" and not template.pod.get("hostNetwork")
                 message = f"{name} is {value}, which reaches no other pod"
-                yield Diagnostic((*container.path, "env", index), message, "error" if sure else "warning")
+                yield Diagnostic((*container.path, *place), message, "error" if sure else "warning")
 
 
 @rule("PT114", "error", by="hang", fix="write each word by itself", kinds=ALL)

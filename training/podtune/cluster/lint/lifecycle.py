@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from podtune.cluster.job.manifest import dig
 from podtune.cluster.job.pytorchjob import QUEUE
-from podtune.cluster.lint.command import NEVER_ENDS
+from podtune.cluster.lint.command import NEVER_ENDS, SLEEPS
 from podtune.cluster.lint.diagnostic import Diagnostic
 from podtune.cluster.lint.documents import JOBS
 from podtune.cluster.lint.job import Job
@@ -17,7 +17,7 @@ TORCHRUN_SHUTDOWN_S = 30
 RUN_POLICY = ("spec", "runPolicy")
 
 
-@rule("PT201", "note", fix="cleanPodPolicy: Running", values="runPolicy.cleanPodPolicy")
+@rule("PT201", "note", fix="cleanPodPolicy: Running")
 def pods_stay_after_the_end(job: Job) -> Iterator[Diagnostic]:
     """Pods that hang when the job has ended keep their GPUs with cleanPodPolicy None (the default).
 
@@ -29,9 +29,7 @@ def pods_stay_after_the_end(job: Job) -> Iterator[Diagnostic]:
         yield Diagnostic((*RUN_POLICY, "cleanPodPolicy"), f"cleanPodPolicy {says}")
 
 
-@rule(
-    "PT202", "note", fix="backoffLimit: 3, or what a day of retries is worth", values="runPolicy.backoffLimit"
-)
+@rule("PT202", "note", fix="backoffLimit: 3, or what a day of retries is worth")
 def retries_without_limit(job: Job) -> Iterator[Diagnostic]:
     """A job that cannot work restarts for ever without backoffLimit, and holds its GPUs meanwhile.
 
@@ -56,7 +54,6 @@ def retries_without_limit(job: Job) -> Iterator[Diagnostic]:
     "PT203",
     "warning",
     fix="restartPolicy: OnFailure, or an entry point that maps exit codes (podtune launch)",
-    values="restartPolicy",
 )
 def exit_code_under_torchrun(job: Job) -> Iterator[Diagnostic]:
     """RestartPolicy ExitCode never retries under torchrun.
@@ -69,9 +66,7 @@ def exit_code_under_torchrun(job: Job) -> Iterator[Diagnostic]:
             yield Diagnostic(place, "restartPolicy ExitCode of {role} with bare torchrun")
 
 
-@rule(
-    "PT204", "note", fix="more than 30 s plus the time of a save: 120", values="terminationGracePeriodSeconds"
-)
+@rule("PT204", "note", fix="more than 30 s plus the time of a save: 120")
 def grace_shorter_than_a_save(job: Job) -> Iterator[Diagnostic]:
     """A checkpoint cannot be saved within terminationGracePeriodSeconds.
 
@@ -99,7 +94,7 @@ def readiness_probe_on_master(job: Job) -> Iterator[Diagnostic]:
             yield Diagnostic((*container.path, "readinessProbe"), "the Master has a readinessProbe")
 
 
-@rule("PT206", "error", by="hang", fix="restartPolicy: OnFailure", values="restartPolicy")
+@rule("PT206", "error", by="hang", fix="restartPolicy: OnFailure")
 def restart_always(job: Job) -> Iterator[Diagnostic]:
     """RestartPolicy Always restarts a container that has finished, too, so the job never ends.
 
@@ -112,12 +107,7 @@ def restart_always(job: Job) -> Iterator[Diagnostic]:
             yield Diagnostic(place, "restartPolicy of {role} is Always", "warning" if others else "")
 
 
-@rule(
-    "PT207",
-    "warning",
-    fix="set it beside replicas; the operator overwrites the template's",
-    values="restartPolicy",
-)
+@rule("PT207", "warning", fix="set it beside replicas; the operator overwrites the template's")
 def restart_policy_in_template(job: Job) -> Iterator[Diagnostic]:
     """A restartPolicy inside the pod template is overwritten by the replica's (OnFailure if unset)."""
     for template in job.templates:
@@ -127,12 +117,7 @@ def restart_policy_in_template(job: Job) -> Iterator[Diagnostic]:
             yield Diagnostic((*template.pod_path, "restartPolicy"), message)
 
 
-@rule(
-    "PT208",
-    "warning",
-    fix="ttlSecondsAfterFinished: a day or more, or leave it out",
-    values="runPolicy.ttlSecondsAfterFinished",
-)
+@rule("PT208", "warning", fix="ttlSecondsAfterFinished: a day or more, or leave it out")
 def gone_before_read(job: Job) -> Iterator[Diagnostic]:
     """A ttlSecondsAfterFinished of minutes deletes the job and its logs before anybody has read them."""
     ttl = dig(job.spec, "runPolicy").get("ttlSecondsAfterFinished")
@@ -172,7 +157,7 @@ def probe_on_the_trainer(job: Job) -> Iterator[Diagnostic]:
                 yield Diagnostic((*container.path, probe), f"the trainer of {{role}} has a {probe}")
 
 
-@rule("PT211", "warning", fix="leave it out: the default is all pods", values="runPolicy.schedulingPolicy")
+@rule("PT211", "warning", fix="leave it out: the default is all pods")
 def gang_above_the_pods(job: Job) -> Iterator[Diagnostic]:
     """A minAvailable above the job's pods waits for pods that do not exist, under gang scheduling."""
     least = dig(job.spec, "runPolicy", "schedulingPolicy").get("minAvailable")
@@ -181,7 +166,7 @@ def gang_above_the_pods(job: Job) -> Iterator[Diagnostic]:
         yield Diagnostic(place, f"minAvailable is {least} and the job has {job.pods} pods")
 
 
-@rule("PT212", "warning", fix=f"add the label {QUEUE}, or drop it", values="kueue.queueName", kinds=JOBS)
+@rule("PT212", "warning", fix=f"add the label {QUEUE}, or drop it", kinds=JOBS)
 def suspended_without_queue(job: Job) -> Iterator[Diagnostic]:
     """A suspended job starts when somebody resumes it: Kueue does, for jobs that name a queue.
 
@@ -195,3 +180,22 @@ def suspended_without_queue(job: Job) -> Iterator[Diagnostic]:
         yield Diagnostic((*place, "suspend"), "suspend is true and no queue is named")
     if "multikueue" in str(holder.get("managedBy") or ""):
         yield Diagnostic((*place, "managedBy"), "MultiKueue is the manager and no queue is named")
+
+
+@rule("PT213", "error", by="hang", fix="let it end, or remove it", kinds=WITH_PODS)
+def only_sleeps(job: Job) -> Iterator[Diagnostic]:
+    """An init container that only sleeps never ends, so the trainer never starts.
+
+    A trainer that does is one to log in to (a warning): the job never ends.
+    """
+    for template in job.templates:
+        for container in template.init_containers:
+            if (
+                SLEEPS.fullmatch(" ".join(container.words))
+                and container.spec.get("restartPolicy") != "Always"
+            ):
+                message = f"the init container {container.name!r} of {{role}} never ends"
+                yield Diagnostic(container.path, message)
+    for _, container in job.mains():
+        if SLEEPS.fullmatch(" ".join(container.words)):
+            yield Diagnostic(container.command_path, "the trainer of {role} only sleeps", "warning")

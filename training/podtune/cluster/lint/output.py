@@ -9,10 +9,10 @@ from typing import Any
 from podtune.cluster.lint.check import Verdict
 from podtune.cluster.lint.diagnostic import SEVERITIES, Diagnostic
 from podtune.cluster.lint.rules import RULES
+from podtune.cluster.lint.sources import STDIN
 
 SCHEMA = "podtune.lint/1"
 FIELDS = ("code", "severity", "source", "line", "job", "path", "message", "fix", "values", "by")
-STDIN = "-"
 
 
 def printable(text: str) -> str:

@@ -5,23 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from podtune.cluster.job.pytorchjob import INIT_CONTAINER
-from podtune.cluster.lint.diagnostic import By, Diagnostic
+from podtune.cluster.lint.diagnostic import Diagnostic
 from podtune.cluster.lint.job import Job
 from podtune.cluster.lint.names import LABEL, image_problem, metadata
 from podtune.cluster.lint.rules import ALL, rule
-
-
-def _refused(job: Job, code: str) -> Iterator[Diagnostic]:
-    return (refusal for refusal in job.refusals if refusal.code == code)
-
-
-@rule("PT020", "error", by="operator", fix="use one of the values named", kinds=ALL)
-def pod_value(job: Job) -> Iterator[Diagnostic]:
-    """The API server refuses every pod with a value that core/v1 does not know.
-
-    imagePullPolicy, dnsPolicy, a toleration's operator: the job is taken, and the operator creates no pod.
-    """
-    return _refused(job, "PT020")
 
 
 @rule("PT021", "error", by="operator", fix="correct the name", kinds=ALL)
@@ -37,14 +24,12 @@ def pod_name(job: Job) -> Iterator[Diagnostic]:
             "lower-case letters, digits and '-'",
         )
         yield Diagnostic(("metadata", "namespace"), message, fix=fix, by="api")
+    if job.kind == "TrainJob":  # Trainer hands spec.labels on to the JobSet, which is refused
+        yield from metadata(job.spec, ("spec",))
     for found in metadata(job.metadata, ("metadata",)):
         yield Diagnostic(found.place, found.message, fix=found.fix, by="api")
     for template in job.own_templates:
         yield from metadata(template.metadata, template.metadata_path)
-    for found in _refused(job, "PT021"):
-        # the API server takes any name of a claim; the pod then waits for one that cannot exist
-        by: By = "hang" if found.place[-1] == "claimName" else "operator"
-        yield Diagnostic(found.place, found.message, fix=found.fix, by=by)
 
 
 @rule("PT022", "error", by="operator", fix="keep one of them", kinds=ALL)
@@ -54,7 +39,6 @@ def pod_conflict(job: Job) -> Iterator[Diagnostic]:
     Two sources of a volume, value and valueFrom, a probe of two kinds, a toleration without key, two
     containers of one name.
     """
-    yield from _refused(job, "PT022")
     worker = job.template("Worker")
     if job.kind != "PyTorchJob" or worker is None or job.template("Master") is None:
         return
@@ -64,23 +48,7 @@ def pod_conflict(job: Job) -> Iterator[Diagnostic]:
             yield Diagnostic((*container.path, "name"), message, fix="rename it")
 
 
-@rule("PT023", "error", by="operator", fix="correct the number", kinds=ALL)
-def pod_number(job: Job) -> Iterator[Diagnostic]:
-    """The API server refuses a pod with a number out of its bounds.
-
-    A port of 99999, a negative amount, a part of a GPU.
-    """
-    return _refused(job, "PT023")
-
-
-@rule(
-    "PT025",
-    "error",
-    by="hang",
-    fix="registry/path/name:tag, the path in lower case",
-    values="image.repository, image.tag",
-    kinds=ALL,
-)
+@rule("PT025", "error", by="hang", fix="registry/path/name:tag, the path in lower case", kinds=ALL)
 def image_name(job: Job) -> Iterator[Diagnostic]:
     """The kubelet cannot pull an image whose name no registry can have.
 

@@ -19,16 +19,10 @@ MIB, PIB = Decimal(1024**2), Decimal(1024**5)
 MOST_CORES = 4096
 SHM = "/dev/shm"
 #: names that people write for nvidia.com/gpu, and that no device plugin offers
-NOT_A_GPU = re.compile(r"(nvidia|amd)\.com/(gpus|GPUs?|Gpus?|gpu-count|vgpus|gpu_count)")
+NOT_A_GPU = re.compile(r"(nvidia|amd)\.com/(gpus|GPUs?|Gpus?|gpu-count|vgpus|gpu_count)|(nvidia|amd)/gpus?")
 
 
-@rule(
-    "PT301",
-    "warning",
-    fix="mount an emptyDir with medium: Memory at /dev/shm",
-    values="shm.sizeLimit",
-    kinds=JOBS,
-)
+@rule("PT301", "warning", fix="mount an emptyDir with medium: Memory at /dev/shm", kinds=JOBS)
 def no_shared_memory(job: Job) -> Iterator[Diagnostic]:
     """NCCL between the GPUs of a pod, and DataLoader workers, die with a bus error in 64 MiB of /dev/shm.
 
@@ -58,12 +52,7 @@ def no_shared_memory(job: Job) -> Iterator[Diagnostic]:
 
 
 @rule(
-    "PT302",
-    "error",
-    by="hang",
-    fix="accessModes: [ReadWriteMany], of a storage class that can",
-    values="persistence.*.accessModes",
-    kinds=JOBS,
+    "PT302", "error", by="hang", fix="accessModes: [ReadWriteMany], of a storage class that can", kinds=JOBS
 )
 def volume_for_one_node(job: Job) -> Iterator[Diagnostic]:
     """A job of several pods hangs on a ReadWriteOncePod claim, which is for one of them.
@@ -93,25 +82,19 @@ def _claims(job: Job) -> dict[str, list[tuple[PodTemplate, Place]]]:
     return uses
 
 
-@rule(
-    "PT303",
-    "error",
-    by="operator",
-    fix="give limits and requests of a device the same number",
-    values="resources",
-    kinds=ALL,
-)
+@rule("PT303", "error", by="operator", fix="give limits and requests of a device the same number", kinds=ALL)
 def gpu_request_differs_from_limit(job: Job) -> Iterator[Diagnostic]:
-    """The API server refuses a pod that requests a device without the same limit.
+    """The API server refuses a pod that requests a device or huge pages without the same limit.
 
-    Devices cannot be overcommitted; limits alone are enough.
+    Neither can be overcommitted; limits alone are enough.
     """
     for container in job.containers:
         limits = _amounts(container, "limits")
         for name, wanted in _amounts(container, "requests").items():
             limit = limits.get(name)
-            if "/" in name and "kubernetes.io/" not in name and limit != wanted:
-                says = f"limited to {limit}" if limit is not None else "has no limit"
+            device = "/" in name and "kubernetes.io/" not in name
+            if (device or name.startswith("hugepages-")) and limit != wanted:
+                says = f"is limited to {limit}" if limit is not None else "has no limit"
                 message = f"{container.name} of {{role}} requests {wanted} {name} and {says}"
                 yield Diagnostic(container.resources_path, message)
 
@@ -139,9 +122,7 @@ def mount_without_volume(job: Job) -> Iterator[Diagnostic]:
                     yield Diagnostic((*container.path, "volumeMounts", index), message)
 
 
-@rule(
-    "PT306", "error", by="operator", fix="make the limit at least the request", values="resources", kinds=ALL
-)
+@rule("PT306", "error", by="operator", fix="make the limit at least the request", kinds=ALL)
 def request_above_limit(job: Job) -> Iterator[Diagnostic]:
     """The API server refuses a pod that requests more cpu, memory or storage than its limit."""
     for container in job.containers:
@@ -152,7 +133,7 @@ def request_above_limit(job: Job) -> Iterator[Diagnostic]:
                 yield Diagnostic((*container.resources_path, "requests", name), message)
 
 
-@rule("PT307", "error", by="hang", fix="memory: 16Gi, cpu: 8 or 500m", values="resources", kinds=ALL)
+@rule("PT307", "error", by="hang", fix="memory: 16Gi, cpu: 8 or 500m", kinds=ALL)
 def amount_of_another_unit(job: Job) -> Iterator[Diagnostic]:
     """The kubelet cannot start a container in less than a MiB, and no node has thousands of cores.
 

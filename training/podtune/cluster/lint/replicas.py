@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from itertools import zip_longest
 
 from podtune.cluster.job.manifest import dig
 from podtune.cluster.lint.diagnostic import Diagnostic
@@ -20,7 +22,7 @@ ADDRESSES = {"MASTER_ADDR", "PET_MASTER_ADDR", "PET_RDZV_ENDPOINT"}
 ELASTIC = ("spec", "elasticPolicy")
 
 
-@rule("PT108", "warning", fix="set the same value on Master and Worker, or on neither", values="nccl.env")
+@rule("PT108", "warning", fix="set the same value on Master and Worker, or on neither")
 def interface_on_one_replica(job: Job) -> Iterator[Diagnostic]:
     """The rendezvous may hang where a network interface is fixed for one replica type only.
 
@@ -42,13 +44,7 @@ def interface_on_one_replica(job: Job) -> Iterator[Diagnostic]:
             yield Diagnostic(place, f"{name} differs between replicas ({sides})")
 
 
-@rule(
-    "PT109",
-    "error",
-    by="hang",
-    fix="make the first pod a Master, or add an elasticPolicy",
-    values="distributed.nodes",
-)
+@rule("PT109", "error", by="hang", fix="make the first pod a Master, or add an elasticPolicy")
 def no_rendezvous(job: Job) -> Iterator[Diagnostic]:
     """Several Workers without Master or elasticPolicy get no address to meet at.
 
@@ -70,11 +66,7 @@ def no_rendezvous(job: Job) -> Iterator[Diagnostic]:
 
 
 @rule(
-    "PT110",
-    "error",
-    by="hang",
-    fix="minReplicas <= Worker.replicas <= maxReplicas, all pods being Workers",
-    values="elastic",
+    "PT110", "error", by="hang", fix="minReplicas <= Worker.replicas <= maxReplicas, all pods being Workers"
 )
 def elastic_range(job: Job) -> Iterator[Diagnostic]:
     """The rendezvous waits for ever with fewer Workers than minReplicas.
@@ -108,9 +100,16 @@ def elastic_range(job: Job) -> Iterator[Diagnostic]:
     if backend is not None and backend not in ("c10d", "etcd", "etcd-v2", "static"):
         message = f"rdzvBackend is {backend!r}; torchrun has c10d, etcd, etcd-v2 and static"
         yield Diagnostic((*ELASTIC, "rdzvBackend"), message, "warning", "rdzvBackend: c10d")
+    endpoint = workers.main is not None and "rdzv-endpoint" in workers.main.launch.options
+    if backend == "static" and job.template("Master") is None:
+        message = "rdzvBackend is static, and nothing gives the Workers their ranks"
+        yield Diagnostic((*ELASTIC, "rdzvBackend"), message, "warning", "rdzvBackend: c10d")
+    elif str(backend).startswith("etcd") and not elastic.get("rdzvHost") and not endpoint:
+        message = f"rdzvBackend is {backend} without rdzvHost, and on Worker 0 no etcd listens"
+        yield Diagnostic((*ELASTIC, "rdzvBackend"), message, "warning", "name the host of etcd: rdzvHost")
 
 
-@rule("PT111", "warning", fix="use the same image on Master and Worker", values="image")
+@rule("PT111", "warning", fix="use the same image on Master and Worker")
 def images_differ(job: Job) -> Iterator[Diagnostic]:
     """Master and Worker of different images fail at the first collective, or drift.
 
@@ -130,23 +129,26 @@ def commands_differ(job: Job) -> Iterator[Diagnostic]:
     if len(mains) < 2:
         return
     (one, first), (other, last) = mains[0], mains[-1]
-    if _started(first) != _started(last):
-        message = f"{one.role} starts {_shown(first)!r}, {other.role} {_shown(last)!r}"
+    ours, theirs = _started(first), _started(last)
+    if ours != theirs:
+        apart = next((pair for pair in zip_longest(ours, theirs) if pair[0] != pair[1]), ("", ""))
+        left, right = (repr(line[:60]) if line else "nothing there" for line in apart)
+        message = f"the replicas start different programs: {one.role} has {left}, {other.role} {right}"
         yield Diagnostic(last.command_path, message)
 
 
-def _started(container: JobContainer) -> tuple[str, str]:
-    """The launcher and the program, else the words without options, whose values may differ by replica."""
+def _started(container: JobContainer) -> list[str]:
+    """The launcher and the lines of the program but for what it prints.
+
+    Else the words without options, whose values may differ by replica.
+    """
     settled = [word for word in container.words if not word.startswith("-")][:2]
-    return container.launch.kind, container.launch.program or " ".join(settled)
+    lines = (container.launch.program or " ".join(settled)).splitlines() or ["the image's own"]
+    silent = [line.strip() for line in lines if not re.match(r"\s*(print\(|echo\b|$)", line)]
+    return [container.launch.kind, *silent]
 
 
-def _shown(container: JobContainer) -> str:
-    lines = " ".join(container.words[:4]).splitlines()
-    return lines[0][:60] if lines else "the image's own"
-
-
-@rule("PT304", "warning", fix="ask for the same GPUs on Master and Worker", values="resources")
+@rule("PT304", "warning", fix="ask for the same GPUs on Master and Worker")
 def gpus_differ_between_replicas(job: Job) -> Iterator[Diagnostic]:
     """A replica with fewer GPUs than another (or another kind) fails or idles.
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from podtune.cluster.lint.diagnostic import By, Diagnostic, Severity
 from podtune.cluster.lint.documents import JOBS, RUNTIMES
 from podtune.cluster.lint.job import Job
+from podtune.run.errors import UserError, near
 
 Check = Callable[[Job], Iterator[Diagnostic]]
 ALL = (*JOBS, *RUNTIMES)
@@ -16,7 +17,7 @@ WITH_PODS = ("PyTorchJob", *RUNTIMES)
 
 @dataclass(frozen=True)
 class Rule:
-    """A named check; its documentation is the function's docstring, its examples are in examples.yaml.
+    """A named check; its examples are in examples.yaml.
 
     ``severity`` is the highest that it gives. An error is refused by somebody (``by``), or certainly hangs or
     never ends whatever the script does, and the docstring says which; a warning is likely to hurt; a note is
@@ -27,22 +28,31 @@ class Rule:
     severity: Severity
     by: By
     fix: str
-    values: str  # the path in the chart's values
     kinds: tuple[str, ...]
     check: Check
-
-    @property
-    def name(self) -> str:
-        """The function's name with dashes."""
-        return self.check.__name__.replace("_", "-")
-
-    @property
-    def summary(self) -> str:
-        """The function's docstring as one line."""
-        return " ".join((self.check.__doc__ or "").split())
+    name: str
+    summary: str  # the docstring as one line
 
 
 RULES: list[Rule] = []
+
+
+def find(code: str, where: str = "") -> Rule:
+    """The rule of this code, in letters of either case.
+
+    Raises:
+        UserError: there is none.
+    """
+    rules = {rule.code: rule for rule in RULES}
+    name = code.strip().upper()
+    if name in rules:
+        return rules[name]
+    groups = [
+        sorted(one for one in rules if one[:3] == group) for group in sorted({one[:3] for one in rules})
+    ]
+    spans = ", ".join(f"{group[0]} to {group[-1]}" for group in groups)
+    what = f"{name!r} is not a rule{near(name, [*rules])}"
+    raise UserError(what, where=where, fix=f"use a code of {spans}", code=2)
 
 
 def rule(
@@ -51,13 +61,20 @@ def rule(
     *,
     fix: str,
     by: By = "",
-    values: str = "",
     kinds: tuple[str, ...] = ("PyTorchJob",),
 ) -> Callable[[Check], Check]:
     """Declare a check as a rule."""
 
     def declare(check: Check) -> Check:
-        RULES.append(Rule(code, severity, by, fix, values, kinds, check))
+        name, summary = check.__name__.replace("_", "-"), " ".join((check.__doc__ or "").split())
+        RULES.append(Rule(code, severity, by, fix, kinds, check, name, summary))
         return check
 
     return declare
+
+
+def collected(
+    code: str, name: str, *, fix: str, summary: str, severity: Severity = "error", by: By = "api"
+) -> None:
+    """Declare a rule without a check of its own: the passes over the whole document find it."""
+    RULES.append(Rule(code, severity, by, fix, ALL, lambda job: iter(()), name, summary))

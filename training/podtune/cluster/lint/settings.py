@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from podtune.cluster.lint.documents import read
-from podtune.cluster.lint.rules import RULES
-from podtune.cluster.lint.sources import texts
+from podtune.cluster.lint.rules import find
+from podtune.cluster.lint.sources import read_sources
 from podtune.cluster.lint.targets import Target, parse
-from podtune.run.errors import ConfigError, UserError, near
+from podtune.run.errors import ConfigError, near
 
 FILE = ".podtune-lint.yaml"
 KEYS = ("ignore", "fail-on", "fail-if-none", "target")
@@ -36,10 +36,10 @@ def settings(file: str = "") -> LintSettings:
     path = file or _nearest()
     if not path:
         return LintSettings()
-    pairs, problems = texts([path])
-    if problems:
-        raise problems[0]
-    documents, errors = read(pairs[0][1], path) if pairs else ([], [])
+    sources = read_sources([path])
+    if sources.problems:
+        raise sources.problems[0]
+    documents, errors = read(sources.texts[0][1], path) if sources.texts else ([], [])
     if errors:
         raise ConfigError(errors[0].message, where=f"{path}:{errors[0].line}", fix=errors[0].fix)
     return _of(documents[0].content if documents else {}, path)
@@ -79,10 +79,5 @@ def _of(content: dict[str, Any], path: str) -> LintSettings:
 
 def codes(values: list[Any], where: str) -> set[str]:
     """Codes of rules, from ``PT204,PT404`` or a list."""
-    all_codes = [rule.code for rule in RULES]
-    wanted = {part.strip().upper() for value in values for part in str(value).split(",") if part.strip()}
-    for code in sorted(wanted):
-        if code not in all_codes:
-            fix = "docs/lint.md has all of them"
-            raise UserError(f"{code!r} is not a rule{near(code, all_codes)}", where=where, fix=fix, code=2)
-    return wanted
+    wanted = sorted({part for value in values for part in str(value).split(",") if part.strip()})
+    return {find(code, where).code for code in wanted}

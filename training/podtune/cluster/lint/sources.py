@@ -5,15 +5,19 @@ from __future__ import annotations
 import glob
 import os
 import re
+import stat
 import sys
-from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from podtune.cluster.job.manifest import Json
 from podtune.cluster.lint.documents import read
 from podtune.run.errors import NotFound, UserError
 
 ENDINGS = (".yaml", ".yml", ".json")
+TEMPLATES = (".yaml-template", ".yml-template", ".j2", ".tmpl", ".tpl")
+STDIN = "-"
 LARGEST = 64 * 1024**2  # bytes
 #: what makes a file of a directory worth reading
 WORTH = re.compile(
@@ -22,26 +26,36 @@ WORTH = re.compile(
 KUSTOMIZATIONS = ("kustomization.yaml", "kustomization.yml", "Kustomization")
 
 
-def texts(names: list[str]) -> tuple[list[tuple[str, str]], list[UserError]]:
-    """(name, text) of every file that ``names`` stand for, and what could not be read."""
-    pairs: list[tuple[str, str]] = []
-    problems: list[UserError] = []
+@dataclass
+class Sources:
+    """What the files hold, what could not be read, and the templates that are no YAML yet."""
+
+    texts: list[tuple[str, str]] = field(default_factory=list)  # name, text
+    problems: list[UserError] = field(default_factory=list)
+    templates: list[str] = field(default_factory=list)
+
+
+def read_sources(names: list[str]) -> Sources:
+    """Read every file that ``names`` stand for."""
+    sources = Sources()
     for name in names:
         try:
-            if name == "-":
-                pairs.append((name, _stdin()))
+            if name == STDIN:
+                sources.texts.append((name, _stdin()))
             elif os.path.isdir(name):
-                pairs += _of_directory(Path(name))
+                _read_directory(Path(name), sources)
             else:
                 matches = sorted(glob.glob(name, recursive=True)) if not os.path.exists(name) else [name]
-                pairs += [(match, _text(match)) for match in matches or [name] if not os.path.isdir(match)]
+                sources.texts += [
+                    (match, _text(match)) for match in matches or [name] if not _passed_over(Path(match))
+                ]
         except UserError as error:
-            problems.append(error)
-    return pairs, problems
+            sources.problems.append(error)
+    return sources
 
 
-def _of_directory(folder: Path) -> Iterator[tuple[str, str]]:
-    """Files below ``folder`` with jobs or claims in them, but for hidden ones and parts of objects.
+def _read_directory(folder: Path, sources: Sources) -> None:
+    """Read the files below ``folder`` with jobs or claims in them, but for hidden ones and parts of objects.
 
     Templates of charts and patches of kustomize are parts of objects only.
     """
@@ -50,37 +64,41 @@ def _of_directory(folder: Path) -> Iterator[tuple[str, str]]:
         folders[:] = sorted(
             name for name in folders if not name.startswith(".") and not (chart and name == "templates")
         )
-        patches = _patches(Path(root), files)
+        patches = _patches(Path(root))
         for file in sorted(files):
-            if (
-                not file.endswith(ENDINGS)
-                or file.startswith(".")
-                or file in patches
-                or file in KUSTOMIZATIONS
-            ):
+            if file.startswith(".") or file in patches or file in KUSTOMIZATIONS:
                 continue
-            try:
-                text = _text(os.path.join(root, file))
-            except UserError:
-                continue  # not text, so no manifest
-            if WORTH.search(text):
-                yield os.path.join(root, file), text
+            path = os.path.join(root, file)
+            if file.endswith((*ENDINGS, *TEMPLATES)):
+                try:
+                    text = _text(path)
+                except UserError:
+                    continue  # not text, so no manifest
+                if WORTH.search(text) and file.endswith(ENDINGS):
+                    sources.texts.append((path, text))
+                elif WORTH.search(text):
+                    sources.templates.append(path)
 
 
-def _patches(root: Path, files: list[str]) -> set[str]:
+def _passed_over(path: Path) -> bool:
+    """True for a folder that a pattern matched, and for a patch of kustomize, which is part of an object."""
+    return path.is_dir() or path.name in _patches(path.parent)
+
+
+def _patches(root: Path) -> set[str]:
     """Names of the files that a kustomization of this folder applies as patches."""
     names: set[str] = set()
-    for file in set(KUSTOMIZATIONS) & set(files):
-        documents, _ = read(_text(str(root / file)), file)
+    for file in KUSTOMIZATIONS:
+        documents, _ = read(_text(str(root / file)), file) if (root / file).is_file() else ([], [])
         for document in documents:
-            content: dict[str, Any] = document.content
+            content = document.content
             entries = [*_listed(content, "patches"), *_listed(content, "patchesJson6902")]
             names |= {str(entry.get("path")) for entry in entries if isinstance(entry, dict)}
             names |= {str(entry) for entry in _listed(content, "patchesStrategicMerge")}
     return {os.path.normpath(name) for name in names}
 
 
-def _listed(content: dict[str, Any], key: str) -> list[Any]:
+def _listed(content: Json, key: str) -> list[Any]:
     value = content.get(key)
     return value if isinstance(value, list) else []
 
@@ -97,6 +115,9 @@ def _stdin() -> str:
 
 def _text(name: str) -> str:
     try:
+        # the pipe of <(command), of the shell, has a writer; one on a volume may wait for ever
+        if stat.S_ISFIFO(os.stat(name).st_mode) and not name.startswith(("/dev/", "/proc/")):
+            raise NotFound("it is a named pipe", where=name, fix=f"cat {name} | podtune lint -")
         if os.path.getsize(name) > LARGEST:
             raise NotFound("it is larger than 64 MiB", where=name, fix="lint its parts")
         return _decoded(Path(name).read_bytes(), name)

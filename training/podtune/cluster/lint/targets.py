@@ -7,7 +7,10 @@ from dataclasses import dataclass, replace
 from podtune.run.errors import UserError
 
 OPERATORS = ("1.9",)
-TRAINERS = ("2.0", "2.1", "2.2", "2.3")
+TRAINERS = ("2.0", "2.1", "2.2", "2.3", "2.4")
+#: Trainer 2.4 has the CRDs of 2.3, and takes shorter names of replicated jobs
+SAME_SCHEMA = {"2.4": "2.3"}
+MAX_STEP_NAME = {"2.4": 20}
 OLDEST_KUBERNETES, NEWEST_KUBERNETES = 25, 36  # minor versions
 
 

@@ -10,13 +10,14 @@ from podtune.cluster.lint.diagnostic import Diagnostic, Place
 from podtune.cluster.lint.documents import RUNTIMES
 from podtune.cluster.lint.job import Job
 from podtune.cluster.lint.rules import rule
-from podtune.cluster.lint.targets import TRAINERS
+from podtune.cluster.lint.targets import MAX_STEP_NAME, TRAINERS
 from podtune.cluster.lint.templates import ancestor, replicated_jobs
 
 ONLY = ("TrainJob",)
 GROUP = "trainer.kubeflow.org"
 MANAGERS = (f"{GROUP}/trainjob-controller", "kueue.x-k8s.io/multikueue")
 TRAINER: Place = ("spec", "trainer")
+STEP_PLACE: Place = ("spec", "template", "spec", "replicatedJobs")
 RUNTIME: Place = ("spec", "runtimeRef")
 STEPS = {
     "trainer": NODE,
@@ -40,7 +41,6 @@ def no_trainer(job: Job) -> Iterator[Diagnostic]:
     "error",
     by="webhook",
     fix="numProcPerNode: the processes (GPUs) of one pod, a number without quotes",
-    values="distributed.nprocPerNode",
     kinds=ONLY,
 )
 def trainer_processes(job: Job) -> Iterator[Diagnostic]:
@@ -60,14 +60,7 @@ def trainer_processes(job: Job) -> Iterator[Diagnostic]:
         yield Diagnostic((*TRAINER, "numNodes"), message, "error" if sure else "warning", fix, "operator")
 
 
-@rule(
-    "PT503",
-    "error",
-    by="operator",
-    fix="a shorter name",
-    values="fullnameOverride (or the release name)",
-    kinds=ONLY,
-)
+@rule("PT503", "error", by="operator", fix="a shorter name", kinds=ONLY)
 def trainjob_name_too_long(job: Job) -> Iterator[Diagnostic]:
     """JobSet refuses names of which a pod's would pass 63 characters (48 with the step node).
 
@@ -104,7 +97,7 @@ def runtime_beside_trainjob(job: Job) -> Iterator[Diagnostic]:
         )
 
 
-@rule("PT505", "warning", fix="write the same GPUs under requests and limits", values="resources", kinds=ONLY)
+@rule("PT505", "warning", fix="write the same GPUs under requests and limits", kinds=ONLY)
 def gpu_limit_without_request(job: Job) -> Iterator[Diagnostic]:
     """Trainer 2.0 counts GPUs in requests only with numProcPerNode auto: limits alone start one process.
 
@@ -121,13 +114,7 @@ def gpu_limit_without_request(job: Job) -> Iterator[Diagnostic]:
         yield Diagnostic((*TRAINER, "resourcesPerNode"), message, "warning" if sure else "note")
 
 
-@rule(
-    "PT506",
-    "note",
-    fix="restartPolicy: Never in the runtime's template, with backoffLimit: 0",
-    values="restartPolicy",
-    kinds=ONLY,
-)
+@rule("PT506", "note", fix="restartPolicy: Never in the runtime's template, with backoffLimit: 0", kinds=ONLY)
 def trainjob_logs_lost(job: Job) -> Iterator[Diagnostic]:
     """A failed job's pods are deleted with their logs unless the template's restartPolicy is Never."""
     runtime = job.runtime
@@ -145,6 +132,16 @@ def unknown_runtime_kind(job: Job) -> Iterator[Diagnostic]:
     """
     reference = dig(job.spec, "runtimeRef")
     kind, group, manager = reference.get("kind"), reference.get("apiGroup"), job.spec.get("managedBy")
+    own = job.context.runtimes.get(("TrainingRuntime", str(reference.get("name"))))
+    namespace = dig(own, "metadata").get("namespace")
+    if own is not None and kind is None and job.runtime is None:
+        message = (
+            f"runtimeRef has no kind, which means ClusterTrainingRuntime, and {reference['name']} is not"
+        )
+        yield Diagnostic(RUNTIME, message, "warning", "kind: TrainingRuntime")
+    if kind == "TrainingRuntime" and namespace and job.metadata.get("namespace", namespace) != namespace:
+        message = f"the TrainingRuntime {reference['name']} is of the namespace {namespace}"
+        yield Diagnostic(RUNTIME, message, "warning", "put both into one namespace")
     if kind not in (None, *RUNTIMES):
         yield Diagnostic((*RUNTIME, "kind"), f"{kind!r} is not a kind of runtime")
     if group not in (None, GROUP):
@@ -228,6 +225,16 @@ def _overrides(spec: Json) -> Iterator[tuple[Place, str, Json]]:
             yield ("spec", "runtimePatches", index), str(replicated.get("name")), _pod_of(replicated)
 
 
+def long_step_names(content: Json, version: str) -> Iterator[Diagnostic]:
+    """Names of replicated jobs, of a runtime or of patches, that this version of Trainer finds too long."""
+    most = MAX_STEP_NAME.get(version, 253)
+    own = [(STEP_PLACE, str(step.get("name"))) for step in replicated_jobs(content)]
+    for place, name in [*own, *((place, name) for place, name, _ in _overrides(dig(content, "spec")))]:
+        if len(name) > most:
+            message = f"the replicated job {name} has {len(name)} characters, Trainer {version} takes {most}"
+            yield Diagnostic(place, message, fix="a shorter name", code="PT005")
+
+
 @rule("PT510", "error", by="webhook", fix="replicas: 1, and the container of the step", kinds=RUNTIMES)
 def runtime_steps(job: Job) -> Iterator[Diagnostic]:
     """The webhook refuses a runtime whose trainer or initializer has replicas other than 1.
@@ -241,7 +248,7 @@ def runtime_steps(job: Job) -> Iterator[Diagnostic]:
         yield Diagnostic(("spec", "mlPolicy"), message, fix="keep one", by="api")
     names: list[str] = []
     for index, replicated in enumerate(replicated_jobs(job.content)):
-        place: Place = ("spec", "template", "spec", "replicatedJobs", index)
+        place: Place = (*STEP_PLACE, index)
         for number, other in enumerate(replicated.get("dependsOn") or []):
             if other.get("name") not in names:
                 message = f"dependsOn {other.get('name')!r}, which is no replicated job above"

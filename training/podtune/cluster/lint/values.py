@@ -43,7 +43,13 @@ Loader.yaml_implicit_resolvers = {
 }
 TAG = "tag:yaml.org,2002:"
 _NUMBER = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
-_BOOLEAN = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+_CONSTRUCTOR = yaml.constructor.SafeConstructor()
+_CONSTRUCT = {
+    "null": _CONSTRUCTOR.construct_yaml_null,
+    "bool": _CONSTRUCTOR.construct_yaml_bool,
+    "int": _CONSTRUCTOR.construct_yaml_int,
+    "float": _CONSTRUCTOR.construct_yaml_float,
+}
 
 
 class Builder:
@@ -125,31 +131,14 @@ def _scalar(node: Any) -> Any:
         plain = not node.style and text[:1] in "0123456789+-."
         return float(text) if plain and text and _NUMBER.fullmatch(text) else text
     kind = tag.removeprefix(TAG)
-    if kind == "null":
-        return None
-    if kind == "bool":
-        return _BOOLEAN.get(text.lower(), text)
-    if kind in ("int", "float") and ":" in text:
+    if kind in ("timestamp", "binary", "value", "merge") or (kind in ("int", "float") and ":" in text):
         return text
-    if kind == "int":
-        return _whole(text.replace("_", ""))
-    if kind == "float":
-        number = text.replace("_", "").lower()
-        return float(number.replace(".inf", "inf").replace(".nan", "nan"))
-    if kind in ("timestamp", "binary", "value", "merge"):
-        return text
-    raise yaml.constructor.ConstructorError(None, None, f"the tag {tag!r} is none of YAML's", node.start_mark)
-
-
-def _whole(text: str) -> int:
-    sign = -1 if text.startswith("-") else 1
-    digits = text.lstrip("+-")
-    if len(digits) > 400:
-        raise ValueError(f"a number of {len(digits)} digits")
-    base = 16 if digits.startswith("0x") else 2 if digits.startswith("0b") else 10
-    if base == 10 and digits.startswith("0") and len(digits) > 1:
-        base = 8
-    return sign * int(digits.removeprefix("0o"), base)
+    if len(text) > 400:
+        raise ValueError(f"a number of {len(text)} digits")
+    if kind not in _CONSTRUCT:
+        problem = f"the tag {tag!r} is none of YAML's"
+        raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+    return _CONSTRUCT[kind](node)
 
 
 def yaml_error(source: str, line: int, message: str, fix: str) -> Diagnostic:

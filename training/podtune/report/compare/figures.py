@@ -145,11 +145,11 @@ def _task_scores(tasks: Json) -> Json:
     figures: Json = {}
     for task, score in mapping(tasks.get("scores")).items():
         asked = flat(mapping(score).get("asked"))
-        ways = {key: asked.get(key) for key in ("limit", "fewshot", "chat_template")}
         # no examples are a way of their own: the task may have some
-        way = "".join(
-            f", {key} {value}" for key, value in ways.items() if value is not None and value is not False
-        )
+        ways = [f"{key} {asked[key]}" for key in ("limit", "fewshot") if asked.get(key) is not None]
+        if asked.get("chat_template"):
+            ways.append("in chat template")
+        way = "".join(f", {each}" for each in ways)
         for metric, value in flat(mapping(score).get("tuned")).items():
             if not metric.endswith("_stderr") and number(value) is not None:
                 figures[f"{task} {metric}{way}"] = value

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from podtune.machine.building import c_compiler
 from podtune.run.errors import ConfigError, Unavailable
 from podtune.run.world import World
 from podtune.sft.config.keys import Settings
+
+if TYPE_CHECKING:
+    from podtune.sft.model.end_to_end import Architecture
 
 #: packages of optimizers, by a part of the name that transformers gives them
 OPTIMIZER_PACKAGES = {
@@ -32,12 +35,12 @@ OPTIMIZER_PACKAGES = {
 
 
 def hardware_choices(
-    settings: Settings, world: World, strategy: str, architecture: str = ""
+    settings: Settings, world: World, strategy: str, architecture: Architecture | None = None
 ) -> tuple[dict[str, Any], list[str]]:
     """Choose precision, activation checkpointing, attention, padding and data loading for this device.
 
-    Returns the choices and a note of each for the start line. ``architecture`` is the model's class; empty
-    if it is not known.
+    Returns the choices and a note of each for the start line. ``architecture`` is the model's; None if
+    it is not known.
     """
     values = settings.values
     chosen = _precision(settings, world)
@@ -89,7 +92,7 @@ def _precision(settings: Settings, world: World) -> dict[str, Any]:
 
 
 def _attention(
-    settings: Settings, world: World, *, half: bool, architecture: str
+    settings: Settings, world: World, *, half: bool, architecture: Architecture | None
 ) -> tuple[dict[str, Any], list[str]]:
     from podtune.sft.model.attention import PER_ROW, choose_attention
     from podtune.sft.model.end_to_end import why_padded
@@ -101,7 +104,7 @@ def _attention(
         if not settings.given("padding_free"):
             padded["padding_free"] = False
         attention = values.get("attn_implementation") or "its own"
-        return padded, [f"{attention} attention, padded rows, TRL's loss ({architecture}: {why})"]
+        return padded, [f"{attention} attention, padded rows, TRL's loss ({architecture.name}: {why})"]
     attention, reason = choose_attention(world.device_type, half_precision=half)
     if settings.given("attn_implementation"):
         attention, reason = values["attn_implementation"], "as asked"
@@ -135,8 +138,8 @@ def _data_loading(settings: Settings) -> tuple[dict[str, Any], list[str]]:
     return chosen, notes
 
 
-def refuse_unfit(settings: Settings, world: World, architecture: str = "") -> None:
-    """Refuse what this hardware or installation cannot do, for a model of the class ``architecture``.
+def refuse_unfit(settings: Settings, world: World, architecture: Architecture | None = None) -> None:
+    """Refuse what this hardware or installation cannot do, for a model of that ``architecture``.
 
     Raises:
         UserError: several GPUs and one process, no C compiler beside a GPU, fp16 without a scaler, flash
@@ -209,7 +212,7 @@ def _refuse_missing(settings: Settings) -> None:
         )
 
 
-def _refuse_liger(world: World, architecture: str) -> None:
+def _refuse_liger(world: World, architecture: Architecture | None) -> None:
     """Refuse Liger's kernels where they are absent, cannot run, or would silently be left out."""
     if importlib.util.find_spec("liger_kernel") is None:
         raise Unavailable(
@@ -223,6 +226,6 @@ def _refuse_liger(world: World, architecture: str) -> None:
         from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
         known = {MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(each) for each in MODEL_TYPE_TO_APPLY_LIGER_FN}
-        wrong = "" if architecture in known else f"Liger has no kernels for {architecture}"
+        wrong = "" if architecture.name in known else f"Liger has no kernels for {architecture.name}"
     if wrong:
         raise Unavailable(wrong, where="use_liger_kernel", fix="leave it off")

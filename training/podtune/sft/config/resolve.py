@@ -33,6 +33,7 @@ from podtune.sft.config.strategy import resolve_strategy, strategy_settings
 from podtune.sft.data.rows import RowOptions
 from podtune.sft.data.source import Sources
 from podtune.sft.data.tokenizer import TokenizeOptions
+from podtune.sft.model.end_to_end import Architecture
 from podtune.sft.model.load import check_quantization
 
 if TYPE_CHECKING:
@@ -208,10 +209,10 @@ class Arguments:
         }
 
 
-def resolve(settings: Settings, world: World, architecture: str = "") -> Arguments:
+def resolve(settings: Settings, world: World, architecture: Architecture | None = None) -> Arguments:
     """Decide batch, strategy and hardware choices, and have TRL's parser make its dataclasses.
 
-    ``architecture`` is the model's class; empty if it is not known.
+    ``architecture`` is the model's; None if it is not known.
 
     Raises:
         UserError: a batch that does not divide, a strategy that the world cannot hold, what this hardware

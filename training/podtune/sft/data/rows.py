@@ -58,6 +58,7 @@ class DatasetInfo:
         tokenizer: hash of its vocabulary, rules, special tokens and chat template.
         fingerprint: of the training rows, or of a stream's files.
         streamed: True of a stream, whose rows nobody counts.
+        chat_template: True if the rows were rendered by a chat template, False of bare text.
         rows: training rows, before packing.
         tokens: their tokens, after packing.
         trained_tokens: those with a label.
@@ -68,6 +69,7 @@ class DatasetInfo:
     path: str | list[str]
     tokenizer: str
     streamed: bool | None = None
+    chat_template: bool | None = None
     rows: int | None = None
     fingerprint: str = ""
     tokens: int | None = None
@@ -192,6 +194,7 @@ def _training_set(
         trained_tokens=made.stats.trained_tokens,
         truncated_rows=made.stats.rows_truncated,
         tokens_xxh3_128=made.digest or None,
+        chat_template=made.templated,
     )
     if options.packing:
         warnings += cut_by_packing(rows, options.max_length, options.packing)
@@ -216,7 +219,10 @@ def _stream(
             f"{sources.streaming}: the rows are trained in their order; shuffle_dataset shuffles them within "
             f"{BUFFER:,} rows"
         )
-    return stream, dataclasses.replace(info, streamed=True, fingerprint=stream.fingerprint), warnings
+    info = dataclasses.replace(
+        info, streamed=True, fingerprint=stream.fingerprint, chat_template=stream.templated
+    )
+    return stream, info, warnings
 
 
 def split_off(rows: Dataset, size: float, seed: int) -> tuple[Dataset, Dataset]:

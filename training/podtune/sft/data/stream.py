@@ -63,6 +63,7 @@ class TokenStream:
             self.shape = detect(first, "data set", options.dataset_text_field)
             self.warnings = check_tokenizer(tokenizer, options, self.shape)
             self._encode = Encoder(tokenizer, options, self.shape)
+            self.templated = self._encode.templated
 
     @property
     def fingerprint(self) -> str:

@@ -63,6 +63,7 @@ class Tokenised:
         path: the cache file that they are mapped from; None: they are in memory.
         from_cache: True if the file was there already.
         digest: XXH3 of the file, empty without one.
+        templated: True if a chat template rendered the rows; None of a cache that does not say.
     """
 
     dataset: Dataset
@@ -72,6 +73,7 @@ class Tokenised:
     path: Path | None = None
     from_cache: bool = False
     digest: str = ""
+    templated: bool | None = None
 
     def summary(self, source: DataSource) -> dict[str, Any]:
         """Counts, cache file and warnings of ``source``, JSON-ready."""
@@ -157,17 +159,18 @@ def tokenised(
         shape = shape_of(rows, options.dataset_text_field)
         warnings = check_tokenizer(tokenizer, options, shape) + unknown_roles(rows, tokenizer, shape)
         stats = Stats(fingerprint=fingerprint(rows))
-        encoded = _encoded(rows, Encoder(tokenizer, options, shape), stats)
+        encoder = Encoder(tokenizer, options, shape)
+        encoded = _encoded(rows, encoder, stats)
         if cache_dir is None:
             table = pa.Table.from_batches(list(encoded), SCHEMA)
-            made = _described(options, table, _info(stats, options, shape, warnings), stats.fingerprint[:32])
+            made = _described(options, table, _info(stats, encoder, warnings), stats.fingerprint[:32])
         else:
 
             def write(path: Path) -> cache.Info:
                 with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, SCHEMA) as writer:
                     for batch in encoded:
                         writer.write_batch(batch)
-                return _info(stats, options, shape, warnings)
+                return _info(stats, encoder, warnings)
 
             key = cache_key(stats.fingerprint, tokenizer, options)
             made = _mapped(options, *cache.get_or_make(cache_dir, key, write, wait_s=wait_s))
@@ -187,13 +190,14 @@ def _check_vocabulary(
         )
 
 
-def _info(stats: Stats, options: TokenizeOptions, shape: RowShape, warnings: list[str]) -> cache.Info:
+def _info(stats: Stats, encoder: Encoder, warnings: list[str]) -> cache.Info:
     """The content of an entry's info file; ``stats`` are complete once all rows are encoded."""
     return {
         "rows": stats.rows_kept,
         "stats": dataclasses.asdict(stats),
-        "options": dataclasses.asdict(options),
-        "shape": shape.name,
+        "options": dataclasses.asdict(encoder.options),
+        "shape": encoder.shape.name,
+        "templated": encoder.templated,
         "warnings": warnings,
     }
 
@@ -212,7 +216,8 @@ def _described(options: TokenizeOptions, table: Any, info: cache.Info, fingerpri
 
     stats = Stats(**info["stats"])
     warnings = (*info["warnings"], *stats.warnings(options))
-    return Tokenised(Dataset(table, fingerprint=fingerprint), stats, info["shape"], warnings)
+    dataset = Dataset(table, fingerprint=fingerprint)
+    return Tokenised(dataset, stats, info["shape"], warnings, templated=info.get("templated"))
 
 
 @contextlib.contextmanager

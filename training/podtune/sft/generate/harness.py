@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from lm_eval.tasks import TaskManager
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-SEEDS = ("random_seed", "numpy_random_seed", "torch_random_seed", "fewshot_random_seed")
+# Python's own random is left at the harness's seed, 0: then the default is that of its command line.
+SEEDS = ("numpy_random_seed", "torch_random_seed", "fewshot_random_seed")
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,12 @@ class EvalSettings:
     limit: int | None = None  # questions of a task
     fewshot: int | None = None  # examples before a question; None: as many as the task says
     chat_template: bool = False
-    seed: int = 0
+    seed: int = 1234
+
+    @property
+    def how(self) -> str:
+        """The form of a question."""
+        return "in the chat template" if self.chat_template else "as bare text"
 
     def for_record(self) -> Json:
         """These and the harness's version, as run.json has them."""

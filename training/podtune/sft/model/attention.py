@@ -10,6 +10,7 @@ would build a T x T mask for it, most of it empty. :func:`register_attention` ad
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +21,21 @@ from podtune.sft.cpu import attention as cpu_attention
 
 PER_ROW = "podtune_per_row"
 
-_EXTRAS = ("softcap", "position_bias", "s_aux")  # arguments by which some models change attention
+# What a layer may hand on and attention row by row either uses or can do without. ``sliding_window`` is the
+# word of flash attention; here, as in SDPA, the mask alone says what a token sees.
+_KNOWN = {
+    *("position_ids", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx"),
+    *("sliding_window", "use_cache", "is_causal"),
+    *("output_attentions", "output_hidden_states", "output_router_logits"),
+}
+# The parts of transformers.masking_utils that :func:`per_row_attention` does without a mask.
+_PLAIN = {
+    "causal_mask_function",
+    "and_masks.<locals>.and_mask",
+    "packed_sequence_mask_function.<locals>.inner_mask",
+    "remap_positions_for_packed_sequence.<locals>.inner_mask",
+}
+_WINDOW = "sliding_window_overlay.<locals>.inner_mask"
 
 
 class Attention(NamedTuple):
@@ -60,34 +75,42 @@ def per_row_mask(
     q_length: int,
     kv_length: int,
     *args: Any,
+    mask_function: Callable[..., Any],
     attention_mask: torch.Tensor | None = None,
     allow_is_causal_skip: bool = True,
-    use_vmap: bool = False,
-    config: Any = None,
+    local_size: int | None = None,
     **kwargs: Any,
 ) -> torch.Tensor | None:
-    """Build transformers' SDPA mask, or None for a padding-free batch.
+    """Build transformers' SDPA mask, or for a padding-free batch what :func:`per_row_attention` needs of it.
 
-    :func:`per_row_attention` keeps the rows of such a batch apart by their boundaries.
-
-    transformers forbids the causal short cut exactly when it finds that ``position_ids`` start again inside a
-    row. A mask with a pattern of the model's own (``use_vmap``; chunked attention) is built as ever.
+    That is None where a token sees all of its row before it, and under a sliding window a vector as long as
+    the window: its length is all that it says, and reading that waits for no GPU. transformers forbids the
+    causal short cut exactly when it finds that ``position_ids`` start again inside a row. A mask with a
+    pattern of the model's own (chunks, blocks) is built as ever.
     """
     from transformers.masking_utils import sdpa_mask
 
     padding_free = (
         batch_size == 1 and q_length == kv_length > 1 and attention_mask is None and not allow_is_causal_skip
     )
-    if padding_free and not use_vmap and getattr(config, "attention_chunk_size", None) is None:
-        return None
+    if padding_free and (parts := _parts(mask_function)) <= {*_PLAIN, _WINDOW}:
+        return None if _WINDOW not in parts else torch.empty(local_size or 0, dtype=torch.bool)
     kwargs |= {
+        "mask_function": mask_function,
         "attention_mask": attention_mask,
         "allow_is_causal_skip": allow_is_causal_skip,
-        "use_vmap": use_vmap,
-        "config": config,
+        "local_size": local_size,
     }
     built: torch.Tensor | None = sdpa_mask(batch_size, q_length, kv_length, *args, **kwargs)
     return built
+
+
+def _parts(mask_function: Callable[..., Any]) -> set[str]:
+    """Name the functions that a mask function of transformers is put together from."""
+    held = [cell.cell_contents for cell in getattr(mask_function, "__closure__", None) or ()]
+    held += [each for cell in held if isinstance(cell, tuple) for each in cell]
+    inner = (_parts(each) for each in held if callable(each) and not isinstance(each, torch.Tensor))
+    return {mask_function.__qualname__}.union(*inner)
 
 
 def per_row_attention(
@@ -98,14 +121,14 @@ def per_row_attention(
     attention_mask: torch.Tensor | None,
     dropout: float = 0.0,
     scaling: float | None = None,
-    sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attend causally from each row to itself, in transformers' calling convention.
 
     Args:
         query: ``(1, heads, T, head_dim)``; ``key`` and ``value`` may have fewer heads (grouped queries).
-        attention_mask: None for a padding-free batch; anything else goes to transformers' SDPA.
+        attention_mask: what :func:`per_row_mask` gave: None or a window for a padding-free batch; anything
+            else goes to transformers' SDPA.
         kwargs: ``cu_seq_lens_q`` ``(rows + 1,)`` and ``max_length_q`` from TRL's collator, or
         ``position_ids`` ``(1, T)``.
 
@@ -117,17 +140,21 @@ def per_row_attention(
     """
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-    boundaries = None if attention_mask is not None else _boundaries(module, query, key, kwargs)
+    window = None
+    if attention_mask is not None and attention_mask.dim() == 1:
+        window, attention_mask = len(attention_mask), None
+    boundaries = None if attention_mask is not None else _boundaries(module, query, key, kwargs, window)
     if boundaries is None:
         plain: tuple[torch.Tensor, None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
         return plain
-    if extra := [name for name in _EXTRAS if kwargs.get(name) is not None]:
-        fix = "use --padding_free false --attn_implementation eager"
+    unknown = [name for name, given in kwargs.items() if given is not None and name not in _KNOWN]
+    if unknown or kwargs.get("is_causal") is False:
+        extra = (unknown or ["is_causal false"])[0]
         raise RuntimeError(
-            f"{type(module).__name__} attends with {extra[0]}, which attention row by row does not "
-            f"have: {fix}"
+            f"{type(module).__name__} attends with {extra}, which attention row by row does not have: "
+            "use --padding_free false --attn_implementation eager"
         )
     dtype = (
         torch.get_autocast_dtype(query.device.type)
@@ -137,14 +164,14 @@ def per_row_attention(
     if query.is_cuda and dtype != torch.float32 and dropout == 0.0 and _has_varlen():
         longest = kwargs.get("max_length_q") or int(boundaries.diff().max())
         return _varlen(
-            query.to(dtype), key.to(dtype), value.to(dtype), boundaries, longest, scaling, sliding_window
+            query.to(dtype), key.to(dtype), value.to(dtype), boundaries, longest, scaling, window
         ), None
     lengths = boundaries.diff().tolist()
-    return _row_by_row(query, key, value, lengths, dtype, dropout, scaling, sliding_window), None
+    return _row_by_row(query, key, value, lengths, dtype, dropout, scaling, window), None
 
 
 def _boundaries(
-    module: nn.Module, query: torch.Tensor, key: torch.Tensor, kwargs: dict[str, Any]
+    module: nn.Module, query: torch.Tensor, key: torch.Tensor, kwargs: dict[str, Any], window: int | None
 ) -> torch.Tensor | None:
     """Find the rows' boundaries, ``(rows + 1,)``; None for an ordinary batch."""
     length = query.shape[2]
@@ -154,7 +181,8 @@ def _boundaries(
         return torch.as_tensor(given)
     positions = kwargs.get("position_ids")
     if positions is None or positions.shape[-1] != length or positions.dim() != 2:
-        if module.training:  # the batch may be padding-free, and attending across its rows would go unseen
+        # the batch may be padding-free, and attending across its rows would go unseen
+        if module.training or window:
             raise RuntimeError(
                 f"{type(module).__name__} is told neither cu_seq_lens_q nor position_ids, so it cannot keep "
                 "the rows of a batch apart: "

@@ -8,27 +8,12 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from podtune.run.errors import DataError, Unavailable
+from podtune.sft.model.end_to_end import architecture
 from podtune.sft.source.model import Origin, base_of, explained, load_config
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedConfig, PreTrainedModel
-
-
-def architecture(config: PreTrainedConfig) -> str:
-    """Name the class that holds a model's weights: of a multimodal model all of it, as TRL loads it.
-
-    The text part alone would lose tensors on saving, and an adapter of it would fit nothing published.
-    """
-    from transformers.models.auto.modeling_auto import (
-        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
-    )
-
-    named: str = (config.architectures or [""])[0]
-    if named in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.values():
-        return named
-    return str(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type, named))
+    from transformers import PreTrainedModel
 
 
 def load_model(
@@ -73,7 +58,7 @@ def load_model(
         check_quantization(True)
         options["quantization_config"] = quantization_config
     with explained(origin.name, "model"):
-        whole = architecture(load_config(origin, trust_remote_code))
+        whole = architecture(load_config(origin, trust_remote_code), trust_remote_code).name
         multimodal = whole.endswith("ForConditionalGeneration")
         kind = getattr(transformers, whole) if multimodal else transformers.AutoModelForCausalLM
         model, report = kind.from_pretrained(

@@ -15,8 +15,8 @@ def trained_parameters(model: Any) -> int:
 def adapter_layers(model: Any) -> list[str]:
     """Name the layers that have adapters, a text for each adapter: PEFT's own choice is not all layers."""
     configs = getattr(model, "peft_config", {}).values()
-    names = [each.target_modules for each in configs if isinstance(each.target_modules, set | list)]
-    return [" ".join(sorted(layers)) for layers in names if layers]
+    names = [getattr(each, "target_modules", None) for each in configs]  # prompt tuning has none
+    return [" ".join(sorted(layers)) for layers in names if isinstance(layers, set | list) and layers]
 
 
 def estimated_checkpoint_bytes(trainer: Any) -> int:
