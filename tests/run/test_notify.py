@@ -148,5 +148,5 @@ def test_kubeflow_asked_for_where_no_controller_offers_it_is_refused(monkeypatch
     from podtune.sft.config.resolve import check_installed
 
     monkeypatch.delenv("KUBEFLOW_TRAINER_SERVER_URL", raising=False)
-    with pytest.raises(UserError, match="TrainJobRuntimeStatus"):
+    with pytest.raises(UserError, match="TrainJobStatus"):
         check_installed(SimpleNamespace(report_to=["kubeflow"]))  # type: ignore[arg-type]

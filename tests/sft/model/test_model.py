@@ -449,6 +449,20 @@ def test_a_gated_model_without_a_token_says_what_to_do(hub: str) -> None:
     assert caught.value.code == NO_PERMISSION
 
 
+@pytest.mark.parametrize("chat_template", ["{{ ''.__class__.__mro__ }}", "{{ range(10 ** 9) | list }}"])
+def test_a_hostile_chat_template_is_a_sentence(micro: Path, chat_template: str) -> None:
+    tokenizer = load_tokenizer(locate_model(micro))
+    tokenizer.chat_template = chat_template
+    for ask in (
+        lambda: template.prompt_ids(tokenizer, [{"role": "user", "content": "a"}]),
+        lambda: template.scored_ids(tokenizer, [{"role": "user", "content": "a"}], "b"),
+        lambda: template.stop_token_trained(tokenizer),
+    ):
+        with pytest.raises(UserError, match="the chat template fails") as caught:
+            ask()
+        assert caught.value.code == DATA
+
+
 # ---- adapters ----
 @pytest.fixture(scope="module")
 def adapter(tuned: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -23,8 +23,18 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from podtune.run.distributed import DEFAULT_TIMEOUT_S
-from podtune.run.errors import OK, PEER_LOST, PREEMPTED, TERMINATION_LOG, PeerLost, report, terminate_log
+from podtune.run.errors import (
+    OK,
+    PEER_LOST,
+    PREEMPTED,
+    TERMINATION_LOG,
+    PeerLost,
+    UserError,
+    report,
+    terminate_log,
+)
 from podtune.run.launcher import ENDS, LAUNCHER, all_ended_well
+from podtune.run.yaml_text import read_mapping
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 GRACE_S = 5.0  # between a signal and the end by force, while no rank has anything to save
@@ -249,12 +259,8 @@ def rendezvous_s(arguments: Sequence[str]) -> float:
     words = [part for word in arguments for part in word.split("=", 1)]
     with contextlib.suppress(ValueError, IndexError):
         return float(words[words.index("--timeout_s") + 1])
-    with contextlib.suppress(ValueError, IndexError, OSError, TypeError, KeyError):
-        import yaml
-
-        text = Path(words[words.index("--config") + 1]).read_text(encoding="utf-8")
-        with contextlib.suppress(yaml.YAMLError):
-            return float(yaml.safe_load(text)["timeout_s"])
+    with contextlib.suppress(ValueError, IndexError, TypeError, KeyError, UserError):
+        return float(read_mapping(Path(words[words.index("--config") + 1]), fix="")["timeout_s"])
     return DEFAULT_TIMEOUT_S
 
 

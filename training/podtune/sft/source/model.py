@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,12 +24,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Origin:
-    """Location of a model that exists, with its file names; ``local_files_only`` forbids the network."""
+    """Location of a model that exists, with its file names; ``local_files_only`` forbids the network.
+
+    ``name`` is a folder or a hub id; ``url``, if the model was named by one, is where the folder came from.
+    """
 
     name: str
     revision: str | None
     files: tuple[str, ...]
     local_files_only: bool
+    url: str = ""
 
     @property
     def is_adapter(self) -> bool:
@@ -64,10 +68,10 @@ def locate_model(
         UserError: the folder is missing or holds no model; no such model on the hub, or gated without access;
             the hub cannot be reached and there is no copy in the cache.
     """
-    if object_store.is_url(name):
-        name = copies.local(str(name), unwanted=hub.UNWANTED)
-    folder = Path(name).expanduser()
-    origin = _in_folder(folder, revision) if folder.is_dir() else _on_hub(str(name), revision)
+    url = str(name) if object_store.is_url(name) else ""
+    folder = copies.local(url, unwanted=hub.UNWANTED) if url else Path(name).expanduser()
+    origin = _in_folder(folder, revision) if folder.is_dir() else _on_hub(url or str(name), revision)
+    origin = replace(origin, url=url)
     tokenizers = {"tokenizer.json", "tokenizer_config.json"} if tokenizer_alone else set()
     if not {"config.json", "adapter_config.json", *tokenizers} & set(origin.files):
         raise NotFound(
@@ -125,9 +129,10 @@ def explained(name: str, what: str) -> Iterator[None]:
     """Turn the errors that transformers raises for a broken or refused folder into :class:`UserError`."""
     from safetensors import SafetensorError
 
+    broken = (OSError, ValueError, KeyError, TypeError, ImportError, RecursionError, SafetensorError)
     try:
         yield
-    except (OSError, ValueError, KeyError, TypeError, ImportError, SafetensorError) as error:
+    except broken as error:
         text = " ".join(str(error).split())
         if "trust_remote_code" in text:
             raise ConfigError(
@@ -174,4 +179,4 @@ def base_of(adapter: Origin) -> Origin:
             where=f"{adapter.name}/adapter_config.json",
             fix="set base_model_name_or_path",
         )
-    return locate_model(str(base))
+    return locate_model(copies.known(str(base), f"{adapter.name}/adapter_config.json"))

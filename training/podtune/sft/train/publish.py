@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import shlex
 import shutil
@@ -11,8 +12,9 @@ from typing import Any
 
 from accelerate import PartialState
 
-from podtune.run.checkpoint import SAVING
+from podtune.run.checkpoint import MANIFEST, SAVING
 from podtune.run.errors import warn
+from podtune.run.files import apply_umask
 from podtune.run.record import Json, Measurements
 
 # of a checkpoint, what only training reads
@@ -40,6 +42,7 @@ def write_final(
         (staging_dir / "README.md").write_text(card, encoding="utf-8")
         for file in files:
             shutil.copy(file, staging_dir / file.name)
+        apply_umask(staging_dir)
         shutil.rmtree(target, ignore_errors=True)
         staging_dir.rename(target)
         shutil.rmtree(staging_dir.parent, ignore_errors=True)
@@ -115,6 +118,7 @@ class Publisher:
     def _upload(self, folder: Path, place: str, ignored: tuple[str, ...], *, background: bool) -> Any:
         from transformers.trainer import hf_api
 
+        links = [path for path in folder.rglob("*") if path.is_symlink()]  # they may lead anywhere
         try:
             return hf_api().upload_folder(
                 repo_id=self.repository,
@@ -123,7 +127,11 @@ class Publisher:
                 commit_message=f"podtune: {folder.name}",
                 token=self.args.hub_token,
                 revision=self.args.hub_revision,
-                ignore_patterns=[*ignored, "podtune-manifest.json"],
+                ignore_patterns=[
+                    *ignored,
+                    MANIFEST,
+                    *(glob.escape(str(path.relative_to(folder))) for path in links),
+                ],
                 run_as_future=background,
             )
         except Exception as error:  # whatever the network says, the model is saved
