@@ -43,6 +43,7 @@ NAMES = {
     "_scaled_dot_product_flash_attention_for_cpu_backward": ("torch.ops.aten", "sft/cpu/attention.py"),
     "_softmax_backward_data": ("torch.ops.aten", "sft/cpu/attention.py"),
     "_scaled_mm": ("torch", "bench/strategies/float8.py"),
+    "_set_allocator_settings": ("torch.cuda.memory", "run/distributed.py"),
     "_shared_state": ("accelerate.PartialState", "sft/train/trainer.py"),
     "_schema": ("torch.ops.aten.mm.default", "bench/case/communication.py"),
     "_tokenize": ("trl.data_utils", "sft/data/encode.py"),

@@ -361,20 +361,41 @@ GPU = {"precision": "bf16-autocast", "activation_checkpointing": "full", "fused_
 @pytest.mark.parametrize(
     ("changes", "gib"),
     [
-        ({}, 51),
+        ({}, 47.8),
+        ({"activation_checkpointing": "none"}, 83.0),
+        ({"precision": "bf16", "lora_r": 16}, 8.5),
+        ({"precision": "bf16", "lora_r": 16, "activation_checkpointing": "every-second"}, 24.0),
+        ({"precision": "bf16", "lora_r": 16, "activation_checkpointing": "none"}, 40.3),
+        ({"strategy": "ddp", "precision": "bf16", "lora_r": 32, "batch_size": 28}, 15.2),
+        ({"strategy": "fsdp", "world_size": 2, "batch_size": 28}, 26.3),  # 28 rows of 512 a rank: 14 here
+        ({"strategy": "hsdp", "world_size": 8, "shard_size": 8, "batch_size": 128,
+          "activation_checkpointing": "every-second"}, 44.7),
+        ({"strategy": "hsdp", "world_size": 8, "shard_size": 8, "batch_size": 128,
+          "activation_checkpointing": "none"}, 79.6),
+    ],
+)  # fmt: skip
+def test_a_fine_tune_of_3b_takes_what_was_counted_for_it(changes: dict[str, Any], gib: float) -> None:
+    """SmolLM3-3B with rows of 1024 tokens, by bytes that live at the fullest moment of forward and backward
+    passes on fake tensors.
+    """
+    settings = {"strategy": "single", "world_size": 1, **GPU, **changes}
+    tolerance = 0.09 if changes.get("strategy") == "fsdp" else 0.035
+    planned = estimate(shape_of("SmolLM3-3B", 1024), **settings).total_gib
+    assert planned == pytest.approx(gib, rel=tolerance)
+
+
+@pytest.mark.parametrize(
+    ("changes", "gib"),
+    [
+        ({"strategy": "ddp"}, 51),
         ({"strategy": "ddp", "bucket_view": False}, 62),
-        ({"precision": "bf16"}, 27),
-        ({"optimizer": "adamw-8bit"}, 35),
-        ({"optimizer": "adafactor"}, 28),
-        ({"precision": "bf16", "lora_r": 16}, 9),
-        ({"precision": "bf16", "lora_r": 32, "batch_size": 28}, 15),
-        ({"activation_checkpointing": "none"}, 89),
+        ({"precision": "bf16"}, 26),
+        ({"optimizer": "adamw-8bit"}, 33),
+        ({"optimizer": "adafactor"}, 26),
     ],
 )
-def test_a_fine_tune_of_3b_takes_what_was_counted_for_it(changes: dict[str, Any], gib: int) -> None:
-    """SmolLM3-3B with rows of 1024 tokens, by bytes counted from one layer's saved tensors; of LoRA by those
-    that live at the fullest moment of forward and backward passes on fake tensors.
-    """
+def test_what_else_changes_the_memory_of_a_fine_tune_of_3b(changes: dict[str, Any], gib: int) -> None:
+    """Reckoned by hand from the counted case: gradients in buckets beside activations, other states."""
     settings = {"strategy": "single", "world_size": 1, **GPU, **changes}
     assert estimate(shape_of("SmolLM3-3B", 1024), **settings).total_gib == pytest.approx(gib, abs=0.6)
 

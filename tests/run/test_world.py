@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 
 import pytest
-from support.launch import Launcher
+from support.launch import Launcher, free_port
 
 from podtune.run import distributed
 from podtune.run.distributed import setup_distributed, why_no_cuda
@@ -100,6 +100,51 @@ def test_what_nccl_does_without_a_bound_ends_as_a_lost_peer(
     process = launcher.process(hangs)
     process.join(50)
     assert process.exitcode == 170
+
+
+def opens_a_group_of_its_own() -> None:
+    import torch
+    import torch.distributed as dist
+
+    alone = {"WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0", "GROUP_RANK": "0"}
+    os.environ.update(TORCHRUN | alone | {"GROUP_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"})
+    os.environ["MASTER_PORT"] = str(free_port())
+    setup_distributed(47, use_cpu=True)
+    group = dist.new_group([0])  # as a device mesh does, for hsdp's groups
+    assert group._get_backend(torch.device("cpu")).options._timeout.total_seconds() == 47
+
+
+def test_groups_that_others_open_later_are_bounded_too(launcher: Launcher) -> None:
+    """torch's own bound is 30 minutes: a node that vanishes inside of a shard group would go unnoticed."""
+    process = launcher.process(opens_a_group_of_its_own)
+    process.join(50)
+    assert process.exitcode == 0
+
+
+@pytest.mark.parametrize("heals", [True, False])
+def test_a_driver_that_refuses_growing_segments_gets_plain_ones_or_is_named(
+    heals: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import torch
+
+    settings = ["expandable_segments:True"]
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", settings[0])
+    monkeypatch.setattr(torch.cuda.memory, "_set_allocator_settings", settings.append)
+
+    def empty(*_: object, device: torch.device) -> None:
+        if settings[-1].endswith("True") or not heals:
+            raise RuntimeError("CUDA driver error: operation not supported")
+
+    monkeypatch.setattr(torch, "empty", empty)
+    if heals:
+        distributed._allocate_first(0)
+        assert os.environ["PYTORCH_ALLOC_CONF"] == "expandable_segments:False"
+        assert "refuses memory in segments that grow" in capsys.readouterr().err
+        return
+    with pytest.raises(UserError, match="with or without expandable_segments: CUDA driver") as caught:
+        distributed._allocate_first(0)
+    assert caught.value.code == 69
+    assert "PYTORCH_ALLOC_CONF" in caught.value.fix
 
 
 def test_torchs_own_reason_is_told() -> None:

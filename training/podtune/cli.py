@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from difflib import get_close_matches
 from typing import Annotated, NamedTuple
@@ -166,6 +167,8 @@ WRONG_USAGE = 2  # as the parser of the command line has it; 64 is that of the p
 
 def main() -> None:
     """Run one command; a user's error becomes one message and its exit code, never a traceback."""
+    # the processes that it starts import nothing from the working directory, which may be anybody's
+    os.environ.setdefault("PYTHONSAFEPATH", "1")
     try:
         app()
     except UserError as error:

@@ -5,7 +5,7 @@ What the schema cannot say in a sentence. Each refusal is "PATH: WHAT | fix: WHA
 {{- $name := include "podtune.name" . }}
 {{- $nodes := int .Values.distributed.nodes }}
 {{- $elastic := .Values.distributed.elastic }}
-{{- $longest := ternary 50 48 (eq .Values.api "pytorchjob") }}
+{{- $longest := ternary 48 50 (eq .Values.api "trainjob") }}
 {{- if gt (len $name) $longest }}
 {{- fail (printf "release name: '%s' has %d characters, pods need it to have at most %d | fix: install under a shorter name, or set fullnameOverride" $name (len $name) $longest) }}
 {{- end }}

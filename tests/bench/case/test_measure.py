@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import mmap
+import os
 import subprocess
 import sys
 import threading
@@ -12,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from podtune.bench.case.command_line import read_options
 from podtune.bench.case.communication import sent_bytes
@@ -22,6 +24,8 @@ from podtune.bench.case.profiling import exposed_seconds
 from podtune.bench.case.run import CaseRun
 from podtune.bench.case.watchdog import Watchdog
 from podtune.bench.options import Options
+from podtune.bench.strategies import deepspeed_zero
+from podtune.run.errors import UserError
 from podtune.run.world import World
 
 FP32 = Options(model="tinygpt-test", strategy="ddp")
@@ -124,6 +128,33 @@ def test_batch_norm_over_a_split_batch_leaves_parity_undefined() -> None:
     assert found.reason is not None
     assert "batch norm" in found.reason
     assert compare_losses([2.0], [1.0], options, World()).status == "failed"
+
+
+@pytest.mark.parametrize("norm", ["batch", "group"])
+def test_channels_lie_together_where_the_norm_keeps_them_so(norm: str) -> None:
+    """On a GPU group norm puts images out channel by channel, whatever it is given."""
+    words = ["--model", "resnet18-cifar", "--strategy", "single", "--norm", norm, "--cpu"]
+    options, size, _ = read_options(words, World())
+    run = CaseRun(options, size, World(), Watchdog(60, lambda _: None))
+    images = run.laid_out(torch.zeros(2, 3, 8, 8))
+    assert images.is_contiguous(memory_format=torch.channels_last) == (norm == "batch")
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_deepspeed_takes_the_device_of_the_case_whatever_the_environment_says(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DS_ACCELERATOR", "xpu")
+    seen = []
+
+    def stop() -> None:
+        seen.append(os.environ["DS_ACCELERATOR"])
+        raise ImportError
+
+    monkeypatch.setattr(deepspeed_zero, "deepspeed_that_builds_nothing", stop)
+    with pytest.raises(UserError, match="DeepSpeed cannot be imported"):
+        deepspeed_zero._import_deepspeed(World(device_type=device))
+    assert seen == [device]
 
 
 def test_without_parity_there_is_no_speed(monkeypatch: pytest.MonkeyPatch) -> None:

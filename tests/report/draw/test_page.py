@@ -243,4 +243,8 @@ def test_the_loss_curve_is_a_png_of_the_run_and_nothing_for_a_run_without_losses
     assert loss_curve_png(make_run("drawn"), file)
     assert file.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     assert not loss_curve_png(make_run("nothing", lines=[]), tmp_path / "none.png")
+    (victim := tmp_path / "victim").write_text("mine")
+    (link := tmp_path / "link.png").symlink_to(victim)
+    assert loss_curve_png(tmp_path / "drawn", link)
+    assert victim.read_text() == "mine"
     assert not (tmp_path / "none.png").exists()

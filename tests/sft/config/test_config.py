@@ -4,10 +4,12 @@ import os
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from podtune.pod.launch import rendezvous_s
 from podtune.run.errors import ConfigError, UserError
 from podtune.run.world import World
 from podtune.sft.config import settings as config
@@ -157,6 +159,33 @@ def test_a_misspelled_yaml_key_names_the_file(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="did you mean 'learning_rate'") as caught:
         config.read([*NEEDED, "--config", str(path)], {})
     assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "max_steps: " + "[" * 3000,
+        "max_steps: " + "9" * 100_000,
+        "".join(" " * depth + "a:\n" for depth in range(1500)),
+        "a: &a [1]\n"
+        + "".join(f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in pairwise("abcdefghi")),
+        "a: &a [*a]",
+        "a: 2026-99-99",
+    ],
+    ids=["brackets", "digits", "depth", "aliases", "an anchor in itself", "a date"],
+)
+def test_hostile_yaml_costs_a_sentence_and_the_launcher_nothing(tmp_path: Path, text: str) -> None:
+    path = yaml_file(tmp_path, text)
+    with pytest.raises(ConfigError, match=r"sft\.yaml"):
+        config.read(["--config", str(path)], {})
+    assert rendezvous_s(["--config", str(path)]) == 600
+
+
+@pytest.mark.parametrize("name", ["PYTHONPATH", "PYTHONSTARTUP", "LD_PRELOAD", "PATH", "CC", "cxx"])
+def test_a_yaml_cannot_set_what_decides_which_code_runs(tmp_path: Path, name: str) -> None:
+    path = yaml_file(tmp_path, f"env: {{{name}: /shared/x}}\n")
+    with pytest.raises(ConfigError, match=f"env sets {name}, which decides what code runs"):
+        config.read([*NEEDED, "--config", str(path)], {})
 
 
 def test_broken_yaml_names_the_line(tmp_path: Path) -> None:

@@ -7,11 +7,15 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 from support.launch import Launcher, metrics
 
 from podtune.run import checkpoint
+from podtune.sft.train import meter
+from podtune.sft.train.build import settle_tf32
 
 STEPS = 6
 FORCED = {"PODTUNE_FORCE_GPU_PATH": "1"}
@@ -85,6 +89,46 @@ def test_the_gpus_branch_trains_like_one_process_on_the_cpus(
     assert ("LoRA on down_proj gate_proj k_proj" in output) == (trained == "lora")  # which layers is said
     assert largest_difference(tmp_path, reference(trained)) < 1e-5
     assert largest_difference(tmp_path, reference(trained), "grad_norm") < 1e-4
+
+
+def test_rows_that_two_workers_make_are_those_of_the_process_itself(
+    reference: Reference, options: list[object], launcher: Launcher, tmp_path: Path
+) -> None:
+    words = ("--bf16", "false", "--dataloader_num_workers", 2, "--strategy", "ddp")
+    launcher.run(*options, *words, "--output_dir", tmp_path, ranks=2)
+    assert largest_difference(tmp_path, reference("all")) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("half", "dtype", "tf32", "precision"),
+    [
+        ("bf16", torch.float32, False, "bf16"),
+        ("", torch.bfloat16, False, "bf16"),
+        ("", torch.float16, True, "fp16"),
+        ("", torch.float32, True, "tf32"),
+        ("", torch.float32, False, "fp32"),
+    ],
+)
+def test_utilisation_is_of_the_peak_of_what_multiplies(
+    half: str, dtype: torch.dtype, tf32: bool, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(meter, "multiplies_in_tf32", lambda: tf32)
+    training = SimpleNamespace(bf16=half == "bf16", fp16=half == "fp16")
+    assert meter.product_precision(training, SimpleNamespace(dtype=dtype)) == precision
+
+
+def asks_for_the_precision_as_inductor_does() -> None:
+    assert not meter.multiplies_in_tf32()
+    torch.backends.fp32_precision = "tf32"  # as transformers does for torch_compile on a GPU
+    assert meter.multiplies_in_tf32()
+    settle_tf32()
+    assert torch.get_float32_matmul_precision() == "high"
+
+
+def test_a_compiled_run_may_tune_its_kernels_beside_tf32(launcher: Launcher) -> None:
+    process = launcher.process(asks_for_the_precision_as_inductor_does)
+    process.join(50)
+    assert process.exitcode == 0
 
 
 def test_ddps_gradients_are_views_of_its_buckets(tmp_path: Path) -> None:

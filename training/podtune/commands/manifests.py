@@ -54,19 +54,17 @@ def linted(
     Raises:
         DataError: no job, several jobs, or one that the cluster would refuse.
     """
+    from podtune.cluster.job.pods import is_job, one_job
     from podtune.cluster.lint.check import lint
-    from podtune.cluster.lint.documents import JOBS, read
+    from podtune.cluster.lint.documents import read
     from podtune.cluster.lint.output import as_text
 
     verdict = lint([("manifest", text)])
     documents = [document.content for document in read(text, "manifest")[0] if not document.holder]
-    jobs = [document for document in documents if document.get("kind") in JOBS]
-    if verdict.count("error") or (tell and verdict.count("warning")) or len(jobs) != 1:
+    found = verdict.count("error") or (tell and verdict.count("warning"))
+    if found or not any(map(is_job, documents)):
         print(as_text(verdict), file=sys.stderr)
-    if len(jobs) != 1:
-        raise DataError(
-            f"{len(jobs)} jobs in the manifests", where="manifest", fix="give one PyTorchJob or TrainJob"
-        )
+    one_job(documents)
     if refuse and any(finding.refused for finding in verdict.findings):
         raise DataError("the cluster would refuse the job; nothing was created", where="manifest", fix=fix)
     return documents

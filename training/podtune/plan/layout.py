@@ -105,7 +105,8 @@ class Layout:
         """Widths of what a layer keeps, by the precision and by LoRA."""
         setup = self.setup
         kept = Kept(
-            stored=self.master_width,
+            # FSDP gathers 16-bit weights, so that the residual stream is in 16 bits, too
+            stored=self.width if self.strategy in FULLY_SHARDED else self.master_width,
             compute=self.width,
             selective=setup.activation_checkpointing == "selective",
         )
@@ -119,6 +120,12 @@ class Layout:
             return None
         kept, again = self._layers_bytes(self.shape.units / self.stages)
         return self._samples * (self._in_flight() * kept + max(0.0, again - self._head_bytes()))
+
+    def replaced(self) -> float:
+        """Bytes that layers keep and let go as their gradients are made, which DDP's buckets are not."""
+        if isinstance(self.shape, Opaque) or self.strategy not in ("single", *FULLY_SHARDED):
+            return 0.0
+        return self._samples * self._layers_bytes(self.shape.units)[0]
 
     def head(self) -> float | None:
         """Bytes of the logits and the loss at their worst moment; None if unknown."""

@@ -112,8 +112,9 @@ def estimate(
     activations, head, buffers = layout.activations(), layout.head(), layout.buffers()
     sent = collectives(layout)
     total = sum(states) + (activations or 0.0) + (head or 0.0) + buffers
-    if setup.accumulation == 1:  # autocast's copies are gone before the gradients are there
-        total -= min(layout.casts(), states.gradients)
+    if setup.accumulation == 1:
+        # autocast's copies and what a layer kept are gone when its gradients are there
+        total -= min(layout.casts() + layout.replaced(), states.gradients)
     lora, again = (2 / 3 if setup.lora_r else 1), RECOMPUTE[setup.activation_checkpointing]
     flops = shape.flops_per_sample * setup.batch_size * lora * again
     times = fits = None

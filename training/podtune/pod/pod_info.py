@@ -11,12 +11,11 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from podtune.machine import facts as machine
 from podtune.machine.building import c_compiler
 from podtune.machine.provenance import versions
 from podtune.run.world import PodPlace
+from podtune.run.yaml_text import load
 from podtune.sft.data.source import local_path
 
 VOLUMES = ("OUTPUT_DIR", "HF_HOME")
@@ -127,7 +126,7 @@ def gather(config_file: Path | None, place: PodPlace) -> PodInfo:
 
 
 def _config(file: Path | None) -> dict[str, Any]:
-    content = yaml.safe_load(file.read_text(encoding="utf-8")) if file and file.is_file() else None
+    content = load(file.read_text(encoding="utf-8"), str(file)) if file and file.is_file() else None
     return content if isinstance(content, dict) else {}
 
 

@@ -13,11 +13,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from podtune.run.errors import PEER_LOST, PeerLost, Unavailable, UserError, terminate_log
+from podtune.run.errors import PEER_LOST, PeerLost, Unavailable, UserError, terminate_log, warn
+from podtune.run.library_environment import ALLOCATOR
 from podtune.run.world import GPUS_PER_POD, World, promised_gpus, read_world
 
 T = TypeVar("T")
 DEFAULT_TIMEOUT_S = 600.0
+NO_SEGMENTS = "expandable_segments:False"
 SLACK_S = 30.0  # for what has no bound of its own, beyond timeout_s
 
 
@@ -47,6 +49,7 @@ def setup_distributed(timeout_s: float = DEFAULT_TIMEOUT_S, *, use_cpu: bool = F
                 fix="make nprocPerNode (--nproc-per-node) equal to the GPUs of one pod",
             )
         torch.cuda.set_device(world.local_rank)
+        _allocate_first(world.local_rank)
     backend = "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo"
     world = World(
         **{
@@ -59,6 +62,9 @@ def setup_distributed(timeout_s: float = DEFAULT_TIMEOUT_S, *, use_cpu: bool = F
         return world
     device_id = torch.device(world.device) if device_type == "cuda" else None
     timeout = datetime.timedelta(seconds=timeout_s)
+    # groups that are opened later, as a device mesh's for hsdp, are given no timeout and take 30 minutes
+    for default in ("default_pg_timeout", "default_pg_nccl_timeout"):
+        setattr(dist.distributed_c10d, default, timeout)
     met = f"rank {world.rank} of {world.world_size} has not met the others at {world.master}"
     try:
         with _bounded(timeout_s + SLACK_S, met):
@@ -122,6 +128,37 @@ def _device_type() -> str:
             fix="podtune doctor looks at driver and devices; or ask for the CPU: --use_cpu (--cpu)",
         )
     return "cuda" if usable else "cpu"
+
+
+def _allocate_first(local_rank: int) -> None:
+    """Make the first allocation on a GPU, without segments that grow where the driver refuses them.
+
+    They need CUDA's virtual memory, which vGPUs, Jetsons and some WSL2 lack.
+
+    Raises:
+        Unavailable: nor can a plain block be had.
+    """
+    import torch
+
+    device = torch.device("cuda", local_rank)
+    try:
+        torch.empty(1, device=device)
+        return
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError:
+        torch.cuda.memory._set_allocator_settings(NO_SEGMENTS)
+    try:
+        torch.empty(1, device=device)
+    except RuntimeError as error:
+        raise Unavailable(
+            f"nothing can be allocated on {device}, with or without expandable_segments: "
+            f"{' '.join(str(error).split())[:300]}",
+            where=socket.gethostname(),
+            fix=f"podtune doctor looks at driver and devices; {ALLOCATOR} sets the allocator",
+        ) from error
+    os.environ[ALLOCATOR] = NO_SEGMENTS
+    warn(f"this GPU's driver refuses memory in segments that grow: {ALLOCATOR}={NO_SEGMENTS} is taken")
 
 
 def why_no_cuda() -> str:

@@ -7,17 +7,18 @@ import sys
 import warnings
 from pathlib import Path
 
-_ALLOCATOR = "PYTORCH_ALLOC_CONF"
+ALLOCATOR = "PYTORCH_ALLOC_CONF"
 _GPU_DEVICES = ("/dev/nvidiactl", "/dev/dxg")  # the second is WSL's
 
 
 def set_library_environment(threads: int) -> None:
     """Set threads, memory allocation and quiet; what the user has set stays, but for the ``threads``."""
+    os.environ.setdefault("PYTHONSAFEPATH", "1")  # as podtune.cli does, where torchrun started this program
     os.environ["OMP_NUM_THREADS"] = str(threads)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    if not {_ALLOCATOR, "PYTORCH_CUDA_ALLOC_CONF"} & set(os.environ):
+    if not {ALLOCATOR, "PYTORCH_CUDA_ALLOC_CONF"} & set(os.environ):
         # each batch has another length, which leaves gaps in memory that comes in blocks of fixed size
-        os.environ[_ALLOCATOR] = "expandable_segments:True"
+        os.environ[ALLOCATOR] = "expandable_segments:True"
     # oneDNN and torch's layer over it keep the kernels, with the memory that they work in, of the last 1,024
     # shapes each: more than a gigabyte where each batch has another length. Those of a small model, whose
     # lengths are rounded up (podtune.sft.train.trainer), fit in this.

@@ -49,13 +49,18 @@ class CaseRun:
             self.rows.batch(share(step, self.options.global_batch_size, part, parts)) for step in range(count)
         ]
         if self.world.device_type == "cuda":
-            made = [Batch(_laid_out(inputs).pin_memory(), targets.pin_memory()) for inputs, targets in made]
+            made = [
+                Batch(self.laid_out(inputs).pin_memory(), targets.pin_memory()) for inputs, targets in made
+            ]
         return made
 
+    def laid_out(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Images with their channels together, as a GPU's convolutions want them, where the norm keeps that.
 
-def _laid_out(inputs: torch.Tensor) -> torch.Tensor:
-    """Images with their channels together, as a GPU's convolutions want them; what follows keeps that."""
-    return inputs.contiguous(memory_format=torch.channels_last) if inputs.dim() == 4 else inputs
+        Group norm gives them back channel by channel, so that every layer but the first would copy.
+        """
+        together = inputs.dim() == 4 and self.options.norm == "batch"
+        return inputs.contiguous(memory_format=torch.channels_last) if together else inputs
 
 
 class Stepper:

@@ -102,8 +102,7 @@ def configuration(
 
 
 def _import_deepspeed(world: World) -> Any:
-    if world.device_type == "cpu":
-        os.environ["DS_ACCELERATOR"] = "cpu"
+    os.environ["DS_ACCELERATOR"] = world.device_type  # one of the environment's would win over the device
     try:
         deepspeed = deepspeed_that_builds_nothing()
     except ImportError as error:

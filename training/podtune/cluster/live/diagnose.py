@@ -23,6 +23,8 @@ EXIT_CODES = {
     127: "the command was not found in the image",
     126: "the command could not be executed",
 }
+#: conditions of a Job between its end and the end of its pods
+ENDING = ("SuccessCriteriaMet", "FailureTarget")
 NOT_STARTED = {
     "CreateContainerConfigError": "create the Secret or ConfigMap named",
     "CreateContainerError": "the container could not start: kubectl describe pod",
@@ -44,18 +46,20 @@ class PodProblem:
         return f"{self.pod}: {self.text}" + (f" (fix: {self.fix})" if self.fix else "")
 
 
-def state(job: Json) -> tuple[str, str]:
+def state(job: Json, pods: Iterable[Json] = ()) -> tuple[str, str]:
     """A job's condition and its message.
 
     The condition is Created, Running, Restarting, Suspended, Succeeded or Failed; Pending before any.
+    A TrainJob and a Job have none until they end: they run when one of their ``pods`` does.
     """
     conditions = [
         condition
         for condition in (job.get("status") or {}).get("conditions") or []
-        if condition.get("status") == "True"
+        if condition.get("status") == "True" and condition["type"] not in ENDING
     ]
     if not conditions:
-        return "Pending", ""
+        begun = any((pod.get("status") or {}).get("phase") != "Pending" for pod in pods)
+        return ("Running" if begun else "Pending"), ""
     finished = [
         condition for condition in conditions if condition["type"] in ("Succeeded", "Failed", "Complete")
     ]

@@ -113,7 +113,8 @@ def estimate_memory(
         warn(f"{error.what}; memory_check is off")
     reason = "as asked" if not free_to_choose else "not needed" if level == "none" else "the least that fits"
     if free_to_choose:
-        training.activation_checkpointing = level != "none"
+        # TRL reads the deprecated name
+        training.activation_checkpointing = training.gradient_checkpointing = level != "none"
         if level == "every-second":
             given = training.activation_checkpointing_kwargs or {}
             training.activation_checkpointing_kwargs = {**given, "every_n_layers": 2}

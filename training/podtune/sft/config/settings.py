@@ -11,10 +11,12 @@ from __future__ import annotations
 import ast
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from podtune.run.errors import ConfigError, NotFound, UsageError, near
+from podtune.run.errors import ConfigError, UsageError, near
+from podtune.run.yaml_text import read_mapping
 from podtune.sft.config.keys import Settings, Value, environment, known_keys, shown
 from podtune.sft.config.rules import check
 
@@ -141,28 +143,24 @@ def _check_names(layers: list[tuple[str, dict[str, Value]]]) -> None:
         )
 
 
+#: variables by which Python, the loader of libraries or a compiler takes in code: a YAML is not executed
+_DECIDES_CODE = re.compile(r"(PYTHON|LD_|DYLD_).*|PATH|CC|CXX", re.IGNORECASE)
+
+
 def read_yaml(path: Path) -> dict[str, Value]:
     """Read a training YAML. Its ``env:`` mapping is put into this process's environment, as TRL does."""
-    import yaml
-
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise NotFound("no such file", where=str(path), fix="give --config an existing YAML file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise NotFound(f"cannot be read: {error}", where=str(path)) from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        place = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
-        raise ConfigError(f"not YAML: {getattr(error, 'problem', error)}", where=place) from None
-    if not isinstance(content, dict):
-        raise ConfigError(
-            "holds no mapping of keys to values", where=str(path), fix="write one 'key: value' a line"
-        )
+    content = read_mapping(path, fix="give --config an existing YAML file")
     variables = content.pop("env", None) or {}
     if not isinstance(variables, dict):
         raise ConfigError("env is not a mapping of names to values", where=str(path))
-    os.environ.update({str(name): str(value) for name, value in variables.items()})
+    for name, value in variables.items():
+        if _DECIDES_CODE.fullmatch(str(name)):
+            raise ConfigError(
+                f"env sets {name}, which decides what code runs",
+                where=str(path),
+                fix="leave it out; who trusts it sets it where the run is started",
+            )
+        os.environ[str(name)] = str(value)
     return content
 
 

@@ -8,6 +8,7 @@ stop token belongs to the frame of the conversation and is not trained.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from podtune.run.errors import ConfigError, DataError
@@ -66,11 +67,26 @@ def prompt_ids(tokenizer: PreTrainedTokenizerBase, prompt: str | Messages) -> li
     prompt = _without_template(tokenizer, prompt)
     if isinstance(prompt, str):
         return list(tokenizer(prompt)["input_ids"])
-    return list(
-        tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=True, return_dict=True)[
-            "input_ids"
-        ]
-    )
+    return list(_rendered(tokenizer, prompt, add_generation_prompt=True)["input_ids"])
+
+
+def _rendered(tokenizer: PreTrainedTokenizerBase, turns: Messages, **options: bool) -> Mapping[str, Any]:
+    """Apply the chat template.
+
+    Raises:
+        DataError: the template fails, as one does that reaches for more than the sandbox gives.
+    """
+    try:
+        encoded: Mapping[str, Any] = tokenizer.apply_chat_template(
+            turns, tokenize=True, return_dict=True, **options
+        )
+    except Exception as error:  # a template may raise anything
+        raise DataError(
+            f"the chat template fails: {type(error).__name__}: {str(error)[:200]}",
+            where=str(tokenizer.name_or_path),
+            fix="correct it, or train with another: --chat_template_path",
+        ) from error
+    return encoded
 
 
 def scored_ids(
@@ -88,7 +104,7 @@ def scored_ids(
         ids += [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else []
         return ids, [position >= len(head) for position in range(len(ids))]
     messages = [*prompt, {"role": "assistant", "content": answer}]
-    ids = list(tokenizer.apply_chat_template(messages, tokenize=True, return_dict=True)["input_ids"])
+    ids = list(_rendered(tokenizer, messages)["input_ids"])
     differs = (at for at, (left, right) in enumerate(zip(head, ids, strict=False)) if left != right)
     start = next(differs, min(len(head), len(ids)))
     special = set(tokenizer.get_added_vocab().values())
@@ -117,9 +133,7 @@ def stop_token_trained(tokenizer: PreTrainedTokenizerBase) -> bool:
         {"role": "assistant", "content": "b"},
         {"role": "user", "content": "c"},
     ]
-    rendered = tokenizer.apply_chat_template(
-        turns, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
-    )
+    rendered = _rendered(tokenizer, turns, return_assistant_tokens_mask=True)
     marked = [
         token
         for token, trained in zip(rendered["input_ids"], rendered["assistant_masks"], strict=True)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+
 from podtune.sft.cpu.heap_trim import HeapTrimCallback
 from podtune.sft.model.load import load_model
 from podtune.sft.train.early import early_stopping
+from podtune.sft.train.meter import multiplies_in_tf32
 from podtune.sft.train.stop import CoordinatedStop, StopSignals
 from podtune.sft.train.trainer import PodtuneTrainer
 
@@ -16,6 +19,15 @@ if TYPE_CHECKING:
     from podtune.sft.config.resolve import Arguments
     from podtune.sft.source.model import Origin
     from podtune.sft.train.run import FineTune
+
+
+def settle_tf32() -> None:
+    """Say in torch's older words, too, that fp32 tensors multiply in TF32, where transformers turned it on.
+
+    Asked in those, torch refuses to answer while the two differ, and Inductor's max-autotune asks.
+    """
+    if multiplies_in_tf32():
+        torch.set_float32_matmul_precision("high")
 
 
 def build_trainer(
@@ -31,6 +43,7 @@ def build_trainer(
     model = load_model(origin, **arguments.model_options())
     # applied here, SFTTrainer need not look again
     training.model_init_kwargs = training.chat_template_path = None
+    settle_tf32()
     stop = CoordinatedStop(signals, world, run.writer)
     heap = [HeapTrimCallback()] if world.device_type == "cpu" else []
     return PodtuneTrainer(

@@ -11,7 +11,7 @@ import resource
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psutil
 import torch
@@ -21,6 +21,9 @@ from podtune.machine.facts import nvml_handle, nvml_reading
 from podtune.run.record import Json
 from podtune.run.world import World
 from podtune.sft.cpu.padded_batches import REAL_TOKENS
+
+if TYPE_CHECKING:
+    from transformers import TrainingArguments
 
 GIB = 2**30
 # Under these a forward pass waits for no other rank, so its time is the rank's own; the others gather weights
@@ -253,6 +256,19 @@ class Utilisation(NamedTuple):
 
     flops_per_token: float | None = None
     mfu: float | None = None
+
+
+def product_precision(training: TrainingArguments, model: Any) -> str:
+    """The precision of most matrix products: autocast's, or that of the weights."""
+    if training.bf16 or training.fp16:
+        return "bf16" if training.bf16 else "fp16"
+    half = {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(model.dtype)
+    return half or ("tf32" if multiplies_in_tf32() else "fp32")
+
+
+def multiplies_in_tf32() -> bool:
+    """True where transformers lets a GPU multiply fp32 tensors in TF32: for ``torch_compile`` or ``tf32``."""
+    return str(torch.backends.cuda.matmul.fp32_precision) == "tf32"
 
 
 def utilisation(

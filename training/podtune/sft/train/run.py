@@ -36,7 +36,13 @@ from podtune.sft.config.memory import MemoryEstimate, estimate_memory
 from podtune.sft.config.options import OutputOptions
 from podtune.sft.config.resolve import Arguments
 from podtune.sft.data.rows import TokenRows
-from podtune.sft.train.meter import Meter, peak_memory_gib, utilisation
+from podtune.sft.train.meter import (
+    Meter,
+    multiplies_in_tf32,
+    peak_memory_gib,
+    product_precision,
+    utilisation,
+)
 from podtune.sft.train.parameters import adapter_layers, estimated_checkpoint_bytes, trained_parameters
 from podtune.sft.train.progress import Progress, repeated_rows
 from podtune.sft.train.publish import Publisher, model_card, write_final
@@ -218,6 +224,8 @@ class FineTune:
         )
         reason, plural = trainer.trls_loss_reason, "es" if world.world_size > 1 else ""
         notes = [*self._notes, *(f"LoRA on {layers}" for layers in adapter_layers(trainer.model))]
+        if multiplies_in_tf32():
+            notes.append("products of fp32 tensors in TF32")
         notes += self._saving_note(trainer)
         if trainer.multiple:
             notes.append(f"batches filled up to a multiple of {trainer.multiple} tokens")
@@ -265,7 +273,7 @@ class FineTune:
         used = utilisation(
             trainer.model,
             self.world,
-            "bf16" if trainer.args.bf16 else "fp16" if trainer.args.fp16 else "fp32",
+            product_precision(trainer.args, trainer.model),
             tokens_per_s=measured.tokens_per_s,
             mean_length=max(1, length),
         )
@@ -300,7 +308,9 @@ class FineTune:
                 max_new_tokens=self._outputs.answer_max_new_tokens,
                 trust_remote_code=self._outputs.trust_remote_code,
             ).to_json()
-        except (UserError, RuntimeError, MemoryError) as error:  # the model is trained and saved: that stands
+            card = self._outputs.folder / "final" / "README.md"
+            card.write_text(model_card(self._record), encoding="utf-8")
+        except (UserError, RuntimeError, MemoryError, OSError) as error:  # the model is saved: that stands
             warn(f"base and tuned model could not be compared: {error}")
 
     def publish(self, publisher: Publisher, *, finished: bool) -> None:
@@ -326,6 +336,8 @@ class FineTune:
             unpublished = uploader.close() or unpublished
         if unpublished and finished:
             raise not_published(self._outputs.folder, unpublished)
+        if uploader and finished and self.world.is_main:
+            print(f"published {uploader.remote.url}", flush=True)
 
     def fail(self, error: Exception) -> None:
         """Close the record after ``error``; what was measured until then stays in it."""
