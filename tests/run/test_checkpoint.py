@@ -111,6 +111,7 @@ def test_a_volume_that_the_checkpoints_will_not_fit_on_is_refused_with_both_figu
     with pytest.raises(UserError, match=r"GiB are free and checkpoints of .* GiB need about .* GiB more"):
         checkpoint.check_space(tmp_path, each, 2)
     checkpoint.check_space(tmp_path, 2**20, 2)
+    assert [checkpoint.size_text(size) for size in (3 * 2**20, 1.5 * 2**30)] == ["3 MiB", "1.5 GiB"]
 
 
 def test_checkpoints_that_are_there_count_as_written(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def main(argv: list[str] | None = None) -> int:
             check_inputs(settings, is_main=world.is_main)
         set_library_environment(cpu_threads(world))
         if world.is_main:
-            working("the configuration is sound; importing torch and reading model and data")
+            working("configuration read; importing torch, then model and data")
         world = setup_distributed(settings.value("timeout_s"), use_cpu=bool(settings.values.get("use_cpu")))
         code = note_end(fine_tune(settings, world))
     except Exception as error:

@@ -395,6 +395,18 @@ def test_what_is_no_model_is_said_so(tmp_path: Path) -> None:
         load_model(locate_model(tmp_path / "file"))
 
 
+def test_a_name_that_is_as_likely_a_path_is_called_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "runs").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(UserError, match=r"runs/nope: no such folder; as a hub id"):
+        locate_model("runs/nope")
+    with pytest.raises(UserError, match="neither a local path nor in the cache"):
+        locate_model("owner/nope")
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_quantization_without_a_gpu_says_so() -> None:
     check_quantization(False)

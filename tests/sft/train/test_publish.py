@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import pickle
 from fnmatch import fnmatch
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from support.resume_keys import KEY
 from transformers import MambaConfig
 
 from podtune.run.errors import UserError
+from podtune.run.library_environment import set_library_environment
 from podtune.run.record import new_record
 from podtune.run.world import World
 from podtune.sft.config.options import ResumeOptions
@@ -103,6 +107,7 @@ def test_the_card_names_base_data_losses_and_command() -> None:
         provenance={"command": ["podtune.training", "--output_dir", "my run"]},
     )
     record["measurements"] = {
+        "answers": {"rows": 400, "base": {"exact_match": 0.0}, "tuned": {"exact_match": 0.905}},
         "steps": 7,
         "loss": {"first": 2.5, "last": 1.25, "eval_first": 3.0, "eval": 2.0},
     }
@@ -111,9 +116,11 @@ def test_the_card_names_base_data_losses_and_command() -> None:
     assert "LoRA adapter for `HuggingFaceTB/SmolLM3-3B`" in card
     for words in (
         "1,234",
-        "| loss | 2.5000 at first, 1.2500 at the end |",
+        "| training loss | 2.5000 over the first steps, 1.2500 over the last |",
         "| eval loss | 3.0000",
-        "'my run'",
+        "| held-out rows answered exactly | 0.0% by the base, 90.5% by this model, of 400 |",
+        "16 rows a step, ddp on 2 processes",
+        "podtune train -n 2 --output_dir 'my run'",
     ):
         assert words in card
     assert "None" not in card
@@ -137,6 +144,27 @@ def test_a_checkpoint_of_trls_is_taken_where_the_user_vouches_for_it(
     (theirs / "podtune-manifest.json").write_text("rot")  # ours, and damaged
     with pytest.raises(UserError, match="cannot be read"):
         find_checkpoint(tmp_path, KEY, vouched)
+
+
+class Bomb:
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.target,)
+
+
+def test_nothing_in_a_checkpoint_is_run_whatever_a_library_asks_torch_for(tmp_path: Path) -> None:
+    torch.save({"state": Bomb(tmp_path / "exploded")}, tmp_path / "optimizer.pt")
+    before = dict(os.environ)
+    try:
+        set_library_environment(1)
+        with pytest.raises(pickle.UnpicklingError):
+            torch.load(tmp_path / "optimizer.pt", weights_only=False)
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+    assert not (tmp_path / "exploded").exists()
 
 
 def test_a_figure_that_cannot_be_computed_ends_no_run() -> None:

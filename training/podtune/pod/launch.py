@@ -29,6 +29,7 @@ from podtune.run.errors import (
     PREEMPTED,
     TERMINATION_LOG,
     PeerLost,
+    Unavailable,
     UserError,
     report,
     terminate_log,
@@ -119,6 +120,7 @@ def prepare_first(config: Path, arguments: Sequence[str]) -> int:
 
 
 def _torchrun(arguments: list[str]) -> int:
+    import torch
     import torch.distributed as dist
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -128,6 +130,9 @@ def _torchrun(arguments: list[str]) -> int:
     stop_if_requested()
     timeout_s = rendezvous_s(arguments)
     args = parse_args(arguments)  # type: ignore[no-untyped-call]
+    if args.nproc_per_node == "gpu" and not torch.cuda.is_available():  # torchrun ends in a traceback
+        fix = "podtune doctor --torch says why; a number of processes trains without one"
+        raise Unavailable("torch sees no GPU", where="--nproc-per-node gpu", fix=fix)
     # torchrun passes what it handles on to the ranks as it came: SIGINT and SIGHUP reach them as SIGTERM
     args.signals_to_handle = "SIGTERM,SIGQUIT"
     if "timeout=" not in args.rdzv_conf:

@@ -373,15 +373,19 @@ def check_space(output_dir: Path, checkpoint_bytes: int, limit: int | None) -> N
     """
     needed, free = missing_bytes(output_dir, checkpoint_bytes, limit), shutil.disk_usage(output_dir).free
     if needed > free:
-        each, more = checkpoint_bytes / 2**30, needed / 2**30
         raise CannotCreate(
-            f"{free / 2**30:.1f} GiB are free and checkpoints of {each:.1f} GiB need about {more:.1f} GiB "
-            "more",
+            f"{size_text(free)} are free and checkpoints of {size_text(checkpoint_bytes)} need about "
+            f"{size_text(needed)} more",
             where=str(output_dir),
             fix="free space or enlarge the volume (persistence.output.size), lower save_total_limit, or set "
             "save_only_model "
             "(which cannot be resumed)",
         )
+
+
+def size_text(count: float) -> str:
+    """``count`` bytes in GiB, below one in MiB."""
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
 
 
 def missing_bytes(output_dir: Path, checkpoint_bytes: int, limit: int | None) -> int:

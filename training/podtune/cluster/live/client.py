@@ -31,6 +31,7 @@ class Cluster:
 
     def __init__(self, namespace: str = "", context: str = "") -> None:
         import kubernetes
+        import yaml
 
         configuration = kubernetes.client.Configuration()
         try:
@@ -46,9 +47,18 @@ class Cluster:
                 contexts, active = kubernetes.config.list_kube_config_contexts(file)
                 chosen = next((entry for entry in contexts if entry["name"] == context), active)
                 default = (chosen.get("context") or {}).get("namespace") or "default"
-        except (kubernetes.config.ConfigException, OSError) as error:
+        # Python's own errors come of a file that holds something else than a mapping
+        except (
+            kubernetes.config.ConfigException,
+            OSError,
+            yaml.YAMLError,
+            TypeError,
+            AttributeError,
+        ) as error:
+            foreign = not isinstance(error, kubernetes.config.ConfigException | OSError)
+            reason = "the file is not a kubeconfig" if foreign else " ".join(str(error).split())[:200]
             raise NotFound(
-                f"no cluster is configured: {' '.join(str(error).split())[:200]}",
+                f"no cluster is configured: {reason}",
                 where="kubeconfig",
                 fix="set KUBECONFIG to your cluster's file, or use --context with one of `kubectl config "
                 "get-contexts`",

@@ -38,10 +38,12 @@ def load_model(
     if attn_implementation is None:
         _refuse_kernel(origin)
     import transformers
-    from transformers.utils.logging import disable_progress_bar
+    from transformers.utils import logging
 
+    # a bar of each rank for weights read and written, across podtune's own; the hub's, of downloads, stay
+    logging.set_tqdm_hook(lambda _factory, given, named: logging.EmptyTqdm(*given, **named))
     if not sys.stderr.isatty():
-        disable_progress_bar()  # a bar in a log is a hundred lines
+        logging.disable_progress_bar()  # a bar in a log is a hundred lines
     options: dict[str, Any] = {
         "dtype": dtype,
         "attn_implementation": attn_implementation,

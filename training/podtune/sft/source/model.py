@@ -15,6 +15,7 @@ from podtune.run.errors import (
     DataError,
     NoPermission,
     NotFound,
+    UserError,
 )
 from podtune.sft.source import copies, hub, object_store
 
@@ -94,7 +95,12 @@ def _on_hub(name: str, revision: str | None) -> Origin:
             where=name or "model name",
             fix="correct the path, or give a hub id such as HuggingFaceTB/SmolLM3-3B",
         )
-    hub.check(name, "model")
+    try:
+        hub.check(name, "model")
+    except UserError as error:
+        if "/" in name and Path(name).parent.is_dir():  # as likely a path as a hub id
+            error.what = f"no such folder; as a hub id: {error.what}"
+        raise
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RevisionNotFoundError
 
