@@ -211,8 +211,10 @@ def _follow(cluster: Cluster, name: str) -> None:
 
     Ctrl-C only detaches.
     """
-    from podtune.cluster.live.follow import JobFollower, last_lines
-    from podtune.cluster.live.status import status_of
+    from podtune.cluster.live.follow import JobFollower
+    from podtune.cluster.why.answer import explain
+    from podtune.cluster.why.live_scene import from_cluster
+    from podtune.commands.why import as_text
 
     lock = threading.Lock()
 
@@ -231,13 +233,7 @@ def _follow(cluster: Cluster, name: str) -> None:
         raise typer.Exit(130) from None
     if condition == "Succeeded":
         return
-    job = cluster.job(name)
-    for problem in status_of(cluster, job).problems:
-        print(f"\n{problem.pod}: {problem.text}")
-        if problem.fix:
-            print(f"  fix: {problem.fix}")
-        for line in last_lines(cluster, job, problem.pod):
-            print(f"  | {line}")
+    print(f"\n{as_text(explain(from_cluster(cluster, name)))}")
     raise typer.Exit(1)
 
 
