@@ -12,6 +12,9 @@ ALLOCATOR = "PYTORCH_ALLOC_CONF"
 def set_library_environment(threads: int) -> None:
     """Set threads, memory allocation and quiet; what the user has set stays, but for the ``threads``."""
     os.environ.setdefault("PYTHONSAFEPATH", "1")  # as podtune.cli does, where torchrun started this program
+    # torch refuses pickles of anything but tensors, whatever a library's call says: a checkpoint is a file
+    # that somebody else may have written
+    os.environ.setdefault("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "1")
     os.environ["OMP_NUM_THREADS"] = str(threads)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if not {ALLOCATOR, "PYTORCH_CUDA_ALLOC_CONF"} & set(os.environ):
