@@ -153,6 +153,18 @@ def test_the_schema_refuses_combinations_that_cannot_work(sets, where, says):
         (["config=model_init_kwargs: {token: abc}"], "config", "token"),
         (["config=dataset_name: https://ada:hunter22@store/x"], "config", "dataset_name"),
         (["config=a: [{b: hf_abcdefghijklmnopqrst}]"], "config", "plain text"),
+        (["config=publish: s3://b/x?X-Amz-Signature=abc"], "config", "plain text"),
+        (["config=# hf_abcdefghijklmnopqrst"], "config", "plain text"),
+        (["nccl.env.NCCL_TOKEN=abc"], "nccl.env", "NCCL_TOKEN"),
+        (["podAnnotations.x=hf_abcdefghijklmnopqrst"], "podAnnotations", "plain text"),
+        (["mode=benchmark", "benchmark.sweep=x: hf_abcdefghijklmnopqrst"], "benchmark.sweep", "plain text"),
+        *(
+            ([f"env[0].name={name}", "env[0].value=plainvalue12345"], "env", name)
+            for name in (
+                *("AZURE_STORAGE_KEY", "AZURE_STORAGE_CONNECTION_STRING", "PGPASSWORD", "OPENAI_KEY"),
+                *("SSH_KEY", "SLACK_WEBHOOK", "WEBHOOK_URL", "FOO_BEARER"),
+            )
+        ),
         (["config=[1"], "config", "not a YAML mapping"),
         (["config=output_dir: /tmp/out"], "config", "lost with the pod"),
         (["config=strategy: fsdp", "distributed.strategy=ddp"], "distributed.strategy", "one place"),
@@ -168,6 +180,7 @@ def test_the_templates_refuse(sets, where, says):
 def test_what_only_looks_like_a_secret_is_taken():
     config = 'config=eos_token: "<|im_end|>"\npad_token: x'
     sets = [config, "args={--eos_token,</s>}", "env[0].name=HF_TOKEN_PATH", "env[0].value=/run/token"]
+    sets += ["env[1].name=CACHE_KEY", "env[1].value=a-name", "env[2].name=X", "env[2].value=http://h/?page=2"]
     assert "PyTorchJob" in render([], sets, "run", engine="python")
 
 

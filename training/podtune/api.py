@@ -117,9 +117,9 @@ def lint(*manifests: StrPath) -> Verdict:
 
 def render(*values: StrPath, sets: Sequence[str] = (), name: str = "run", namespace: str = "default") -> str:
     """The manifests of a job: values files or names of shipped profiles, and ``"a.b=c"`` as helm's --set."""
-    from podtune.cluster.chart.render import render as render_chart
+    from podtune.commands.manifests import chart_manifests
 
-    return render_chart([Path(file) for file in values], list(sets), name, namespace)
+    return chart_manifests([Path(file) for file in values], list(sets), name, namespace)
 
 
 def submit(

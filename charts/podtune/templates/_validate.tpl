@@ -61,6 +61,9 @@ What the schema cannot say in a sentence. Each refusal is "PATH: WHAT | fix: WHA
 {{- end }}
 {{- end }}
 {{- end }}
+{{- range $where, $value := dict "config" .Values.config "benchmark.sweep" .Values.benchmark.sweep "nccl.env" .Values.nccl.env "podAnnotations" .Values.podAnnotations }}
+{{- include "podtune.noSecret" (dict "where" $where "name" "" "value" $value) }}
+{{- end }}
 {{- range .Values.env }}
 {{- if regexMatch "^(RANK|LOCAL_RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT|PET_.*)$" .name }}
 {{- fail (printf "env: sets %s, which is the operator's, so pods would not find each other | fix: leave it out" .name) }}
@@ -135,9 +138,9 @@ What the schema cannot say in a sentence. Each refusal is "PATH: WHAT | fix: WHA
 {{- include "podtune.noSecret" (dict "where" $where "name" $name "value" .) }}
 {{- end }}
 {{- else if kindIs "string" .value }}
-{{- $named := and (regexMatch "(?i)(^|[_-])(TOKEN|PASSWORD|PASSWD|SECRET|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|CREDENTIALS|PAT|NOTIFY_?URL)$" $name) (not (regexMatch "(?i)^(EOS|BOS|PAD|UNK|SEP|CLS|MASK|STOP|IMAGE)_TOKEN$" $name)) (not (regexMatch "^(|/.*|\\$\\(.*)$" .value)) }}
-{{- $known := regexMatch "\\b(hf_[A-Za-z0-9]{16,}|ghp_[A-Za-z0-9]{20,}|AKIA[0-9A-Z]{16}|sk-[A-Za-z0-9_-]{20,}|xox[abp]-[A-Za-z0-9-]{10,}|glpat-[A-Za-z0-9_-]{20,})" .value }}
-{{- $url := regexMatch "://[^/@:\\s]+:[^/@\\s]+@" .value }}
+{{- $named := and (regexMatch "(?i)(^|[_-])(TOKEN|SECRET|BEARER|CREDENTIALS|PAT|WEBHOOK(_?URL)?|NOTIFY_?URL|CONNECTION_?STRING|(API|ACCESS|PRIVATE)?KEY)$|PASSW(OR)?D$" $name) (not (regexMatch "(?i)^(EOS|BOS|PAD|UNK|SEP|CLS|MASK|STOP|IMAGE)_TOKEN$|(^|_)(PUBLIC|CACHE|SORT|ROUTING|PARTITION|PRIMARY|IMAGE|LABEL|TEXT|CONFIG|STATE)_KEY$" $name)) (not (regexMatch "^(|/.*|\\$\\(.*)$" .value)) }}
+{{- $known := regexMatch "\\b(hf_[A-Za-z0-9]{16,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\\w{20,}|AKIA[0-9A-Z]{16}|sk-[A-Za-z0-9_-]{20,}|xox[abp]-[A-Za-z0-9-]{10,}|glpat-[A-Za-z0-9_-]{20,})" .value }}
+{{- $url := regexMatch "://[^/@:\\s]+:[^/@\\s]+@|://\\S*[?&;#](?i:[\\w.-]*(sig|signature|token|secret|password|credential|key|code))=" .value }}
 {{- if or $named $known $url }}
 {{- fail (printf "%s: holds %s in plain text, which everyone who reads the release sees | fix: refer to a Secret by env.valueFrom.secretKeyRef, or set hfToken.existingSecret" $where (ternary $name "a secret" (ne $name ""))) }}
 {{- end }}

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import pickle
 from fnmatch import fnmatch
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from support.resume_keys import KEY
 from transformers import MambaConfig
 
 from podtune.run.errors import UserError
+from podtune.run.library_environment import set_library_environment
 from podtune.run.record import new_record
 from podtune.run.world import World
 from podtune.sft.config.options import ResumeOptions
@@ -140,6 +144,27 @@ def test_a_checkpoint_of_trls_is_taken_where_the_user_vouches_for_it(
     (theirs / "podtune-manifest.json").write_text("rot")  # ours, and damaged
     with pytest.raises(UserError, match="cannot be read"):
         find_checkpoint(tmp_path, KEY, vouched)
+
+
+class Bomb:
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.target,)
+
+
+def test_nothing_in_a_checkpoint_is_run_whatever_a_library_asks_torch_for(tmp_path: Path) -> None:
+    torch.save({"state": Bomb(tmp_path / "exploded")}, tmp_path / "optimizer.pt")
+    before = dict(os.environ)
+    try:
+        set_library_environment(1)
+        with pytest.raises(pickle.UnpicklingError):
+            torch.load(tmp_path / "optimizer.pt", weights_only=False)
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+    assert not (tmp_path / "exploded").exists()
 
 
 def test_a_figure_that_cannot_be_computed_ends_no_run() -> None:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from podtune.report.compare.comparison import Comparison, Difference, Identity
 from podtune.report.compare.figures import EqualPlace, Figures
-from podtune.report.draw.tables import Column, Table, Value, duration, shown
+from podtune.report.draw.tables import Column, Table, Value, duration, markdown_text, shown
 
 AT = {"step": "at equal steps", "tokens": "at equal tokens", "time": "at equal time since the start"}
 NAMED = 2  # runs whose names make a title; more are counted
@@ -116,10 +116,10 @@ def markdown(comparison: Comparison) -> str:
     """For a pull request or a note."""
     found = tables(comparison)
     parts = [
-        f"# {heading(comparison.names)}",
-        *(f"- **{run.name}**: {_about(run)}" for run in comparison.runs),
+        f"# {markdown_text(heading(comparison.names))}",
+        *(markdown_text(f"- **{run.name}**: {_about(run)}") for run in comparison.runs),
         "",
-        *comparison.conclusions,
+        *map(markdown_text, comparison.conclusions),
     ]
     differences = [f"{table.markdown()}\n" for table in found.differences]
     parts += ["", "## What differs", "", *(differences or ["Nothing that was recorded."])]
@@ -128,7 +128,7 @@ def markdown(comparison: Comparison) -> str:
         ("In the files", comparison.problems),
     ):
         if lines:
-            parts += ["", f"## {title}", "", *(f"- {line}" for line in lines)]
+            parts += ["", f"## {title}", "", *(markdown_text(f"- {line}") for line in lines)]
     parts += ["", "## Metrics", "", *(f"{table.markdown()}\n" for table in (*found.equal, found.final))]
     return "\n".join(parts)
 

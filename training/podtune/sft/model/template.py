@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from podtune.run.errors import ConfigError, DataError
+from podtune.sft.data.shapes import Messages, as_messages, named
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -30,8 +31,6 @@ CHAT_TEMPLATE = (
     "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
 )
 
-Messages = list[dict[str, Any]]
-
 
 def prompt_and_answer(row: dict[str, Any]) -> tuple[str | Messages, str | None]:
     """Split a row of any shape into prompt and answer; plain text is the answer to an empty prompt.
@@ -39,14 +38,9 @@ def prompt_and_answer(row: dict[str, Any]) -> tuple[str | Messages, str | None]:
     Raises:
         UserError: none of the shapes.
     """
+    row = named(row)
     if turns := row.get("messages") or row.get("conversations"):
-        messages = [
-            {
-                "role": turn.get("role") or turn.get("from"),
-                "content": turn.get("content") or turn.get("value"),
-            }
-            for turn in turns
-        ]
+        messages = as_messages(turns)
         last = max(
             (at for at, turn in enumerate(messages) if turn["role"] == "assistant"), default=len(messages)
         )
