@@ -75,6 +75,9 @@ def test_a_fine_tune_that_cannot_be_is_an_error_with_the_runs_own_words(tmp_path
 def test_runs_are_loaded_and_compared(make_run: RunMaker) -> None:
     first, second = make_run("first"), make_run("second", learning_rate=1e-2)
     assert podtune.load(first).status == "ok"
+    (first / "loss.png").write_bytes(b"png")
+    assert re.fullmatch(r"Run\(first, ok, 60 steps, eval loss \d\.\d{4}\)", repr(podtune.load(first)))
+    assert 'src="data:image/png;base64,cG5n"' in podtune.load(first)._repr_html_()
     assert podtune.compare(first, podtune.load(second))["verdict"]["text"]
     with pytest.raises(podtune.UserError, match="two runs"):
         podtune.compare(first)

@@ -212,3 +212,11 @@ def test_the_help_of_all_commands_is_of_one_style() -> None:
             assert not text[:1].islower() or A_VALUE.match(text), where
         examples = (command.help or "").partition("\b\n")[2]
         assert not examples or examples.startswith("Examples:\n  "), path
+
+
+def test_workflows_name_actions_by_commit() -> None:
+    """A tag can be moved to other code."""
+    files = [*(ROOT / ".github" / "workflows").iterdir(), ROOT / "action.yml"]
+    used = [line for file in files for line in re.findall(r"uses: *(.*)", file.read_text(encoding="utf-8"))]
+    assert used
+    assert [line for line in used if not re.fullmatch(r"\S+@[0-9a-f]{40} +# v\S+", line)] == []

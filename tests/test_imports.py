@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from podtune import cli
+
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "training" / "podtune"
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -269,6 +271,17 @@ def test_our_folder_datasets_does_not_hide_the_library() -> None:
     assert not (ROOT / "datasets" / "__init__.py").exists()
     origin = run("-c", "import importlib.util; print(importlib.util.find_spec('datasets').origin)").strip()
     assert "site-packages" in Path(origin).parts
+
+
+def test_what_a_command_starts_imports_nothing_from_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONSAFEPATH", "1")
+    monkeypatch.delenv("PYTHONSAFEPATH")  # put back at the end
+    (tmp_path / "json.py").write_text("raise SystemExit('foreign code')")
+    words = [sys.executable, "-c", "import json"]
+    monkeypatch.setattr(cli, "app", lambda: subprocess.run(words, cwd=tmp_path, check=True))
+    cli.main()
 
 
 def test_the_help_loads_nothing_heavy_and_is_there_at_once() -> None:

@@ -31,13 +31,13 @@ def manifests() -> Callable[..., Documents]:
 
 @pytest.fixture(scope="session")
 def job(manifests: Callable[..., Documents]) -> Callable[..., dict[str, Any]]:
-    """The PyTorchJob or TrainJob among them."""
+    """The PyTorchJob, TrainJob or Job among them."""
 
     def found(*profiles: str, sets: list[str] | None = None, name: str = "run") -> dict[str, Any]:
         return next(
             one
             for one in manifests(*profiles, sets=sets, name=name)
-            if one["kind"] in ("PyTorchJob", "TrainJob")
+            if one["kind"] in ("PyTorchJob", "TrainJob", "Job")
         )
 
     return found

@@ -166,9 +166,10 @@ def test_a_job_that_streams_its_rows_reaches_the_hub_while_it_trains(job, downlo
 
 
 def test_the_test_pod_never_has_the_token(manifests):
-    for sets in ([], ["api=trainjob"]):
-        (test,) = of_kind(manifests(sets=["hfToken.existingSecret=hub", *sets]), "Pod", "-test")
-        assert "HF_TOKEN" not in env(test["spec"]["containers"][0])
+    """And no place in the job: it would wait for the pods of one."""
+    for api in ("pytorchjob", "trainjob", "job"):
+        (test,) = of_kind(manifests(sets=["hfToken.existingSecret=hub", f"api={api}"]), "Pod", "-test")
+        assert not {"HF_TOKEN", "PET_NNODES"} & set(env(test["spec"]["containers"][0]))
 
 
 def test_no_container_works_on_a_volume_or_imports_from_where_it_works(manifests):
@@ -279,7 +280,7 @@ def test_the_port_is_a_value_for_jobs_on_the_nodes_network(job):
     assert container(made)["ports"] == [{"name": "pytorchjob-port", "containerPort": 24000}]
 
 
-@pytest.mark.parametrize("api", ["pytorchjob", "trainjob"])
+@pytest.mark.parametrize("api", ["pytorchjob", "trainjob", "job"])
 def test_kueue_is_told_by_labels_on_the_job(job, api):
     found = job("two-node", "kueue", sets=["kueue.priorityClass=urgent", f"api={api}"])["metadata"]["labels"]
     assert found["kueue.x-k8s.io/queue-name"] == "user-queue"
@@ -437,24 +438,112 @@ def test_a_trainjob_refers_to_the_installed_runtime_and_prepares_in_the_launcher
     assert (trainer["numNodes"], trainer["numProcPerNode"]) == (2, 1)
     assert trainer["command"][trainer["command"].index("--prepare") + 1] == "/etc/podtune/config.yaml"
     assert env(trainer)["PREPARE_OFFLINE"] == "0"
-    (override,) = made["spec"]["podSpecOverrides"]
-    assert override["targetJobs"] == [{"name": "node"}]
-    assert [mount["name"] for mount in override["containers"][0]["volumeMounts"]] == [
-        volume["name"] for volume in override["volumes"]
+    spec = patched(made)["spec"]
+    assert [mount["name"] for mount in spec["containers"][0]["volumeMounts"]] == [
+        volume["name"] for volume in spec["volumes"]
     ]
 
 
-def test_a_trainjobs_pods_find_their_pull_secrets_at_the_service_account(manifests):
-    documents = manifests(sets=["api=trainjob", "image.pullSecrets={registry}"])
-    (account,) = of_kind(documents, "ServiceAccount")
-    (override,) = of_kind(documents, "TrainJob")[0]["spec"]["podSpecOverrides"]
-    assert account["imagePullSecrets"] == [{"name": "registry"}]
-    assert override["serviceAccountName"] == account["metadata"]["name"]
+def patched(trainjob):
+    """The one pod template that a TrainJob's runtimePatches change."""
+    (patch,) = trainjob["spec"]["runtimePatches"]
+    (step,) = patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
+    assert (patch["manager"], step["name"]) == ("podtune.io/chart", "node")
+    return step["template"]["spec"]["template"]
+
+
+def test_what_a_runtime_can_be_patched_with_is_that_of_the_other_kinds(manifests):
+    placed = ["nodeSelector.zone=a", "affinity.podAffinity.requiredDuringSchedulingIgnoredDuringExecution={}"]
+    own = [
+        "podLabels.team=a",
+        "podAnnotations.note=b",
+        "image.pullSecrets={r}",
+        "serviceAccount.create=false",
+    ]
+    context = ["securityContext.runAsUser=7", "podSecurityContext.fsGroup=7"]
+    sets = [*placed, *own, *context, "extraVolumes[0].name=x", "extraVolumeMounts[0].name=x"]
+    plain = replicas(of_kind(manifests(sets=sets), "PyTorchJob")[0])["Master"]["template"]
+    made = patched(of_kind(manifests(sets=[*sets, "api=trainjob"]), "TrainJob")[0])
+    assert made["metadata"] == plain["metadata"]
+    (node,) = made["spec"].pop("containers")
+    assert made["spec"] == {key: plain["spec"][key] for key in made["spec"]}
+    assert {"affinity", "imagePullSecrets", "nodeSelector", "securityContext"} <= set(made["spec"])
+    for key in ("securityContext", "volumeMounts"):
+        assert node[key] == plain["spec"]["containers"][0][key]
+
+
+@pytest.mark.parametrize("target", ["2.2", "2.3", "2.4"])
+@pytest.mark.parametrize("profile", ["cpu-smoke", "single-gpu", "two-node", "reference"])
+def test_every_trainer_from_2_2_on_takes_the_trainjob(profile, target):
+    from podtune.cluster.chart.render import CHART, render
+    from podtune.cluster.lint.check import lint
+    from podtune.cluster.lint.targets import parse
+
+    sets = ["api=trainjob", "runPolicy.activeDeadlineSeconds=600", "podLabels.team=a"]
+    text = render([CHART.parents[1] / "deploy" / "values" / f"{profile}.yaml"], sets, "run", engine="python")
+    found = lint([("rendered", text)], target=parse(f"trainer={target}"))
+    assert (found.jobs, [str(each) for each in found.findings if each.severity != "note"]) == (
+        ["TrainJob run"],
+        [],
+    )
+
+
+def test_an_indexed_job_has_the_pods_of_the_others_a_service_and_the_variables_of_the_operator(manifests):
+    documents = manifests("two-node", sets=["api=job"])
+    (service,) = of_kind(documents, "Service")
+    (made,) = of_kind(documents, "Job")
+    spec, template = made["spec"], made["spec"]["template"]
+    assert (spec["completionMode"], spec["completions"], spec["parallelism"]) == ("Indexed", 2, 2)
+    assert service["spec"]["clusterIP"] == "None"
+    assert service["spec"]["selector"] == {"batch.kubernetes.io/job-name": "run"}
+    plain = replicas(of_kind(manifests("two-node"), "PyTorchJob")[0])["Master"]["template"]
+    assert template["metadata"] == plain["metadata"]
+    pod_spec = template["spec"]
+    assert (pod_spec.pop("subdomain"), pod_spec.pop("restartPolicy")) == ("run", "Never")
+    added = pod_spec["containers"][0]["env"][len(plain["spec"]["containers"][0]["env"]) :]
+    del pod_spec["containers"][0]["env"][-len(added) :]
+    assert pod_spec == plain["spec"]
+    index = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+    assert env({"env": added}) == {
+        "PET_NNODES": "2",
+        "PET_NPROC_PER_NODE": "1",
+        "PET_NODE_RANK": {"fieldRef": {"fieldPath": index}},
+        "PET_MASTER_ADDR": "run-0.run",
+        "PET_MASTER_PORT": "23456",
+    }
+
+
+@pytest.mark.parametrize(
+    ("policy", "final", "again"),
+    [
+        ("ExitCode", {1, 64, 75, 78, 127}, {129, 137, 143, 170}),
+        ("Never", {1, 143}, set()),
+        ("OnFailure", set(), {1}),
+    ],
+)
+def test_a_job_ends_by_the_codes_that_end_a_pytorchjob(job, policy, final, again):
+    from podtune.cluster.job import indexed_job, pytorchjob
+
+    for api, contract in (("job", indexed_job), ("pytorchjob", pytorchjob)):
+        made = job(sets=[f"api={api}", f"restartPolicy={policy}"])
+        (found,) = contract.pods(made)
+        assert final <= found.final
+        assert not again & found.final, api
+
+
+def test_the_runtime_for_administrators_ends_a_job_by_the_same_codes(job):
+    from podtune.cluster.chart.render import CHART
+    from podtune.cluster.lint.check import lint
+
+    text = (CHART.parents[1] / "deploy" / "training-runtime.yaml").read_text()
+    (step,) = yaml.safe_load(text)["spec"]["template"]["spec"]["replicatedJobs"]
+    assert step["template"]["spec"]["podFailurePolicy"] == job(sets=["api=job"])["spec"]["podFailurePolicy"]
+    assert lint([("runtime", text)]).findings == []
 
 
 def test_a_label_can_be_taken_back_from_a_trainjob_too(job):
     made = job("two-node", sets=["api=trainjob", r"nodeSelector.nvidia\.com/gpu\.product=null"])
-    assert "nodeSelector" not in made["spec"]["podSpecOverrides"][0]
+    assert "nodeSelector" not in patched(made)["spec"]
 
 
 def test_a_trainjobs_gpu_limits_are_requested_too(job):
@@ -462,9 +551,13 @@ def test_a_trainjobs_gpu_limits_are_requested_too(job):
     assert resources["requests"]["nvidia.com/gpu"] == resources["limits"]["nvidia.com/gpu"] == 1
 
 
-def test_a_trainjobs_pods_are_found_by_their_jobset(manifests):
-    (policy,) = of_kind(manifests("cpu-smoke", sets=["api=trainjob"], name="t1"), "NetworkPolicy", "t1")
-    assert policy["spec"]["podSelector"] == {"matchLabels": {"jobset.sigs.k8s.io/jobset-name": "t1"}}
+@pytest.mark.parametrize(
+    ("api", "label"),
+    [("trainjob", "jobset.sigs.k8s.io/jobset-name"), ("job", "batch.kubernetes.io/job-name")],
+)
+def test_the_pods_of_each_kind_are_found_by_their_own_label(manifests, api, label):
+    (policy,) = of_kind(manifests("cpu-smoke", sets=[f"api={api}"], name="t1"), "NetworkPolicy", "t1")
+    assert policy["spec"]["podSelector"] == {"matchLabels": {label: "t1"}}
 
 
 @pytest.mark.parametrize("name", ["true", "null", "on", "e5"])

@@ -27,7 +27,7 @@ def refusal(*sets: str, name: str = "run") -> UserError:
         (["persistence.output.sise=3Gi"], "persistence.output.sise", "unknown key"),
         (["runPolicy.backofflimit=1"], "runPolicy.backofflimit", "unknown key"),
         (["mode=train"], "mode", "one of 'sft', 'benchmark'"),
-        (["api=job"], "api", "one of 'pytorchjob', 'trainjob'"),
+        (["api=pods"], "api", "one of 'pytorchjob', 'trainjob', 'job'"),
         (["distributed.nodes=0"], "distributed.nodes", "at least 1"),
         (["distributed.nprocPerNode=gpu"], "distributed.nprocPerNode", "integer"),
         (["distributed.nprocPerNode=0"], "distributed.nprocPerNode", "at least 1"),
@@ -77,32 +77,25 @@ def test_the_schema_refuses(sets, where, says):
 @pytest.mark.parametrize(
     ("sets", "where", "says"),
     [
-        (["api=trainjob", "hostNetwork=true"], "hostNetwork", "use api pytorchjob"),
-        (["api=trainjob", "priorityClassName=high"], "priorityClassName", "use api pytorchjob"),
+        (["api=trainjob", "hostNetwork=true"], "hostNetwork", "use api job or pytorchjob"),
+        (["api=trainjob", "priorityClassName=high"], "priorityClassName", "use api job or pytorchjob"),
         (
-            ["api=trainjob", "distributed.elastic.maxNodes=2"],
+            ["api=job", "distributed.elastic.maxNodes=2"],
             "distributed.elastic.maxNodes",
             "use api pytorchjob",
         ),
-        (["api=trainjob", "securityContext.runAsUser=7"], "securityContext", "use api pytorchjob"),
-        (["api=trainjob", "podSecurityContext.fsGroup=7"], "podSecurityContext", "use api pytorchjob"),
-        (["api=trainjob", "runPolicy.backoffLimit=9"], "runPolicy.backoffLimit", "use api pytorchjob"),
+        (["api=trainjob", "runPolicy.backoffLimit=9"], "runPolicy.backoffLimit", "installed runtime"),
         (
             ["api=trainjob", "runPolicy.ttlSecondsAfterFinished=60"],
             "runPolicy.ttlSecondsAfterFinished",
-            "use api pytorchjob",
+            "installed runtime",
         ),
-        (["api=trainjob", "runPolicy.cleanPodPolicy=All"], "runPolicy.cleanPodPolicy", "installed runtime"),
+        (["api=trainjob", "runPolicy.cleanPodPolicy=All"], "runPolicy.cleanPodPolicy", "use api pytorchjob"),
+        (["api=job", "runPolicy.schedulingPolicy.queue=q"], "runPolicy.schedulingPolicy", "api pytorchjob"),
+        (["api=job", "runPolicy.managedBy=kubeflow.org/training-operator"], "runPolicy.managedBy", "api"),
         (["api=trainjob", "restartPolicy=Never"], "restartPolicy", "installed runtime"),
         (["api=trainjob", "image.pullPolicy=Always"], "image.pullPolicy", "installed runtime"),
         (["api=trainjob", "port=24000"], "port", "installed runtime"),
-        (["api=trainjob", "podLabels.team=a"], "podLabels", "installed runtime"),
-        (["api=trainjob", "podAnnotations.team=a"], "podAnnotations", "installed runtime"),
-        (
-            ["api=trainjob", "image.pullSecrets={r}", "serviceAccount.create=false"],
-            "image.pullSecrets",
-            "give that account imagePullSecrets",
-        ),
         (
             ["hostNetwork=true", "distributed.elastic.maxNodes=2"],
             "hostNetwork",
@@ -160,6 +153,18 @@ def test_the_schema_refuses_combinations_that_cannot_work(sets, where, says):
         (["config=model_init_kwargs: {token: abc}"], "config", "token"),
         (["config=dataset_name: https://ada:hunter22@store/x"], "config", "dataset_name"),
         (["config=a: [{b: hf_abcdefghijklmnopqrst}]"], "config", "plain text"),
+        (["config=publish: s3://b/x?X-Amz-Signature=abc"], "config", "plain text"),
+        (["config=# hf_abcdefghijklmnopqrst"], "config", "plain text"),
+        (["nccl.env.NCCL_TOKEN=abc"], "nccl.env", "NCCL_TOKEN"),
+        (["podAnnotations.x=hf_abcdefghijklmnopqrst"], "podAnnotations", "plain text"),
+        (["mode=benchmark", "benchmark.sweep=x: hf_abcdefghijklmnopqrst"], "benchmark.sweep", "plain text"),
+        *(
+            ([f"env[0].name={name}", "env[0].value=plainvalue12345"], "env", name)
+            for name in (
+                *("AZURE_STORAGE_KEY", "AZURE_STORAGE_CONNECTION_STRING", "PGPASSWORD", "OPENAI_KEY"),
+                *("SSH_KEY", "SLACK_WEBHOOK", "WEBHOOK_URL", "FOO_BEARER"),
+            )
+        ),
         (["config=[1"], "config", "not a YAML mapping"),
         (["config=output_dir: /tmp/out"], "config", "lost with the pod"),
         (["config=strategy: fsdp", "distributed.strategy=ddp"], "distributed.strategy", "one place"),
@@ -175,6 +180,7 @@ def test_the_templates_refuse(sets, where, says):
 def test_what_only_looks_like_a_secret_is_taken():
     config = 'config=eos_token: "<|im_end|>"\npad_token: x'
     sets = [config, "args={--eos_token,</s>}", "env[0].name=HF_TOKEN_PATH", "env[0].value=/run/token"]
+    sets += ["env[1].name=CACHE_KEY", "env[1].value=a-name", "env[2].name=X", "env[2].value=http://h/?page=2"]
     assert "PyTorchJob" in render([], sets, "run", engine="python")
 
 
@@ -203,7 +209,8 @@ def test_an_unknown_key_names_the_near_one():
 
 
 @pytest.mark.parametrize(
-    ("name", "sets"), [("r" * 51, []), ("t" * 49, ["api=trainjob"]), ("1run", []), ("my.run", [])]
+    ("name", "sets"),
+    [("r" * 51, []), ("t" * 49, ["api=trainjob"]), ("j" * 51, ["api=job"]), ("1run", []), ("my.run", [])],
 )
 def test_a_name_that_pods_cannot_have_is_refused(name, sets):
     assert refusal(*sets, name=name).where == "release name"

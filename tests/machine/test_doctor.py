@@ -170,3 +170,42 @@ def test_a_gpu_without_a_c_compiler_is_a_failure(monkeypatch: pytest.MonkeyPatch
     assert doctor.compiler().state != "fail"
     monkeypatch.setattr(doctor.facts, "visible_gpus", lambda: 1)
     assert doctor.compiler().state == "fail"
+
+
+CORE = """
+import sys
+sys.modules |= dict.fromkeys(("pynvml", "packaging", "huggingface_hub", "torch"))
+from podtune.machine import doctor, facts
+facts.importlib.metadata.distribution = lambda name: (_ for _ in ()).throw(
+    facts.importlib.metadata.PackageNotFoundError(name))
+sys.argv = ["podtune", "doctor", "--json", "--output-dir", sys.argv[1]]
+from podtune.cli import main
+main()
+"""
+
+
+def test_without_the_extra_train_nothing_fails_and_no_gpu_is_blamed(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", CORE, str(tmp_path)], capture_output=True, text=True, timeout=120, cwd=ROOT
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    checks = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
+    assert all(checks[name]["state"] == "ok" for name in ("gpu", "hub")), checks
+    assert "no NVIDIA GPU" in checks["gpu"]["found"] or "pynvml" in checks["gpu"]["found"]
+    assert "podtune[train]" in checks["hub"]["found"]
+
+
+def test_torch_that_is_not_installed_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "torch_build", lambda: None)
+    found = doctor.torch_works()
+    assert (found.state, found.fix) == ("fail", "pip install 'podtune[train]'")
+
+
+@pytest.mark.parametrize("content", ["a: b: c\n", "only words\n", "[1, 2]\n"])
+def test_a_kubeconfig_that_is_not_one_is_a_sentence(tmp_path: Path, content: str) -> None:
+    (tmp_path / "config").write_text(content)
+    command = [sys.executable, "-m", "podtune.cli", "status", "first"]
+    env = {**os.environ, "KUBECONFIG": str(tmp_path / "config")}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=env)
+    assert (done.returncode, "Traceback" in done.stderr) == (66, False), done.stderr
+    assert "no cluster is configured" in done.stderr

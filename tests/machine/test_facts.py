@@ -5,7 +5,10 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import pytest
+
 from podtune.machine.facts import (
+    CORES,
     Gpus,
     cpu_threads,
     gpus,
@@ -33,6 +36,15 @@ def test_the_users_word_counts_but_torchruns_default_of_one_does_not() -> None:
     assert cpu_threads(World(), {"OMP_NUM_THREADS": "1"}) == 1
     assert cpu_threads(TWO_RANKS, {"OMP_NUM_THREADS": "3"}) == 3
     assert cpu_threads(TWO_RANKS, {"OMP_NUM_THREADS": "1"}) == cpu_threads(TWO_RANKS, {})
+
+
+def test_pods_that_share_a_node_share_its_cores_whatever_their_limits_say(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(CORES, "1")
+    assert usable_cpus() == 1
+    for chosen in ({}, {"OMP_NUM_THREADS": "2"}):  # the second: of the pod's limit, by the chart
+        assert cpu_threads(World(), {CORES: "1", **chosen}) == 1
 
 
 def test_a_driver_is_held_against_the_cuda_that_torch_was_built_for() -> None:

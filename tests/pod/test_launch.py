@@ -16,8 +16,11 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+from click.testing import CliRunner
 
+from podtune.cli import load
 from podtune.pod.launch import _failed, _Killed, exit_code_of, rendezvous_s
+from podtune.run.errors import Unavailable
 
 # Rank 0 does what it is told, the others wait: for the launcher to end them.
 PROGRAM = """
@@ -116,6 +119,7 @@ def test_failures_that_may_be_retried_are_counted_over_pods_and_end_for_good(lau
 LOST = """
 import os, signal, time
 from podtune.pod.launch import terminable
+from podtune.run.errors import Unavailable
 with terminable():
     try:
         os.kill(os.getpid(), signal.SIGTERM)
@@ -261,3 +265,10 @@ def test_a_failure_of_the_prepare_step_ends_the_next_container_with_its_code(lau
 )
 def test_one_code_stands_for_all_ranks(codes, one):
     assert exit_code_of(codes) == one
+
+
+def test_one_process_on_each_gpu_without_a_gpu_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    ended = CliRunner().invoke(load("train"), ["-n", "gpu", "--config", "sft.yaml"])
+    assert isinstance(ended.exception, Unavailable)
+    assert "torch sees no GPU" in str(ended.exception)

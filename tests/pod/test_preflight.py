@@ -15,6 +15,7 @@ from support.gpus import H100, driver_shows, on_cards
 from support.launch import Launcher, Podtune, free_port
 
 from podtune.commands import preflight
+from podtune.machine.facts import machine_cores
 from podtune.pod import compute, rendezvous
 from podtune.pod.pod_info import PodInfo, VolumeInfo
 from podtune.pod.preflight import AllReduce, Verdict, assess
@@ -268,7 +269,7 @@ def launched(job: Job, rank: int, **more: str) -> Podtune:
     program = job.folder / "program.py"
     program.write_text(
         "import os, torch.distributed as d; d.init_process_group('gloo'); d.barrier(); "
-        "print('rank', os.environ['RANK'])"
+        "print('rank', os.environ['RANK'], 'with', os.environ.get('PODTUNE_CORES'))"
     )
     return job.start(rank, ["launch", "--preflight", "{config}", "--wait", "60", "--", str(program)], **more)
 
@@ -277,9 +278,10 @@ def test_launch_starts_training_on_the_same_port_once_the_pods_have_passed(job: 
     started = [launched(job, 0), launched(job, 1)]
     (code, first, err), (other_code, second, _) = (process.end() for process in started)
     assert (code, other_code) == (0, 0), err
-    assert first.splitlines()[-1] == "rank 0"
+    share = max(1, machine_cores() // 2)
+    assert first.splitlines()[-1] == f"rank 0 with {share}", "both are on this node"
     assert "preflight: ok: 2 pods agree and reach each other" in first
-    assert second.splitlines() == ["rank 1"], "one pod tells the verdict of all"
+    assert second.splitlines() == [f"rank 1 with {share}"], "one pod tells the verdict of all"
 
 
 def test_launch_ends_for_good_and_starts_nothing_on_a_pod_without_its_gpu(job: Job) -> None:

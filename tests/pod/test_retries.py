@@ -41,6 +41,20 @@ def test_deaths_of_the_whole_container_are_counted(tmp_path: Path) -> None:
     assert [start(tmp_path, None) for _ in range(5)] == [137, 137, 137, 137, 75]
 
 
+def test_a_pod_that_gets_another_name_each_time_is_counted_by_its_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OUTPUT_DIR", str(tmp_path))
+    monkeypatch.setenv("JOB_COMPLETION_INDEX", "1")
+    ends = []
+    for suffix in "abcd":
+        monkeypatch.setenv("PODTUNE_POD_NAME", f"run-1-{suffix}")
+        count = counting.retries(2)
+        assert count
+        ends.append(count.begin() or count.end(170))
+    assert ends == [170, 170, 75, 170]
+
+
 def test_being_asked_to_stop_is_nobodys_failure(tmp_path: Path) -> None:
     codes = [start(tmp_path, code) for code in (143, 130, 129) * 4]
     assert codes == [143, 130, 129] * 4

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+import os
 import random
 import shutil
 from pathlib import Path
@@ -13,6 +14,8 @@ from support.resume_keys import KEY
 from podtune.run import checkpoint
 from podtune.run.errors import UserError, report
 
+UMASK = os.umask(0o022)
+os.umask(UMASK)
 FACTS = KEY.facts() | {"tokens": 7}
 
 
@@ -108,6 +111,7 @@ def test_a_volume_that_the_checkpoints_will_not_fit_on_is_refused_with_both_figu
     with pytest.raises(UserError, match=r"GiB are free and checkpoints of .* GiB need about .* GiB more"):
         checkpoint.check_space(tmp_path, each, 2)
     checkpoint.check_space(tmp_path, 2**20, 2)
+    assert [checkpoint.size_text(size) for size in (3 * 2**20, 1.5 * 2**30)] == ["3 MiB", "1.5 GiB"]
 
 
 def test_checkpoints_that_are_there_count_as_written(tmp_path: Path) -> None:
@@ -188,6 +192,21 @@ def test_a_kill_in_the_midst_of_a_deletion_leaves_no_half_checkpoint(
     monkeypatch.setattr(shutil, "rmtree", interrupted)
     checkpoint.rotate(tmp_path, 2)
     assert [path.name for path in checkpoint.checkpoints(tmp_path)] == ["checkpoint-2", "checkpoint-3"]
+
+
+def test_a_link_among_a_checkpoints_files_is_not_read_and_every_user_may_read_the_rest(
+    tmp_path: Path,
+) -> None:
+    staging_dir = tmp_path / checkpoint.SAVING / "checkpoint-1"
+    staging_dir.mkdir(parents=True)
+    (staging_dir / "model.safetensors").write_bytes(b"w")
+    (staging_dir / "model.safetensors").chmod(0o600)  # as safetensors leaves it
+    (staging_dir / "environment").symlink_to("/proc/self/environ")
+    assert list(checkpoint.entries_of(staging_dir)) == ["model.safetensors"]
+    checkpoint.commit(staging_dir, tmp_path / "checkpoint-1", 1, FACTS)
+    saved = tmp_path / "checkpoint-1"
+    assert (saved / "model.safetensors").stat().st_mode & 0o777 == 0o666 & ~UMASK
+    assert checkpoint.damage(saved) == "environment is not in its manifest"
 
 
 def test_a_linked_checkpoint_is_neither_used_nor_deleted(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from transformers import TrainerState
 
 from podtune.run import notify
 from podtune.run.errors import NO_INPUT, UserError
+from podtune.run.record import new_record
 
 SECRET = "T0/B0/very-secret"
 
@@ -148,5 +149,17 @@ def test_kubeflow_asked_for_where_no_controller_offers_it_is_refused(monkeypatch
     from podtune.sft.config.resolve import check_installed
 
     monkeypatch.delenv("KUBEFLOW_TRAINER_SERVER_URL", raising=False)
-    with pytest.raises(UserError, match="TrainJobRuntimeStatus"):
+    with pytest.raises(UserError, match="TrainJobStatus"):
         check_installed(SimpleNamespace(report_to=["kubeflow"]))  # type: ignore[arg-type]
+
+
+def test_a_run_ends_with_the_answers_of_base_and_tuned_model() -> None:
+    record = new_record(mode="sft", name="run", config={}) | {"reason": ""}
+    answers = {"rows": 400, "base": {"exact_match": 0.0}, "tuned": {"exact_match": 0.905}}
+    record["measurements"] = {"answers": answers | {"most_frequent_answer": 0.31}}
+    expected = (
+        "answers 0.0% -> 90.5% of 400 held-out rows exactly right; the most frequent answer alone: 31.0%"
+    )
+    assert f"{expected}31.0%" in notify.summary_lines(record, Path("run"))
+    record["measurements"] = {"answers": {"rows": 3, "base": {"loss": 1.0}, "tuned": {"loss": 0.5}}}
+    assert not [line for line in notify.summary_lines(record, Path("run")) if line.startswith("answers")]

@@ -14,6 +14,8 @@ import pytest
 import yaml
 
 from podtune.cluster.chart.render import CHART
+from podtune.cluster.live.client import Cluster as Client
+from podtune.cluster.live.follow import last_lines
 
 VALUES = CHART.parents[1] / "deploy" / "values"
 VOLUMES = ("models", "data", "output")
@@ -49,6 +51,7 @@ class Cluster:
     def __init__(self, api: Any, namespace: str, image: str, folder: Path) -> None:
         self.api, self.core, self.custom = api, api.CoreV1Api(), api.CustomObjectsApi()
         self.namespace, self.image, self.folder = namespace, image, folder
+        self.client = Client(namespace)  # podtune's own: it finds jobs of every kind, and their pods
 
     def helm(self, *words: str, ok: bool = True) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
@@ -83,18 +86,19 @@ class Cluster:
             self.values(**changed),
         )
 
-    def job(self, name: str, plural: str = "pytorchjobs") -> dict[str, Any]:
-        group, version = (
-            ("kubeflow.org", "v1") if plural == "pytorchjobs" else ("trainer.kubeflow.org", "v1alpha1")
-        )
-        found: dict[str, Any] = self.custom.get_namespaced_custom_object(
-            group, version, self.namespace, plural, name
-        )
-        return found
+    def job(self, name: str) -> dict[str, Any]:
+        return self.client.job(name)
 
-    def conditions(self, name: str, plural: str = "pytorchjobs") -> list[str]:
-        listed = self.job(name, plural).get("status", {}).get("conditions", [])
-        return [condition["type"] for condition in listed if condition["status"] == "True"]
+    def conditions(self, name: str) -> list[str]:
+        """Those that are true; Complete is how a TrainJob and a Job succeed."""
+        listed = self.job(name).get("status", {}).get("conditions", [])
+        found = [condition["type"] for condition in listed if condition["status"] == "True"]
+        return ["Succeeded" if each == "Complete" else each for each in found]
+
+    def losses(self, name: str) -> dict[int, float]:
+        """The training loss of each step that was logged, from the output volume."""
+        lines = map(json.loads, self.run_pod("read", "cat", f"/output/{name}/metrics.jsonl").splitlines())
+        return {line["step"]: line["loss"] for line in lines if line["split"] == "train"}
 
     def pods(self, name: str) -> list[Any]:
         labels = f"training.kubeflow.org/job-name={name}"
@@ -176,7 +180,16 @@ class Cluster:
     def started(self, name: str, step: int = 6) -> None:
         """Wait until the run has passed ``step``, so that there is a checkpoint to come back to."""
         pattern = re.compile(rf"^step +{step}/", re.MULTILINE)
-        self.until(f"{name} to train", lambda: pattern.search(self.log(f"{name}-master-0")))
+
+        def begun() -> bool:
+            job = self.job(name)
+            pods = self.client.pods(job)[:1]
+            lines = [
+                line for pod in pods for line in last_lines(self.client, job, pod["metadata"]["name"], 0)
+            ]
+            return bool(pattern.search("\n".join(lines)))
+
+        self.until(f"{name} to train", begun)
 
     def claims(self, *phases: str) -> list[str]:
         """The namespace's claims in these phases, or all."""

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from podtune.run.errors import DataError, UsageError, UserError
+from podtune.run.yaml_text import read_mapping
 
 if TYPE_CHECKING:
     from podtune.cluster.lint.check import Verdict
@@ -52,17 +53,15 @@ def fine_tune(
     if isinstance(config, Mapping):
         settings = {**config, **overrides}
     else:
-        try:
-            settings = {**(yaml.safe_load(Path(config).read_text(encoding="utf-8")) or {}), **overrides}
-        except OSError as error:
-            raise UsageError(f"cannot be read: {error.strerror}", where=str(config)) from error
+        settings = {**read_mapping(Path(config), fix="name an existing YAML file"), **overrides}
     if not settings.get("output_dir"):
         raise UsageError("there is no output_dir", where="fine_tune", fix="name the folder of the run")
     with tempfile.TemporaryDirectory(prefix="podtune-") as folder:
         file = Path(folder) / "config.yaml"
         file.write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
         # a process of its own: its memory and its process group end with it
-        command = [sys.executable, "-m", "podtune.cli", "train", "-n", str(processes), "--config", str(file)]
+        command = [sys.executable, "-P", "-m", "podtune.cli", "train"]
+        command += ["-n", str(processes), "--config", str(file)]
         last_words: deque[str] = deque(maxlen=20)
         with subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -118,9 +117,9 @@ def lint(*manifests: StrPath) -> Verdict:
 
 def render(*values: StrPath, sets: Sequence[str] = (), name: str = "run", namespace: str = "default") -> str:
     """The manifests of a job: values files or names of shipped profiles, and ``"a.b=c"`` as helm's --set."""
-    from podtune.cluster.chart.render import render as render_chart
+    from podtune.commands.manifests import chart_manifests
 
-    return render_chart([Path(file) for file in values], list(sets), name, namespace)
+    return chart_manifests([Path(file) for file in values], list(sets), name, namespace)
 
 
 def submit(

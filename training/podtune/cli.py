@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from difflib import get_close_matches
 from typing import Annotated, NamedTuple
@@ -43,9 +44,11 @@ PANELS: dict[str, dict[str, Subcommand]] = {
         "doctor": Subcommand("doctor", "what this machine or a cluster lacks, with the fix"),
         "render": Subcommand("manifests", "print the manifests of a job"),
         "lint": Subcommand("lint", "check PyTorchJobs and TrainJobs before a cluster does"),
+        "migrate": Subcommand("migrate", "a PyTorchJob as a TrainJob or an Indexed Job"),
         "dry-run": Subcommand("dry_run", "run a job's pods as local processes"),
         "submit": Subcommand("jobs", "create a job, and follow it"),
-        "status": Subcommand("jobs", "how a job is doing, and why it does not run"),
+        "status": Subcommand("jobs", "how a job and its pods are doing"),
+        "why": Subcommand("why", "why a job does not run, in one sentence"),
         "logs": Subcommand("jobs", "the logs of a job's pods"),
         "delete": Subcommand("jobs", "delete a job and what the chart made for it"),
         "collect": Subcommand("collect", "get a run's record back out of a log"),
@@ -166,6 +169,8 @@ WRONG_USAGE = 2  # as the parser of the command line has it; 64 is that of the p
 
 def main() -> None:
     """Run one command; a user's error becomes one message and its exit code, never a traceback."""
+    # the processes that it starts import nothing from the working directory, which may be anybody's
+    os.environ.setdefault("PYTHONSAFEPATH", "1")
     try:
         app()
     except UserError as error:

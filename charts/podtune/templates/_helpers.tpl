@@ -28,6 +28,11 @@ kueue.x-k8s.io/priority-class: {{ . | quote }}
 {{- end }}
 {{- end }}
 
+{{/* The label by which the pods of a job are found; its value is the job's name. */}}
+{{- define "podtune.jobPodLabel" -}}
+{{- get (dict "pytorchjob" "training.kubeflow.org/job-name" "trainjob" "jobset.sigs.k8s.io/jobset-name" "job" "batch.kubernetes.io/job-name") .Values.api -}}
+{{- end }}
+
 {{- define "podtune.image" -}}
 {{- if .Values.image.digest -}}
 {{ .Values.image.repository }}@{{ .Values.image.digest }}

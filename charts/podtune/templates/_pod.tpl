@@ -104,6 +104,10 @@ automountServiceAccountToken: false
 enableServiceLinks: false
 securityContext:
   {{- toYaml .Values.podSecurityContext | nindent 2 }}
+{{- include "podtune.pullSecrets" . }}
+{{- end }}
+
+{{- define "podtune.pullSecrets" -}}
 {{- with .Values.image.pullSecrets }}
 imagePullSecrets:
   {{- range . }}
@@ -127,14 +131,14 @@ nodeSelector:
 tolerations:
   {{- toYaml . | nindent 2 }}
 {{- end }}
-{{- end }}
-
-{{- define "podtune.placement" -}}
-{{- include "podtune.nodes" . }}
 {{- with .Values.affinity }}
 affinity:
   {{- toYaml . | nindent 2 }}
 {{- end }}
+{{- end }}
+
+{{- define "podtune.placement" -}}
+{{- include "podtune.nodes" . }}
 {{- with .Values.priorityClassName }}
 priorityClassName: {{ . | quote }}
 {{- end }}

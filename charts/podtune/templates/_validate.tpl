@@ -5,7 +5,7 @@ What the schema cannot say in a sentence. Each refusal is "PATH: WHAT | fix: WHA
 {{- $name := include "podtune.name" . }}
 {{- $nodes := int .Values.distributed.nodes }}
 {{- $elastic := .Values.distributed.elastic }}
-{{- $longest := ternary 50 48 (eq .Values.api "pytorchjob") }}
+{{- $longest := ternary 48 50 (eq .Values.api "trainjob") }}
 {{- if gt (len $name) $longest }}
 {{- fail (printf "release name: '%s' has %d characters, pods need it to have at most %d | fix: install under a shorter name, or set fullnameOverride" $name (len $name) $longest) }}
 {{- end }}
@@ -60,6 +60,9 @@ What the schema cannot say in a sentence. Each refusal is "PATH: WHAT | fix: WHA
 {{- fail (printf "%s: sets %s, by which operator, Services and NetworkPolicies know whose a pod is | fix: choose a key of your own" $where $label) }}
 {{- end }}
 {{- end }}
+{{- end }}
+{{- range $where, $value := dict "config" .Values.config "benchmark.sweep" .Values.benchmark.sweep "nccl.env" .Values.nccl.env "podAnnotations" .Values.podAnnotations }}
+{{- include "podtune.noSecret" (dict "where" $where "name" "" "value" $value) }}
 {{- end }}
 {{- range .Values.env }}
 {{- if regexMatch "^(RANK|LOCAL_RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT|PET_.*)$" .name }}
@@ -135,9 +138,9 @@ What the schema cannot say in a sentence. Each refusal is "PATH: WHAT | fix: WHA
 {{- include "podtune.noSecret" (dict "where" $where "name" $name "value" .) }}
 {{- end }}
 {{- else if kindIs "string" .value }}
-{{- $named := and (regexMatch "(?i)(^|[_-])(TOKEN|PASSWORD|PASSWD|SECRET|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|CREDENTIALS|PAT|NOTIFY_?URL)$" $name) (not (regexMatch "(?i)^(EOS|BOS|PAD|UNK|SEP|CLS|MASK|STOP|IMAGE)_TOKEN$" $name)) (not (regexMatch "^(|/.*|\\$\\(.*)$" .value)) }}
-{{- $known := regexMatch "\\b(hf_[A-Za-z0-9]{16,}|ghp_[A-Za-z0-9]{20,}|AKIA[0-9A-Z]{16}|sk-[A-Za-z0-9_-]{20,}|xox[abp]-[A-Za-z0-9-]{10,}|glpat-[A-Za-z0-9_-]{20,})" .value }}
-{{- $url := regexMatch "://[^/@:\\s]+:[^/@\\s]+@" .value }}
+{{- $named := and (regexMatch "(?i)(^|[_-])(TOKEN|SECRET|BEARER|CREDENTIALS|PAT|WEBHOOK(_?URL)?|NOTIFY_?URL|CONNECTION_?STRING|(API|ACCESS|PRIVATE)?KEY)$|PASSW(OR)?D$" $name) (not (regexMatch "(?i)^(EOS|BOS|PAD|UNK|SEP|CLS|MASK|STOP|IMAGE)_TOKEN$|(^|_)(PUBLIC|CACHE|SORT|ROUTING|PARTITION|PRIMARY|IMAGE|LABEL|TEXT|CONFIG|STATE)_KEY$" $name)) (not (regexMatch "^(|/.*|\\$\\(.*)$" .value)) }}
+{{- $known := regexMatch "\\b(hf_[A-Za-z0-9]{16,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\\w{20,}|AKIA[0-9A-Z]{16}|sk-[A-Za-z0-9_-]{20,}|xox[abp]-[A-Za-z0-9-]{10,}|glpat-[A-Za-z0-9_-]{20,})" .value }}
+{{- $url := regexMatch "://[^/@:\\s]+:[^/@\\s]+@|://\\S*[?&;#](?i:[\\w.-]*(sig|signature|token|secret|password|credential|key|code))=" .value }}
 {{- if or $named $known $url }}
 {{- fail (printf "%s: holds %s in plain text, which everyone who reads the release sees | fix: refer to a Secret by env.valueFrom.secretKeyRef, or set hfToken.existingSecret" $where (ternary $name "a secret" (ne $name ""))) }}
 {{- end }}

@@ -174,6 +174,34 @@ def test_exit_code_recreates_a_pod_for_128_and_above_and_keeps_the_volume(tmp_pa
     )
 
 
+@pytest.mark.parametrize(("code", "condition", "exits"), [(143, "Succeeded", [143, 0]), (65, "Failed", [65])])
+def test_an_indexed_jobs_pods_meet_by_their_index_and_end_by_the_policy(
+    code: int, condition: str, exits: list[int], tmp_path: Path
+) -> None:
+    script = f"""
+import os, pathlib, sys
+index, met = os.environ["PET_NODE_RANK"], pathlib.Path("/shared/met")
+print(os.environ["JOB_COMPLETION_INDEX"], os.environ["PET_MASTER_ADDR"], flush=True)
+if index == "1" and not met.exists():
+    met.touch()
+    sys.exit({code})
+"""
+    manifest = job(python(script))
+    template = manifest["spec"]["pytorchReplicaSpecs"]["Master"]["template"]
+    index = {"fieldRef": {"fieldPath": "metadata.annotations['batch.kubernetes.io/job-completion-index']"}}
+    template["spec"]["containers"][0]["env"] = [
+        {"name": "PET_NODE_RANK", "valueFrom": index},
+        {"name": "PET_MASTER_ADDR", "value": "run-0.run"},
+    ]
+    template["spec"]["restartPolicy"] = "Never"
+    rules = [{"action": "FailJob", "onExitCodes": {"operator": "In", "values": [65]}}]
+    spec = {"completionMode": "Indexed", "completions": 2, "template": template}
+    manifest |= {"kind": "Job", "spec": spec | {"podFailurePolicy": {"rules": rules}}}
+    result, lines = run(manifest, tmp_path)
+    assert (result.condition, codes(result)["run-1"]) == (condition, exits)
+    assert {"run-0: 0 127.0.0.1", "run-1: 1 127.0.0.1"} <= set(lines)
+
+
 def test_exit_code_is_final_below_128_and_a_user_s_error_is_passed_on(tmp_path: Path) -> None:
     result, _ = run(job(["sh", "-c", "exit 65"], python(WAIT), policy="ExitCode"), tmp_path)
     assert (result.condition, result.exit_code) == ("Failed", 65)

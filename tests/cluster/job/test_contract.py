@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from podtune.cluster.job import indexed_job, trainjob
 from podtune.cluster.job import pytorchjob as contract
-from podtune.cluster.job import trainjob
 from podtune.run.errors import UserError
 
 Json = dict[str, Any]
@@ -107,7 +107,7 @@ def trainjob_of(**trainer: Any) -> Json:
 
 def test_a_trainjob_s_nodes_get_pet_variables_only() -> None:
     first, second = trainjob.pods(trainjob_of(numNodes=2, numProcPerNode=1, image="i:1"))
-    assert first.injected == {
+    assert first.variables == {
         "PET_NNODES": "2",
         "PET_NPROC_PER_NODE": "1",
         "PET_NODE_RANK": "0",
@@ -115,20 +115,59 @@ def test_a_trainjob_s_nodes_get_pet_variables_only() -> None:
         "PET_MASTER_PORT": "29500",
         "JOB_COMPLETION_INDEX": "0",
     }
-    assert (second.name, second.injected["PET_NODE_RANK"]) == ("t-node-0-1", "1")
+    assert (second.name, second.variables["PET_NODE_RANK"]) == ("t-node-0-1", "1")
 
 
 def test_a_trainjob_without_a_trainer_gets_no_pet_variables() -> None:
     (pod,) = trainjob.pods(trainjob_of())
-    assert pod.injected == {"JOB_COMPLETION_INDEX": "0"}
+    assert pod.variables == {"JOB_COMPLETION_INDEX": "0"}
 
 
-def test_gpu_limits_without_requests_start_one_process_in_trainer_2_0() -> None:
-    (limits,) = trainjob.pods(trainjob_of(resourcesPerNode={"limits": {"nvidia.com/gpu": 2}}))
-    (both,) = trainjob.pods(
-        trainjob_of(resourcesPerNode={"limits": {"nvidia.com/gpu": 2}, "requests": {"nvidia.com/gpu": 2}})
+@pytest.mark.parametrize(
+    ("resources", "processes"),
+    [
+        ({"limits": {"nvidia.com/gpu": 2}}, "auto"),
+        ({"limits": {"cpu": "4"}, "requests": {"cpu": "1500m"}}, "2"),
+        ({}, "1"),
+    ],
+)
+def test_processes_that_are_not_written_follow_gpus_then_cpus(resources: Json, processes: str) -> None:
+    (pod,) = trainjob.pods(trainjob_of(resourcesPerNode=resources))
+    assert pod.variables["PET_NPROC_PER_NODE"] == processes
+
+
+def test_a_trainjobs_patches_reach_the_pod_by_the_names_of_their_entries() -> None:
+    patch: Json = {"metadata": {"labels": {"team": "a"}}}
+    mounts = [{"name": "v", "mountPath": "/v"}]
+    patch["spec"] = {"volumes": [{"name": "v"}], "containers": [{"name": "node", "volumeMounts": mounts}]}
+    steps = [{"name": name, "template": {"spec": {"template": patch}}} for name in ("node", "other")]
+    manifest = trainjob_of(image="i:1")
+    spec = {"template": {"spec": {"replicatedJobs": steps}}}
+    manifest["spec"]["runtimePatches"] = [{"manager": "a.b/c", "trainingRuntimeSpec": spec}]
+    (pod,) = trainjob.pods(manifest)
+    (container,) = pod.spec["containers"]
+    assert (container["image"], container["volumeMounts"], pod.spec["volumes"]) == (
+        "i:1",
+        mounts,
+        [{"name": "v"}],
     )
-    assert [pod.injected["PET_NPROC_PER_NODE"] for pod in (limits, both)] == ["1", "auto"]
+    assert pod.labels["team"] == "a"
+
+
+def test_an_indexed_jobs_pods_know_their_index_and_end_it_by_its_policy() -> None:
+    rules = [
+        {"action": "Ignore", "onExitCodes": {"operator": "In", "values": [70]}},
+        {"action": "FailJob", "onExitCodes": {"operator": "NotIn", "values": [71]}},
+    ]
+    spec = {"containers": [{"name": "pytorch"}], "initContainers": [{"name": "i"}], "restartPolicy": "Never"}
+    manifest: Json = {"kind": "Job", "metadata": {"name": "run"}}
+    manifest["spec"] = {"completions": 2, "template": {"spec": spec}, "podFailurePolicy": {"rules": rules}}
+    first, second = indexed_job.pods(manifest)
+    assert (first.name, second.name) == ("run-0", "run-1")
+    assert second.variables == {"JOB_COMPLETION_INDEX": "1"}
+    assert second.annotations[indexed_job.INDEX] == "1"
+    assert {code in first.final for code in (70, 71)} == {False}
+    assert 72 in first.final
 
 
 def test_a_runtime_that_is_only_in_the_cluster_is_named() -> None:

@@ -187,10 +187,31 @@ def test_plain_python_is_fine_for_one_process() -> None:
         {"name": "EOS_TOKEN", "value": "<|im_end|>"},
         {"name": "HF_TOKEN_PATH", "value": "/run/secrets/hf"},
         {"name": "WANDB_API_KEY", "value": ""},
+        {"name": "CACHE_KEY", "value": "my-cache-name"},
+        {"name": "PROXY", "value": "http://proxy:3128/?page=2"},
     ],
 )
 def test_ordinary_variables_are_not_taken_for_secrets(env: Json) -> None:
     assert "PT403" not in codes(with_change(spec=container(env=[env])))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(
+            (name, "plainvalue12345")
+            for name in (
+                "AZURE_STORAGE_KEY",
+                "AZURE_STORAGE_CONNECTION_STRING",
+                "PGPASSWORD",
+                "SLACK_WEBHOOK",
+            )
+        ),
+        ("DATA", "https://account.blob.core.windows.net/c/x?sv=1&sig=abcdef"),
+    ],
+)
+def test_a_variable_that_holds_a_secret_is_found(name: str, value: str) -> None:
+    assert "PT403" in codes(with_change(spec=container(env=[{"name": name, "value": value}])))
 
 
 def test_a_token_in_the_command_is_found() -> None:

@@ -9,7 +9,10 @@ import pytest
 from support.cluster_api import Serving
 
 from podtune.cluster.live.client import connect
+from podtune.cluster.live.doctor import job_kinds
 from podtune.cluster.live.facilities import network_policies
+from podtune.cluster.live.submit import check
+from podtune.run.errors import UserError
 
 
 @pytest.mark.parametrize(
@@ -35,3 +38,50 @@ def test_a_cluster_that_enforces_no_network_policy_is_a_warning(
     serving(answer)
     check = network_policies(connect())
     assert (check.state, says in check.found) == (state, True)
+
+
+def with_trainer(serving: Serving, *fields: str) -> None:
+    """A cluster whose TrainJobs have these fields; without any it has no TrainJobs."""
+
+    def answer(method: str, path: str, query: dict[str, str], body: Any) -> tuple[int, bytes]:
+        if path.startswith("/openapi/v3/"):
+            spec = {"properties": {"spec": {"properties": {key: {} for key in fields}}}}
+            schemas = {"org.kubeflow.trainer.v1alpha1.TrainJob": spec}
+            return 200, json.dumps({"components": {"schemas": schemas}}).encode()
+        if path == "/apis/trainer.kubeflow.org/v1alpha1" and fields:
+            return 200, b'{"resources": [{"name": "trainjobs"}]}'
+        return (200, b"{}") if path == "/version" else (404, b"{}")
+
+    serving(answer)
+
+
+@pytest.mark.parametrize(
+    ("fields", "state", "says"),
+    [
+        (("trainer", "runtimePatches"), "ok", "Kubeflow Trainer 2.2 or later"),
+        (
+            ("trainer", "podTemplateOverrides"),
+            "warn",
+            "Kubeflow Trainer 2.1; api: trainjob needs 2.2 or later",
+        ),
+        (("trainer", "podSpecOverrides"), "warn", "Kubeflow Trainer 2.0; api: trainjob needs 2.2 or later"),
+        ((), "ok", "not installed; api: trainjob needs it, api: job needs no operator"),
+    ],
+)
+def test_the_version_of_trainer_is_told_by_the_fields_of_its_jobs(
+    serving: Serving, fields: tuple[str, ...], state: str, says: str
+) -> None:
+    with_trainer(serving, *fields)
+    operator, trainer = job_kinds(connect())
+    assert (trainer.state, says in trainer.found) == (state, True), trainer
+    assert (operator.state, "api: job needs no operator" in operator.found) == ("warn", True)
+
+
+def test_a_trainjob_for_a_newer_trainer_is_not_submitted(serving: Serving) -> None:
+    with_trainer(serving, "podSpecOverrides")
+    job = {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainJob", "metadata": {"name": "run"}}
+    with pytest.raises(
+        UserError, match=r"Trainer is 2\.0; this TrainJob's runtimePatches need 2\.2"
+    ) as refused:
+        check(connect(), [{**job, "spec": {"runtimePatches": [{"manager": "a.b/c"}]}}])
+    assert refused.value.code == 69

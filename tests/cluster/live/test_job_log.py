@@ -51,7 +51,7 @@ def test_a_slow_rank_a_wait_for_data_and_a_nan_in_the_log_are_warnings(api: Api)
 
 def test_a_job_without_a_condition_runs_when_its_pods_do(api: Api) -> None:
     api.add("run", "Running", [*HEAD, train(5)])
-    api.jobs[0]["status"] = {}  # so a TrainJob looks while it runs
+    api.jobs[0]["status"] = {}  # so a TrainJob and a Job look while they run
     assert "running for" in podtune("watch", "run").stdout
     for pod in api.pods:
         pod["status"]["phase"] = "Pending"

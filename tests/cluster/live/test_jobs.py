@@ -165,6 +165,30 @@ def test_claims_go_only_after_a_yes(api: Api) -> None:
     assert "persistentvolumeclaims/run-output" in api.deleted
 
 
+INDEX = "batch.kubernetes.io/job-completion-index"
+
+
+def test_an_indexed_job_is_the_newest_pod_of_each_index_and_no_other_job(api: Api) -> None:
+    containers = [{"name": "pytorch", "command": ["podtune", "launch", "podtune.training"]}]
+    spec = {"completionMode": "Indexed", "completions": 2, "template": {"spec": {"containers": containers}}}
+    for name, made in (("run", spec), ("backup", {"template": {"spec": {"containers": containers}}})):
+        api.add("jobs", name)
+        api.objects["jobs"][-1] |= {"spec": made, "status": {}}
+    for pod, index, second in (("run-0-aaaaa", "0", 1), ("run-1-bbbbb", "1", 1), ("run-0-ccccc", "0", 2)):
+        api.add("pods", pod, **{"batch.kubernetes.io/job-name": "run", INDEX: index})
+        api.objects["pods"][-1]["metadata"]["creationTimestamp"] = f"2026-01-01T00:00:0{second}Z"
+    api.objects |= {"pytorchjobs": [], "trainjobs": []}
+    listed = json.loads(podtune("status", "--json").output)
+    assert listed == [{"job": "run", "kind": "Job", "condition": "Pending"}]
+    shown = json.loads(podtune("status", "run", "--json").output)
+    assert [pod["name"] for pod in shown["pods"]] == ["run-0-ccccc", "run-1-bbbbb"]
+    assert shown["condition"] == "Running", "Kubernetes gives it no condition until it ends"
+    assert "run · " in podtune("watch", "run", "--once").output.replace("sft", "run")
+    error = podtune("status", "backup").exception
+    assert isinstance(error, UserError)
+    assert "there is no job 'backup'" in str(error)
+
+
 @pytest.mark.parametrize(
     "name",
     ["a/../../../../../../api/v1/namespaces/kube-system/secrets/s", "run?x=1", "run#x", "..", "Run", "a%2f"],

@@ -266,22 +266,6 @@ def test_profiles_for_gpus_get_their_volumes_and_say_what_is_missing(cluster: Cl
         cluster.helm("uninstall", profile)
 
 
-def test_a_trainjob_trains_in_two_pods_from_the_same_values(cluster: Cluster) -> None:
-    cluster.need_trainer()
-    cluster.install(
-        "second",
-        api="trainjob",
-        distributed={"nodes": 2},
-        config=config(max_steps=6, eval_strategy="no", save_steps=6),
-    )
-    end = ("Complete", "Failed")
-    found = cluster.until(
-        "the TrainJob", lambda: [one for one in cluster.conditions("second", "trainjobs") if one in end], 400
-    )
-    assert found == ["Complete"], cluster.story()
-    assert cluster.read("second/run.json")["world_size"] == 2
-
-
 def test_a_sweep_makes_its_jobs_and_compares_them(cluster: Cluster, tmp_path: Path) -> None:
     sweep, output = tmp_path / "rates.yaml", tmp_path / "out"
     sweep.write_text("learning_rate: [1.0e-3, 3.0e-3]\noptions: {seed: 1}\n")

@@ -7,7 +7,6 @@ starts a controller where there is none.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -56,11 +55,6 @@ def queue(cluster: Cluster) -> Iterator[str]:
         cluster.custom.delete_cluster_custom_object(GROUP, version, plural, name)
 
 
-def losses(cluster: Cluster, name: str) -> dict[int, float]:
-    lines = map(json.loads, cluster.run_pod("read", "cat", f"/output/{name}/metrics.jsonl").splitlines())
-    return {line["step"]: line["loss"] for line in lines if line["split"] == "train"}
-
-
 def test_preempted_by_one_of_higher_priority_a_run_saves_waits_and_ends_at_the_same_loss(
     cluster: Cluster, queue: str
 ) -> None:
@@ -85,7 +79,7 @@ def test_preempted_by_one_of_higher_priority_a_run_saves_waits_and_ends_at_the_s
     record = cluster.read("gives-way/run.json")
     assert (record["status"], len(record["attempts"])) == ("ok", 2)
     assert record["attempts"][1]["from_step"] == left["measurements"]["steps"] > 0
-    assert losses(cluster, "gives-way") == losses(cluster, "whole")
+    assert cluster.losses("gives-way") == cluster.losses("whole")
 
 
 def test_an_upgrade_leaves_the_queues_decision_alone(cluster: Cluster, queue: str) -> None:

@@ -236,6 +236,10 @@ def test_numbers_show_four_significant_digits(value: float | None, text: str) ->
     assert shown(value) == text
 
 
+def test_half_a_surrogate_pair_ends_no_page() -> None:
+    assert page("\ud800", sections=[]).encode()
+
+
 def test_the_loss_curve_is_a_png_of_the_run_and_nothing_for_a_run_without_losses(
     make_run: RunMaker, tmp_path: Path
 ) -> None:
@@ -243,4 +247,8 @@ def test_the_loss_curve_is_a_png_of_the_run_and_nothing_for_a_run_without_losses
     assert loss_curve_png(make_run("drawn"), file)
     assert file.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     assert not loss_curve_png(make_run("nothing", lines=[]), tmp_path / "none.png")
+    (victim := tmp_path / "victim").write_text("mine")
+    (link := tmp_path / "link.png").symlink_to(victim)
+    assert loss_curve_png(tmp_path / "drawn", link)
+    assert victim.read_text() == "mine"
     assert not (tmp_path / "none.png").exists()

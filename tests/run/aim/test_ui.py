@@ -4,10 +4,12 @@ client against a hostile server.
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -21,6 +23,8 @@ import pytest
 from support.launch import free_port
 
 from podtune.run.aim.repository import open_repo
+from podtune.run.aim.ui import serve
+from podtune.run.errors import UNAVAILABLE, UserError
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Aim's own dependencies
 
@@ -46,7 +50,8 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, psutil
             assert time.monotonic() < deadline, "the page does not come up"
             time.sleep(0.2)
     yield port, psutil.Process(process.pid)
-    os.killpg(process.pid, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
     process.wait(10)
 
 
@@ -90,10 +95,24 @@ def test_a_link_to_the_page_can_be_followed(page: tuple[int, psutil.Process]) ->
 
 
 def test_no_process_of_the_page_has_the_users_environment(page: tuple[int, psutil.Process]) -> None:
-    processes = [page[1], *page[1].children(recursive=True)]
-    assert any("uvicorn" in process.cmdline() for process in processes)
-    for process in processes:
+    for process in (page[1], *page[1].children(recursive=True)):
         assert "s3cr3t-of-mine" not in str(process.environ())
+
+
+def test_the_page_ends_with_its_process(page: tuple[int, psutil.Process]) -> None:
+    page[1].terminate()
+    page[1].wait(30)
+    with pytest.raises(OSError):
+        ask(page[0], "GET", "/")
+
+
+def test_a_port_that_is_taken_is_said_and_nothing_is_opened(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(UserError, match="--port") as caught:
+        serve(tmp_path, "127.0.0.1", taken.getsockname()[1])
+    assert caught.value.code == UNAVAILABLE
+    assert capsys.readouterr().err == ""
 
 
 def test_an_aim_server_cannot_name_what_its_client_calls(tmp_path: Path) -> None:

@@ -1,13 +1,19 @@
 """A configuration is merged in one order and a mistake in it is answered before anything is imported."""
 
+import importlib.util
 import os
+import re
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from support.launch import Launcher
 
+from podtune.commands.manifests import chart_manifests
+from podtune.pod.launch import rendezvous_s
 from podtune.run.errors import ConfigError, UserError
 from podtune.run.world import World
 from podtune.sft.config import settings as config
@@ -159,6 +165,33 @@ def test_a_misspelled_yaml_key_names_the_file(tmp_path: Path) -> None:
     assert str(path) in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "max_steps: " + "[" * 3000,
+        "max_steps: " + "9" * 100_000,
+        "".join(" " * depth + "a:\n" for depth in range(1500)),
+        "a: &a [1]\n"
+        + "".join(f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in pairwise("abcdefghi")),
+        "a: &a [*a]",
+        "a: 2026-99-99",
+    ],
+    ids=["brackets", "digits", "depth", "aliases", "an anchor in itself", "a date"],
+)
+def test_hostile_yaml_costs_a_sentence_and_the_launcher_nothing(tmp_path: Path, text: str) -> None:
+    path = yaml_file(tmp_path, text)
+    with pytest.raises(ConfigError, match=r"sft\.yaml"):
+        config.read(["--config", str(path)], {})
+    assert rendezvous_s(["--config", str(path)]) == 600
+
+
+@pytest.mark.parametrize("name", ["PYTHONPATH", "PYTHONSTARTUP", "LD_PRELOAD", "PATH", "CC", "cxx"])
+def test_a_yaml_cannot_set_what_decides_which_code_runs(tmp_path: Path, name: str) -> None:
+    path = yaml_file(tmp_path, f"env: {{{name}: /shared/x}}\n")
+    with pytest.raises(ConfigError, match=f"env sets {name}, which decides what code runs"):
+        config.read([*NEEDED, "--config", str(path)], {})
+
+
 def test_broken_yaml_names_the_line(tmp_path: Path) -> None:
     path = yaml_file(tmp_path, "learning_rate: 1\n  packing: [\n")
     with pytest.raises(UserError, match=r"sft.yaml:2:"):
@@ -286,3 +319,40 @@ def test_help_whose_reader_has_seen_enough_ends_quietly() -> None:
         program.stdout.close()  # as `| head` does, only sooner
         assert program.stderr.read() == ""
         assert program.wait(timeout=60) == 0
+
+
+def _imports_of_training() -> None:
+    """Run in a process with training's imports done."""
+    assert {"peft", "transformers.trainer", "podtune.sft.train.build"} <= set(sys.modules)
+    assert not {"bitsandbytes", "torch._inductor.compile_fx"} & set(sys.modules)
+    assert importlib.util.find_spec("bitsandbytes"), "hidden from who asks for it later"
+    assert sys.modules["deepspeed"] is None
+
+
+def test_training_imports_neither_deepspeed_nor_bitsandbytes_for_whole_weights(launcher: Launcher) -> None:
+    process = launcher.process(_imports_of_training)
+    process.join(60)
+    assert process.exitcode == 0
+
+
+def test_a_key_that_is_set_twice_is_refused_with_both_lines(tmp_path: Path) -> None:
+    path = yaml_file(tmp_path, "max_steps: 10\nlearning_rate: 1e-4\nmax_steps: 20\n")
+    with pytest.raises(UserError, match="'max_steps' is set twice, in line 1 and in line 3"):
+        config.read([*NEEDED, "--config", str(path)], {})
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("learning_rat: 3", "unknown key 'learning_rat'; did you mean 'learning_rate'"),
+        ("learning_rate: fast", "learning_rate is 'fast', not a number"),
+        ("answer_rows: -1", "answer_rows is -1: must be at least 0"),
+    ],
+)
+def test_a_mistake_in_the_config_of_a_chart_s_values_is_found_before_a_pod_is_made(
+    tmp_path: Path, line: str, says: str
+) -> None:
+    values = yaml_file(tmp_path, f"config: |\n  model_name_or_path: /models/m\n  {line}\n")
+    with pytest.raises(UserError, match=re.escape(says)) as caught:
+        chart_manifests([values], [], "run")
+    assert caught.value.where == "config of the values"

@@ -149,9 +149,9 @@ def test_known_files_are_not_checked_again_before_torch_is_imported(
 ) -> None:
     checked: list[str] = []
 
-    def check(data: DataSource, *, text_field: str) -> None:
+    def check(data: DataSource) -> None:
         checked.append(str(data))
-        check_source(data, text_field=text_field)
+        check_source(data)
 
     monkeypatch.setattr(source, "check_source", check)
     values = {"dataset_name": str(file), "tokenized_cache": str(tmp_path / "cache")}

@@ -118,10 +118,12 @@ def likeliest_share(folder: Path, tasks: Path) -> float:
 
 
 def test_scores_are_those_of_base_and_tuned_model_and_stand_in_record_comparison_and_aim(
-    run_dir: Path, micro_model: Path, tasks: Path, tmp_path: Path
+    run_dir: Path, micro_model: Path, tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     repo = str(tmp_path / "aim")
     sync(run_dir, repo, follow=False, forever=False, rebuild=False, as_json=True)
+    sync(run_dir, str(tmp_path / "other"), follow=False, forever=False, rebuild=False, as_json=True)
+    monkeypatch.setenv("AIM_REPO", repo)
     ended = asked(run_dir, "--tasks", "choose,write", "--task-folder", tasks, "--batch-size", 4, "--bare")
     assert ended.exit_code == 0, ended.output
     kept = json.loads((run_dir / RUN_FILE).read_text())["measurements"]["tasks"]
@@ -142,6 +144,8 @@ def test_scores_are_those_of_base_and_tuned_model_and_stand_in_record_comparison
 
     (run,) = Repo(repo).iter_runs()
     assert run["measurements"]["tasks"]["scores"]["choose"]["tuned"]["acc"] == choose["tuned"]["acc"]
+    (other,) = Repo(str(tmp_path / "other")).iter_runs()  # named by aim.json alone, which others may write
+    assert "tasks" not in (other.get("measurements") or {})
 
 
 def test_scores_of_other_tasks_stay_and_name_their_settings(run_dir: Path, tasks: Path) -> None:

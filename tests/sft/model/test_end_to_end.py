@@ -135,8 +135,16 @@ def test_a_multimodal_model_is_loaded_whole() -> None:
 
 
 def test_a_model_s_config_cannot_choose_code_from_the_hub(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"text_config": {"attn_implementation": "org/kernel"}}))
-    with pytest.raises(UserError, match="asks for the attention org/kernel, which is code"):
+    for asked in (
+        '{"text_config": {"attn_implementation": "org/kernel"}}',
+        r'{"attn\u005fimplementation": "org\/kernel"}',
+        '{"_attn_implementation": {"": "org/kernel"}}',
+    ):
+        (tmp_path / "config.json").write_text(asked)
+        with pytest.raises(UserError, match="asks for the attention org/kernel, which is code"):
+            _refuse_kernel(locate_model(tmp_path))
+    (tmp_path / "config.json").write_text("[" * 10_000)
+    with pytest.raises(UserError, match=r"config.json cannot be loaded"):
         _refuse_kernel(locate_model(tmp_path))
     (tmp_path / "config.json").write_text(json.dumps({"_attn_implementation": "sdpa"}))
     _refuse_kernel(locate_model(tmp_path))

@@ -395,6 +395,18 @@ def test_what_is_no_model_is_said_so(tmp_path: Path) -> None:
         load_model(locate_model(tmp_path / "file"))
 
 
+def test_a_name_that_is_as_likely_a_path_is_called_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "runs").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(UserError, match=r"runs/nope: no such folder; as a hub id"):
+        locate_model("runs/nope")
+    with pytest.raises(UserError, match="neither a local path nor in the cache"):
+        locate_model("owner/nope")
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_quantization_without_a_gpu_says_so() -> None:
     check_quantization(False)
@@ -447,6 +459,20 @@ def test_a_gated_model_without_a_token_says_what_to_do(hub: str) -> None:
     with pytest.raises(UserError, match="gated and HF_TOKEN is not set") as caught:
         locate_model("some/model")
     assert caught.value.code == NO_PERMISSION
+
+
+@pytest.mark.parametrize("chat_template", ["{{ ''.__class__.__mro__ }}", "{{ range(10 ** 9) | list }}"])
+def test_a_hostile_chat_template_is_a_sentence(micro: Path, chat_template: str) -> None:
+    tokenizer = load_tokenizer(locate_model(micro))
+    tokenizer.chat_template = chat_template
+    for ask in (
+        lambda: template.prompt_ids(tokenizer, [{"role": "user", "content": "a"}]),
+        lambda: template.scored_ids(tokenizer, [{"role": "user", "content": "a"}], "b"),
+        lambda: template.stop_token_trained(tokenizer),
+    ):
+        with pytest.raises(UserError, match="the chat template fails") as caught:
+            ask()
+        assert caught.value.code == DATA
 
 
 # ---- adapters ----

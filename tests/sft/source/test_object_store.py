@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from pathlib import Path
 
 import fsspec
 import pytest
+from fsspec.registry import known_implementations
 from support.object_store import ObjectStore
 
+from podtune.commands.eval import _base
 from podtune.pod import prepare
-from podtune.run.errors import CONFIG, NO_INPUT, NO_PERMISSION, UNAVAILABLE, UserError
+from podtune.run.errors import (
+    CONFIG,
+    NO_INPUT,
+    NO_PERMISSION,
+    UNAVAILABLE,
+    ConfigError,
+    Unavailable,
+    UserError,
+)
 from podtune.sft.config import settings as config
 from podtune.sft.data.load import load_split
 from podtune.sft.data.source import DataSource, Sources, local_path
+from podtune.sft.model.load import load_model
 from podtune.sft.source import copies
 from podtune.sft.source import object_store as store
-from podtune.sft.source.model import locate_model
+from podtune.sft.source.model import base_of, locate_model
 
 ROWS = "".join(json.dumps({"prompt": f"What is {n}?", "completion": f" {n}."}) + "\n" for n in range(64))
 
@@ -88,20 +100,75 @@ def test_a_network_that_breaks_in_mid_transfer_loses_nothing(
     assert not list(volume.rglob("*.part"))
 
 
-def test_what_a_broken_off_fetch_left_is_invisible_and_gone_on_with(
-    bucket: str, volume: Path, object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+def test_a_broken_off_fetch_leaves_nothing_and_the_next_one_removes_what_a_kill_left(
+    bucket: str, volume: Path, object_store: ObjectStore
 ) -> None:
     url = f"{bucket}/models/m"
-    monkeypatch.setattr(store, "PARALLEL", 1)
     object_store.cut("GET", "model.safetensors", times=100)
     with pytest.raises(UserError) as caught:
         copies.fetch(url)
     object_store.mend()
     assert caught.value.code == UNAVAILABLE
-    assert not copies.copy_of(url).exists()
-    (kept,) = volume.rglob("config.json")
-    before = kept.stat().st_mtime_ns
-    assert (copies.fetch(url) / "config.json").stat().st_mtime_ns == before, "it was not fetched again"
+    assert not list(volume.rglob("*config.json*"))
+    entry = copies.copy_of(url).parent
+    (killed := entry.with_name(f".{entry.name}.0.part")).mkdir()
+    assert (copies.fetch(url) / "config.json").is_file()
+    assert not killed.exists()
+
+
+def test_links_that_others_planted_are_not_written_through(bucket: str, volume: Path) -> None:
+    url = f"{bucket}/rows.jsonl"
+    entry, victim = copies.copy_of(url).parent, volume / "victim.txt"
+    victim.write_text("mine")
+    for staged in (f".{entry.name}.{copies.version(url)[:12]}.part", f".{entry.name}.part"):
+        (planted := entry.with_name(staged)).mkdir(parents=True)
+        (planted / ".rows.jsonl.part").symlink_to(victim)
+        (planted / "rows.jsonl").symlink_to(victim)
+    assert not copies.fetch(url).is_symlink()
+    assert victim.read_text() == "mine"
+
+
+@pytest.mark.parametrize("url", ["http://host/..", "s3://bucket/a/../..", "https://host/.", "hf://"])
+def test_the_name_of_a_copy_leads_nowhere_else(url: str, volume: Path) -> None:
+    copy = copies.copy_of(url)
+    assert copy.resolve() == copy
+    assert copy.parent.parent == volume / "hf" / "podtune" / "store"
+
+
+def test_a_url_that_an_adapter_or_a_record_names_is_never_fetched(
+    bucket: str, volume: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, asked = f"{bucket}/models/m", list[str]()
+    monkeypatch.setattr(store.Remote, "listing", lambda remote, below="": asked.append(remote.url))
+    (adapter := volume / "adapter").mkdir()
+    (adapter / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": url}))
+    for read in (
+        lambda: base_of(locate_model(adapter)),
+        lambda: _base({"config": {"model_name_or_path": url}}, adapter),
+    ):
+        with pytest.raises(UserError, match="only where you write it yourself") as caught:
+            read()
+        assert f"podtune model info {url}" in caught.value.fix
+    assert asked == []
+    monkeypatch.undo()
+    monkeypatch.setenv("HF_HOME", str(volume / "hf"))
+    copy = copies.fetch(url)  # the user wrote it once: its copy is what the adapter means
+    assert base_of(locate_model(adapter)) == locate_model(url)
+    assert _base({"config": {"model_name_or_path": url}}, adapter).name == str(copy)
+
+
+def test_an_adapter_of_weights_in_a_store_names_what_the_user_wrote(
+    bucket: str, volume: Path, micro_model: Path
+) -> None:
+    from peft import LoraConfig, get_peft_model
+
+    url = f"{bucket}/models/micro"
+    store.Remote(url).upload({path.name: path for path in micro_model.iterdir()})
+    adapted = get_peft_model(load_model(locate_model(url)), LoraConfig(target_modules=["q_proj"]))
+    adapted.save_pretrained(volume / "adapter")
+    named = json.loads((volume / "adapter" / "adapter_config.json").read_text())
+    assert named["base_model_name_or_path"] == url
+    load_model(locate_model(volume / "adapter"))
 
 
 def test_of_several_processes_one_fetches(bucket: str, volume: Path) -> None:
@@ -157,15 +224,34 @@ def test_what_is_not_there_is_named(bucket: str, volume: Path) -> None:
         "s3://key:hunter2@bucket/rows.jsonl",
         "https://host/rows.jsonl?X-Amz-Signature=hunter2",
         "az://c/rows.jsonl?sig=hunter2",
+        "https://hunter2@host/rows.jsonl",
+        "s3://AKIA:ab/hunter2@bucket",
+        "https://host/rows.jsonl?code=hunter2",
+        "https://host/rows.jsonl;token=hunter2",
+        "https://host/rows.jsonl#token=hunter2",
+        "HTTPS://hunter2@host/rows.jsonl",
     ],
 )
-@pytest.mark.parametrize("key", ["dataset_name", "model_name_or_path", "publish"])
+@pytest.mark.parametrize("key", ["dataset_name", "publish"])
 def test_a_secret_in_a_url_is_refused_and_not_repeated(url: str, key: str) -> None:
     given = {"dataset_name": "rows.jsonl", "model_name_or_path": "m", "output_dir": "out"} | {key: url}
     with pytest.raises(UserError, match="has a secret in it") as caught:
         config.read([word for name, value in given.items() for word in (f"--{name}", value)], {})
     assert caught.value.code == CONFIG
     assert "hunter2" not in str(caught.value)
+    with pytest.raises(UserError, match="has a secret in it"):  # also of a command without a configuration
+        copies.fetch(url)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("http://127.0.0.1:8000/rows.jsonl", "hf://datasets/me/set@main/rows.jsonl", "s3://b/a@b=c.jsonl"),
+        *("abfss://container@account.dfs.core.windows.net/rows.jsonl", "file:///data/rows.jsonl"),
+    ],
+)
+def test_a_port_a_revision_and_a_container_are_no_secrets(url: str) -> None:
+    store.refuse_secret(url, "URL")
 
 
 def test_a_missing_package_and_an_unknown_protocol_say_what_to_do(
@@ -180,8 +266,19 @@ def test_a_missing_package_and_an_unknown_protocol_say_what_to_do(
         with pytest.raises(UserError) as caught:
             Sources.of({"dataset_name": "s3://bucket/x.jsonl"}).check()
     assert caught.value.fix == "pip install 'podtune[s3]'"
-    with pytest.raises(UserError, match=r"did you mean 's3'|no kind of storage is called s4"):
+    with pytest.raises(UserError, match="s4:// is not a storage that is read"):
         copies.fetch("s4://bucket/x.jsonl")
+
+
+@pytest.mark.parametrize("protocol", sorted(known_implementations))
+def test_every_protocol_of_fsspec_is_read_or_refused_in_a_sentence(protocol: str, volume: Path) -> None:
+    store.file_system.cache_clear()
+    if protocol in store.PACKAGES:
+        with contextlib.suppress(Unavailable):  # its package is not installed here
+            store.file_system(protocol)
+    else:
+        with pytest.raises(ConfigError):
+            store.file_system(protocol)
 
 
 def test_prepare_fetches_model_and_data_and_sees_that_they_changed(
@@ -201,7 +298,7 @@ def test_prepare_fetches_model_and_data_and_sees_that_they_changed(
     assert copies.copy_of(values["dataset_name"]).read_text() == ROWS * 2
 
 
-def test_a_web_address_in_memory_folders_and_local_urls_work_alike(
+def test_a_web_address_a_folder_and_a_local_url_work_alike(
     bucket: str, volume: Path, object_store: ObjectStore
 ) -> None:
     web = f"{object_store.environment['AWS_ENDPOINT_URL']}/inputs/rows.jsonl"
@@ -210,9 +307,9 @@ def test_a_web_address_in_memory_folders_and_local_urls_work_alike(
     assert caught.value.code == NO_PERMISSION
     store.file_system("s3").chmod(f"{bucket}/rows.jsonl", "public-read")
     assert copies.fetch(web).read_text() == ROWS
-    put("memory://set/train.jsonl", ROWS)
-    put("memory://set/test.jsonl", ROWS)
-    sources = Sources.of({"dataset_name": "memory://set", "eval_strategy": "steps"})
+    put(f"{bucket}/set/train.jsonl", ROWS)
+    put(f"{bucket}/set/test.jsonl", ROWS)
+    sources = Sources.of({"dataset_name": f"{bucket}/set", "eval_strategy": "steps"})
     sources.check()
     assert sources.evaluation is not None
     assert sources.evaluation.split == "test"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -33,7 +34,9 @@ def test_a_run_that_no_longer_improves_ends_well_and_stays_ended(
     record = json.loads((tmp_path / "run.json").read_text())
     assert (record["status"], record["exit_code"]) == ("ok", 0)
     assert record["measurements"]["steps"] == 8  # the first of four evaluations is the best so far
-    assert record["reason"] == "stopped early: 3 evaluations in a row brought no better value"
+    because, best = record["reason"].split("; ")
+    assert because == "stopped early: 3 evaluations in a row brought no better value"
+    assert re.fullmatch(r"step [2468] was the best, final/ is step 8", best)
     assert (tmp_path / "final" / "model.safetensors").is_file()
     assert "is finished at step 8" in launcher.run(*words, ranks=ranks)
     # killed behind its last checkpoint, it trains no step more either

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import pickle
+from fnmatch import fnmatch
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from support.resume_keys import KEY
 from transformers import MambaConfig
 
 from podtune.run.errors import UserError
+from podtune.run.library_environment import set_library_environment
 from podtune.run.record import new_record
 from podtune.run.world import World
 from podtune.sft.config.options import ResumeOptions
 from podtune.sft.train.meter import Utilisation, utilisation
-from podtune.sft.train.publish import Publisher, model_card
+from podtune.sft.train.publish import Publisher, model_card, write_final
 from podtune.sft.train.resume import find_checkpoint
 
 
@@ -61,10 +66,29 @@ def test_only_sealed_folders_are_uploaded(
         assert "*.pt" in hub.uploads[0]["ignore_patterns"]
 
 
+def test_the_hub_gets_no_file_that_a_link_leads_to(hub: Recorder, tmp_path: Path) -> None:
+    (tmp_path / "final").mkdir()
+    (tmp_path / "final" / "notes[1].txt").symlink_to("/proc/self/environ")
+    publisher("end").finished(tmp_path / "final")
+    ignored = hub.uploads[0]["ignore_patterns"]
+    assert any(fnmatch("notes[1].txt", pattern) for pattern in ignored)
+
+
 def test_nothing_is_uploaded_unasked(hub: Recorder, tmp_path: Path) -> None:
     publisher("every_save", push=False).saved(tmp_path)
     publisher("every_save", push=False).finished(tmp_path)
     assert hub.uploads == []
+
+
+def test_every_user_may_read_the_final_model(tmp_path: Path) -> None:
+    def save(folder: str) -> None:
+        Path(folder).mkdir(parents=True)
+        (weights := Path(folder, "model.safetensors")).touch(0o600)  # as safetensors leaves it
+        assert weights.stat().st_mode & 0o777 == 0o600
+
+    write_final(tmp_path, save, "card")
+    modes = {path.name: path.stat().st_mode for path in (tmp_path / "final").iterdir()}
+    assert modes["model.safetensors"] == modes["README.md"]
 
 
 def test_the_card_names_base_data_losses_and_command() -> None:
@@ -83,6 +107,7 @@ def test_the_card_names_base_data_losses_and_command() -> None:
         provenance={"command": ["podtune.training", "--output_dir", "my run"]},
     )
     record["measurements"] = {
+        "answers": {"rows": 400, "base": {"exact_match": 0.0}, "tuned": {"exact_match": 0.905}},
         "steps": 7,
         "loss": {"first": 2.5, "last": 1.25, "eval_first": 3.0, "eval": 2.0},
     }
@@ -91,9 +116,11 @@ def test_the_card_names_base_data_losses_and_command() -> None:
     assert "LoRA adapter for `HuggingFaceTB/SmolLM3-3B`" in card
     for words in (
         "1,234",
-        "| loss | 2.5000 at first, 1.2500 at the end |",
+        "| training loss | 2.5000 over the first steps, 1.2500 over the last |",
         "| eval loss | 3.0000",
-        "'my run'",
+        "| held-out rows answered exactly | 0.0% by the base, 90.5% by this model, of 400 |",
+        "16 rows a step, ddp on 2 processes",
+        "podtune train -n 2 --output_dir 'my run'",
     ):
         assert words in card
     assert "None" not in card
@@ -117,6 +144,27 @@ def test_a_checkpoint_of_trls_is_taken_where_the_user_vouches_for_it(
     (theirs / "podtune-manifest.json").write_text("rot")  # ours, and damaged
     with pytest.raises(UserError, match="cannot be read"):
         find_checkpoint(tmp_path, KEY, vouched)
+
+
+class Bomb:
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.target,)
+
+
+def test_nothing_in_a_checkpoint_is_run_whatever_a_library_asks_torch_for(tmp_path: Path) -> None:
+    torch.save({"state": Bomb(tmp_path / "exploded")}, tmp_path / "optimizer.pt")
+    before = dict(os.environ)
+    try:
+        set_library_environment(1)
+        with pytest.raises(pickle.UnpicklingError):
+            torch.load(tmp_path / "optimizer.pt", weights_only=False)
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+    assert not (tmp_path / "exploded").exists()
 
 
 def test_a_figure_that_cannot_be_computed_ends_no_run() -> None:

@@ -161,6 +161,40 @@ def test_a_finished_run_publishes_what_is_missing_there_and_says_what_it_cannot(
     assert set(bucket.remote.listing()) == {"run.json"}
 
 
+def test_links_leave_no_file_of_this_process_in_the_bucket(
+    bucket: CheckpointUploader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    final, secret = bucket.output_dir / "final", bucket.output_dir.parent / "secret"
+    secret.write_text("AWS_SECRET_ACCESS_KEY")
+    final.mkdir()
+    (final / "config.json").write_text("{}")
+    (final / "notes.txt").symlink_to(secret)
+    (bucket.output_dir / "run.json").write_text('{"status": "ok"}')
+    assert bucket.complete() == ""
+    assert set(bucket.remote.listing()) == {"final/config.json", "run.json"}
+    with pytest.raises(UserError, match="symbolic link"):  # put there between the look and the upload
+        bucket.remote.upload({"notes.txt": final / "notes.txt"})
+    final.rename(final.with_name("real"))
+    final.symlink_to(secret.parent)
+    (bucket.output_dir / "run.json").write_text("{}")
+    assert "is a link" in bucket.complete()
+
+
+def test_what_comes_back_follows_no_link(bucket: CheckpointUploader) -> None:
+    (bucket.output_dir / "run.json").write_text('{"status": "running"}')
+    bucket.saved(commit(bucket.output_dir, 1), Path(), last=True)
+    assert bucket.finish(30) == ""
+    shutil.rmtree(bucket.output_dir)
+    victim = bucket.output_dir.parent / "victim"
+    staged = bucket.output_dir / checkpoint.SAVING / "checkpoint-1"
+    staged.mkdir(parents=True)
+    for planted in (bucket.output_dir / "run.json", staged / ".model.safetensors.part"):
+        planted.symlink_to(victim)  # to a file that is not there yet, else it is kept as the record
+    assert bucket.newest(lambda found: None) is not None
+    assert not victim.exists()
+    assert json.loads((bucket.output_dir / "run.json").read_text()) == {"status": "running"}
+
+
 @pytest.fixture(scope="module")
 def options(qa_data: Path, micro_model: Path, runs: str, object_store: ObjectStore) -> list[object]:
     """Eight short fp32 steps, saved at every fourth; model and rows come from the bucket too."""

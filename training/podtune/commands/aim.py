@@ -51,7 +51,7 @@ def aim_sync(
 def aim_ui(
     repo: Annotated[Path, typer.Option("--repo", envvar="AIM_REPO", help="Aim repo: a folder.")],
     host: Annotated[str, typer.Option(help="Address to listen on; in a pod 0.0.0.0.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port of the page.")] = 43800,
+    port: Annotated[int, typer.Option(help="Port of the page; 0 takes a free one.")] = 43800,
     names: Annotated[
         list[str] | None,
         typer.Option(

@@ -118,7 +118,7 @@ def inspect(
     from podtune.sft.data.tokenizer import TokenizeOptions
 
     source = source_to_inspect(settings.sources.train, split)
-    check_source(source, text_field=settings.value("dataset_text_field"))
+    check_source(source)
     working("tokenising")
     model_files = _model_files(settings)
     report = inspect_rows(
@@ -129,9 +129,10 @@ def inspect(
         batch_size=settings.value("per_device_train_batch_size"),
         vocabulary=model_files.vocabulary,
         stop_ids=stop_ids_of(model_files.origin),
+        held_out=None if split else settings.sources.evaluation,
     )
     if as_json:
-        print(json.dumps(dataclasses.asdict(report), indent=2, ensure_ascii=False))
+        print(json.dumps(dataclasses.asdict(report), indent=2))
     else:
         print(text(report, colour=sys.stdout.isatty()))
 

@@ -17,7 +17,7 @@ from podtune.run.errors import UsageError
 
 if TYPE_CHECKING:
     from podtune.cluster.dry_run.dry_run import Adaptation, Result
-    from podtune.cluster.job.pytorchjob import Pod
+    from podtune.cluster.job.manifest import Pod
 
 Manifest = Annotated[
     Path | None,
@@ -68,12 +68,13 @@ def dry_run(
       podtune dry-run -f deploy/values/two-node.yaml --model tiny --steps 20 --kill worker-0@10
     """
     from podtune.cluster.dry_run import dry_run as engine
+    from podtune.cluster.job.pods import one_job, pods_of
     from podtune.commands.manifests import linted
     from podtune.pod.launch import terminable
 
     text, config = _rendered(values or [], sets or [], name, manifest, model, steps)
     documents = linted(text, tell=not print_env)
-    pods = engine.pods_of(engine.one_job(documents), documents)
+    pods = pods_of(one_job(documents), documents)
     if print_env:
         print(_environments(pods) if as_json else "\n".join(engine.lines_of_environment(pods)))
         return
@@ -108,9 +109,9 @@ def _rendered(
     values: list[Path], sets: list[str], name: str, manifest: Path | None, model: str, steps: int
 ) -> tuple[str, dict[str, Any]]:
     """The manifests, and what --model and --steps change in the training YAML."""
-    from podtune.cluster.chart.render import effective_values, merged_values, render
+    from podtune.cluster.chart.render import effective_values, merged_values
     from podtune.cluster.dry_run.shrink import SIZES, small_model
-    from podtune.commands.manifests import read_manifest
+    from podtune.commands.manifests import chart_manifests, read_manifest
 
     config: dict[str, Any] = {"max_steps": steps} if steps else {}
     if model and model not in SIZES:
@@ -124,7 +125,7 @@ def _rendered(
     if model:
         more, small = small_model(model, effective_values(merged_values(values, sets)))
         sets, config = [*sets, *more], {**small, **config}
-    return render(values, sets, name), config
+    return chart_manifests(values, sets, name), config
 
 
 def _printer(names: list[str], stream: TextIO) -> Callable[[str, str], None]:

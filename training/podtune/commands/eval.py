@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -46,8 +47,8 @@ def eval(
 
     Of a run its final model is asked, and beside it the one that it started from, both as the run was
     trained: in its chat template, unless its rows were bare text. The scores are kept in its run.json, so
-    podtune compare and the run's page in Aim have them; the harness's own results are beside it in
-    lm_eval_base.json and lm_eval_tuned.json.
+    podtune compare has them, and the run's page in the Aim repository that AIM_REPO names; the harness's own
+    results are beside it in lm_eval_base.json and lm_eval_tuned.json.
 
     \b
     Examples:
@@ -93,9 +94,9 @@ def eval(
     if zeros := _zeros(result, models):
         other = "--bare" if settings.chat_template else "--chat-template"
         warn(f"{', '.join(zeros)}: 0 for every model {settings.how}; {other} asks the other way")
-    if record is not None:
+    if record is not None and (repo := os.environ.get("AIM_REPO")):
         with contextlib.redirect_stdout(sys.stderr):
-            _show_in_aim(run_dir)
+            _show_in_aim(run_dir, repo)
 
 
 def _trained_in_template(record: Json, template: object) -> bool:
@@ -130,6 +131,7 @@ def _refuse_a_running_one(run_dir: Path, record: Json) -> None:
 
 def _base(record: Json, run_dir: Path) -> Origin:
     from podtune.run.record import mapping
+    from podtune.sft.source import copies
     from podtune.sft.source.model import locate_model
 
     config = mapping(record.get("config"))
@@ -137,7 +139,7 @@ def _base(record: Json, run_dir: Path) -> Origin:
     if not isinstance(name, str):
         raise NotFound("does not say what the run started from", where=str(run_dir), fix="give --no-base")
     try:
-        return locate_model(name, config.get("model_revision"))
+        return locate_model(copies.known(name, str(run_dir / "run.json")), config.get("model_revision"))
     except UserError as error:
         error.fix = f"{error.fix}, or give --no-base" if error.fix else "give --no-base"
         raise
@@ -163,16 +165,14 @@ def _save(run_dir: Path, result: Json, results: dict[str, Json]) -> None:
         raise CannotCreate(f"cannot be written: {error.strerror}", where=str(run_dir)) from None
 
 
-def _show_in_aim(run_dir: Path) -> None:
-    """Update the run in the Aim repositories that have it."""
-    from podtune.run.aim.follower import known_repos
+def _show_in_aim(run_dir: Path, repo: str) -> None:
+    """Update the run in ``repo``; those that its aim.json names may be anybody's choice."""
     from podtune.run.aim.sync import sync
 
-    for repo in known_repos(run_dir):
-        try:
-            sync(run_dir, repo, follow=False, forever=False, rebuild=False, as_json=False)
-        except UserError as error:
-            warn(f"Aim: {error.what}; later: podtune aim-sync {run_dir} --repo {repo}")
+    try:
+        sync(run_dir, repo, follow=False, forever=False, rebuild=False, as_json=False)
+    except UserError as error:
+        warn(f"Aim: {error.what}; later: podtune aim-sync {run_dir} --repo {repo}")
 
 
 def table(result: Json, models: list[str], names: list[str], how: str) -> str:

@@ -46,17 +46,16 @@ def submit(
       podtune submit -f deploy/values/two-node.yaml --name my-run --follow
       podtune submit -f deploy/values/two-node.yaml --dry-run
     """
-    from podtune.cluster.chart.render import render
     from podtune.cluster.live import submit as steps
     from podtune.cluster.live.client import connect
     from podtune.cluster.live.kinds import name_of
-    from podtune.commands.manifests import linted, read_manifest
+    from podtune.commands.manifests import chart_manifests, linted, read_manifest
 
     if manifest:
         text = read_manifest(manifest)
     else:
         name = name or (values[0].stem if values else "run")
-        text = render(values or [], sets or [], name, namespace or "default")
+        text = chart_manifests(values or [], sets or [], name, namespace or "default")
     fix = "correct what is listed above, or --no-lint"
     documents = steps.installable(linted(text, refuse=not no_lint, fix=fix))
     cluster = connect(namespace, context)
@@ -212,8 +211,10 @@ def _follow(cluster: Cluster, name: str) -> None:
 
     Ctrl-C only detaches.
     """
-    from podtune.cluster.live.follow import JobFollower, last_lines
-    from podtune.cluster.live.status import status_of
+    from podtune.cluster.live.follow import JobFollower
+    from podtune.cluster.why.answer import explain
+    from podtune.cluster.why.live_scene import from_cluster
+    from podtune.commands.why import as_text
 
     lock = threading.Lock()
 
@@ -232,13 +233,7 @@ def _follow(cluster: Cluster, name: str) -> None:
         raise typer.Exit(130) from None
     if condition == "Succeeded":
         return
-    job = cluster.job(name)
-    for problem in status_of(cluster, job).problems:
-        print(f"\n{problem.pod}: {problem.text}")
-        if problem.fix:
-            print(f"  fix: {problem.fix}")
-        for line in last_lines(cluster, job, problem.pod):
-            print(f"  | {line}")
+    print(f"\n{as_text(explain(from_cluster(cluster, name)))}")
     raise typer.Exit(1)
 
 

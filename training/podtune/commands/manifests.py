@@ -25,9 +25,23 @@ def render(
       podtune render -f deploy/values/two-node.yaml --name my-run
       podtune render -f deploy/values/two-node.yaml --set distributed.nodes=4 | kubectl apply -f -
     """
-    from podtune.cluster.chart.render import render as run
+    print(chart_manifests(values or [], sets or [], name, namespace), end="")
 
-    print(run(values or [], sets or [], name, namespace), end="")
+
+def chart_manifests(values: list[Path], sets: list[str], name: str, namespace: str = "default") -> str:
+    """The manifests of podtune's chart, of which the training YAML in ``config`` was checked, too.
+
+    Raises:
+        UserError: as :func:`podtune.cluster.chart.render.render`, or an unknown key or a wrong value there.
+    """
+    from podtune.cluster.chart.render import effective_values, merged_values, rendered
+    from podtune.sft.config.settings import check_yaml
+
+    own = merged_values(values, sets)
+    text, effective = rendered(own, name, namespace), effective_values(own)
+    if effective.get("mode") == "sft":
+        check_yaml(effective.get("config") or "", "config of the values")
+    return text
 
 
 def read_manifest(file: Path) -> str:
@@ -54,19 +68,17 @@ def linted(
     Raises:
         DataError: no job, several jobs, or one that the cluster would refuse.
     """
+    from podtune.cluster.job.pods import is_job, one_job
     from podtune.cluster.lint.check import lint
-    from podtune.cluster.lint.documents import JOBS, read
+    from podtune.cluster.lint.documents import read
     from podtune.cluster.lint.output import as_text
 
     verdict = lint([("manifest", text)])
     documents = [document.content for document in read(text, "manifest")[0] if not document.holder]
-    jobs = [document for document in documents if document.get("kind") in JOBS]
-    if verdict.count("error") or (tell and verdict.count("warning")) or len(jobs) != 1:
+    found = verdict.count("error") or (tell and verdict.count("warning"))
+    if found or not any(map(is_job, documents)):
         print(as_text(verdict), file=sys.stderr)
-    if len(jobs) != 1:
-        raise DataError(
-            f"{len(jobs)} jobs in the manifests", where="manifest", fix="give one PyTorchJob or TrainJob"
-        )
+    one_job(documents)
     if refuse and any(finding.refused for finding in verdict.findings):
         raise DataError("the cluster would refuse the job; nothing was created", where="manifest", fix=fix)
     return documents

@@ -130,10 +130,30 @@ def step_zero(config: Path | None, *, wait_s: float) -> int:
     if not verdict.ok or os.environ.get("PET_NODE_RANK", "0") == "0":
         print(f"{output}\n{verdict.text()}", flush=True)
     if verdict.ok or verdict.worst is None:
+        _share_cores(verdict)
         return OK
     code = PEER_LOST if verdict.worst.check in TOGETHER else process.returncode
     terminate_log(f"preflight: {verdict.sentence}", code)
     return code
+
+
+def _share_cores(verdict: Verdict) -> None:
+    """Leave this pod's share of its node's cores to training, where pods of the job share the node.
+
+    A limit is what one pod may take, not what all can have at once: threads that wait for a core hold up the
+    others of their team, and two pods on one node took five times as long as one.
+    """
+    from podtune.machine.facts import CORES, machine_cores
+
+    rank = int(os.environ.get("PET_NODE_RANK") or 0)
+    mine = next((pod.boot_id for pod in verdict.pods if pod.node_rank == rank), None)
+    neighbours = sum(pod.boot_id == mine for pod in verdict.pods) if mine else 1
+    if neighbours > 1:
+        share = max(1, machine_cores() // neighbours)
+        os.environ[CORES] = str(share)
+        if rank == 0:
+            text = f"{neighbours} pods of the job share this node's {machine_cores()} cores: {share} for each"
+            print(f"podtune launch: {text}", flush=True)
 
 
 def _give_up(seconds: float) -> None:

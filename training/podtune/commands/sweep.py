@@ -104,17 +104,13 @@ def _in_the_cluster(
     from podtune.cluster.live import release, submit
     from podtune.cluster.live.client import connect
     from podtune.commands.manifests import linted
+    from podtune.run.yaml_text import load
     from podtune.sweep.trials import read_sweep
 
     own = merged_values(values, sets)
-    try:
-        below = yaml.safe_load(effective_values(own).get("config") or "{}")
-        if not isinstance(below, dict):
-            raise yaml.YAMLError("no mapping of keys to values")
-    except yaml.YAMLError as error:
-        raise ConfigError(
-            f"is not a training YAML: {' '.join(str(error).split())}", where="config of the values"
-        ) from None
+    below = load(effective_values(own).get("config") or "{}", "config of the values")
+    if not isinstance(below, dict):
+        raise ConfigError("is not a mapping of keys to values", where="config of the values")
     own.pop("config", None)
     trials = read_sweep(file, place=json.dumps(own, sort_keys=True, default=str), below=below)
     cluster = connect(namespace, context)

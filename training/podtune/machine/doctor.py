@@ -26,6 +26,7 @@ GIB, MIB = 2**30, 2**20
 SMALL_DISK_GIB, NO_DISK_GIB = 20.0, 1.0
 SLOW_MB_PER_S = 50.0
 WRITE_MIB, WRITE_S = 64, 1.5
+TRAIN = "podtune[train]"
 
 
 def machine_checks(output_dir: Path) -> list[Check]:
@@ -52,6 +53,9 @@ def gpu() -> Result:
     if seen.driver:
         return driver(seen.driver, seen.count, build)
     if seen.error or Path("/dev/nvidiactl").exists():
+        if importlib.util.find_spec("pynvml") is None:
+            text = f"{seen.devices} NVIDIA devices; the driver is not asked without pynvml"
+            return Result("gpu", "ok", f"{text}, which {TRAIN} brings")
         fix = (
             "NVIDIA_DRIVER_CAPABILITIES must contain compute,utility (the image sets it); or reinstall the "
             "driver"
@@ -156,6 +160,8 @@ def hub() -> Result:
     import urllib.error
     import urllib.request
 
+    if importlib.util.find_spec("huggingface_hub") is None:
+        return Result("hub", "ok", f"not asked: huggingface_hub comes with {TRAIN}")
     from huggingface_hub.constants import ENDPOINT, HF_HOME, HF_HUB_OFFLINE
 
     if HF_HUB_OFFLINE:
@@ -240,6 +246,8 @@ print(json.dumps(found))
 
 def torch_works(timeout_s: float = 120.0) -> Result:
     """Import torch in a process of its own and multiply a matrix on every GPU."""
+    if torch_build() is None:
+        return Result("torch works", "fail", "torch is not installed", f"pip install '{TRAIN}'")
     started = time.monotonic()
     try:
         done = subprocess.run(

@@ -22,6 +22,7 @@ GIB = 2**30
 DRIVERS = {11: (450, 80), 12: (525, 60), 13: (580, 65)}
 #: NCCL and data loaders of several processes share memory; a container's own 64 MiB are too little
 LEAST_SHM = 512 * 2**20
+CORES = "PODTUNE_CORES"  # this pod's share of its node's cores, where pods of its job share the node
 NVML_S = 20.0  # a call into a dead driver never comes back
 
 
@@ -51,9 +52,11 @@ def gpus(timeout_s: float = NVML_S) -> Gpus:
 
 
 def _ask_nvml() -> Gpus:
-    import pynvml
-
     devices = len(list(Path("/dev").glob("nvidia[0-9]*")))
+    try:
+        import pynvml
+    except ImportError:  # the extra train brings it
+        return Gpus(devices)
     try:
         pynvml.nvmlInit()
         handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
@@ -176,8 +179,9 @@ def cpu_model() -> str:
 
 
 def usable_cpus() -> int:
-    """Cores that this process may use: its affinity, cut by the cgroup's CPU limit (v2 or v1), at least 1."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Cores that this process may use: its affinity, cut by the cgroup's CPU limit (v2, v1) and by CORES."""
+    cores = machine_cores()
+    limit: float
     v2, v1 = Path("/sys/fs/cgroup/cpu.max"), Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us")
     try:
         if v2.exists():
@@ -190,19 +194,27 @@ def usable_cpus() -> int:
             limit = cores
     except (OSError, ValueError):
         limit = cores
-    return max(1, min(cores, int(limit)))
+    return max(1, min(cores, int(limit), int(os.environ.get(CORES) or cores)))
+
+
+def machine_cores() -> int:
+    """Cores that this process may be put on, whatever limit there is on their time."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def cpu_threads(world: World, env: Mapping[str, str] = os.environ) -> int:
     """This process's share of the pod's CPUs, at least 1; the user's OMP_NUM_THREADS where that is set.
 
+    Where pods share a node (CORES) the share bounds that, too: the chart's is of a limit that not all of them
+    can have at once.
+
     More threads than cores wait for each other and can halve the speed. torchrun sets OMP_NUM_THREADS to 1 by
     itself when it starts several processes, which nobody chose: that is not taken for the user's word.
     """
-    chosen = env.get("OMP_NUM_THREADS", "")
+    chosen, share = env.get("OMP_NUM_THREADS", ""), max(1, usable_cpus() // world.local_world_size)
     if chosen.isdigit() and int(chosen) > 0 and not (chosen == "1" and world.local_world_size > 1):
-        return int(chosen)
-    return max(1, usable_cpus() // world.local_world_size)
+        return min(int(chosen), share) if CORES in env else int(chosen)
+    return share
 
 
 def memory_limit() -> float:

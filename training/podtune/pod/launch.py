@@ -23,8 +23,19 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from podtune.run.distributed import DEFAULT_TIMEOUT_S
-from podtune.run.errors import OK, PEER_LOST, PREEMPTED, TERMINATION_LOG, PeerLost, report, terminate_log
+from podtune.run.errors import (
+    OK,
+    PEER_LOST,
+    PREEMPTED,
+    TERMINATION_LOG,
+    PeerLost,
+    Unavailable,
+    UserError,
+    report,
+    terminate_log,
+)
 from podtune.run.launcher import ENDS, LAUNCHER, all_ended_well
+from podtune.run.yaml_text import read_mapping
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 GRACE_S = 5.0  # between a signal and the end by force, while no rank has anything to save
@@ -109,6 +120,7 @@ def prepare_first(config: Path, arguments: Sequence[str]) -> int:
 
 
 def _torchrun(arguments: list[str]) -> int:
+    import torch
     import torch.distributed as dist
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -118,6 +130,9 @@ def _torchrun(arguments: list[str]) -> int:
     stop_if_requested()
     timeout_s = rendezvous_s(arguments)
     args = parse_args(arguments)  # type: ignore[no-untyped-call]
+    if args.nproc_per_node == "gpu" and not torch.cuda.is_available():  # torchrun ends in a traceback
+        fix = "podtune doctor --torch says why; a number of processes trains without one"
+        raise Unavailable("torch sees no GPU", where="--nproc-per-node gpu", fix=fix)
     # torchrun passes what it handles on to the ranks as it came: SIGINT and SIGHUP reach them as SIGTERM
     args.signals_to_handle = "SIGTERM,SIGQUIT"
     if "timeout=" not in args.rdzv_conf:
@@ -249,12 +264,8 @@ def rendezvous_s(arguments: Sequence[str]) -> float:
     words = [part for word in arguments for part in word.split("=", 1)]
     with contextlib.suppress(ValueError, IndexError):
         return float(words[words.index("--timeout_s") + 1])
-    with contextlib.suppress(ValueError, IndexError, OSError, TypeError, KeyError):
-        import yaml
-
-        text = Path(words[words.index("--config") + 1]).read_text(encoding="utf-8")
-        with contextlib.suppress(yaml.YAMLError):
-            return float(yaml.safe_load(text)["timeout_s"])
+    with contextlib.suppress(ValueError, IndexError, TypeError, KeyError, UserError):
+        return float(read_mapping(Path(words[words.index("--config") + 1]), fix="")["timeout_s"])
     return DEFAULT_TIMEOUT_S
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shutil
@@ -11,12 +12,11 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from podtune.machine import facts as machine
 from podtune.machine.building import c_compiler
 from podtune.machine.provenance import versions
 from podtune.run.world import PodPlace
+from podtune.run.yaml_text import load
 from podtune.sft.data.source import local_path
 
 VOLUMES = ("OUTPUT_DIR", "HF_HOME")
@@ -46,6 +46,7 @@ class PodInfo:
     image: str | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
     cpus: int = 1
+    boot_id: str | None = None  # of the kernel: pods with the same one share a node's cores
     shm_bytes: int | None = None
     volumes: tuple[VolumeInfo, ...] = ()
     config_sha256: str | None = None
@@ -96,6 +97,7 @@ def gather(config_file: Path | None, place: PodPlace) -> PodInfo:
         image=os.environ.get("PODTUNE_IMAGE"),
         versions=versions(),
         cpus=machine.usable_cpus(),
+        boot_id=_boot_id(),
         shm_bytes=machine.shared_memory(),
         volumes=tuple(_volume(Path(os.environ[name])) for name in VOLUMES if os.environ.get(name)),
         config_sha256=_sha256(config_file),
@@ -127,8 +129,14 @@ def gather(config_file: Path | None, place: PodPlace) -> PodInfo:
 
 
 def _config(file: Path | None) -> dict[str, Any]:
-    content = yaml.safe_load(file.read_text(encoding="utf-8")) if file and file.is_file() else None
+    content = load(file.read_text(encoding="utf-8"), str(file)) if file and file.is_file() else None
     return content if isinstance(content, dict) else {}
+
+
+def _boot_id() -> str | None:
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return None
 
 
 def _sha256(file: Path | None) -> str | None:

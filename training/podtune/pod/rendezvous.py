@@ -267,7 +267,8 @@ def name_of(rank: int, pod: PodPlace) -> str:
     first = pod.master_addr.partition(".")[0]
     if first.endswith("-master-0"):
         return first if rank == 0 else f"{first.removesuffix('-master-0')}-worker-{rank - 1}"
-    return f"{first.removesuffix('-0')}-{rank}" if first.endswith("-node-0-0") else f"rank {rank}"
+    indexed = first != pod.master_addr and first.endswith("-0")  # a pod of a Job, below its Service
+    return f"{first.removesuffix('-0')}-{rank}" if indexed else f"rank {rank}"
 
 
 def _first_line(error: Exception) -> str:

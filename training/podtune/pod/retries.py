@@ -126,4 +126,6 @@ class Retries:
 def retries(most: int | None) -> Retries | None:
     """The count for this pod; None without a bound, or without OUTPUT_DIR and PODTUNE_POD_NAME."""
     output, pod = os.environ.get("OUTPUT_DIR"), os.environ.get("PODTUNE_POD_NAME")
+    if index := os.environ.get("JOB_COMPLETION_INDEX"):  # a Job gives each of its pods another name
+        pod = f"index-{index}"
     return Retries(Path(output), pod, most) if most is not None and output and pod else None

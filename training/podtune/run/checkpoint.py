@@ -28,7 +28,7 @@ from podtune.run.errors import (
     PeerLost,
     platform_fault,
 )
-from podtune.run.files import digest, write_atomically
+from podtune.run.files import apply_umask, digest, open_regular, regular_files, write_atomically
 
 MANIFEST = "podtune-manifest.json"
 SCHEMA = "podtune.checkpoint/2"
@@ -87,6 +87,7 @@ class Checkpoint:
 
 def commit(staging_dir: Path, target: Path, step: int, facts: Facts) -> None:
     """Make the finished ``staging_dir`` visible as ``target``: manifest, flush, rename. Rank 0, last."""
+    apply_umask(staging_dir)
     write_atomically(staging_dir / MANIFEST, manifest_of(step, facts, entries_of(staging_dir)))
     if target.exists():  # the same step again, after a damaged one was resumed over
         quarantine(target)
@@ -95,9 +96,9 @@ def commit(staging_dir: Path, target: Path, step: int, facts: Facts) -> None:
 
 
 def _flushed_entry(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         os.fsync(file.fileno())
-    return {"bytes": path.stat().st_size, "xxh3_128": digest(path)}
+        return {"bytes": os.fstat(file.fileno()).st_size, "xxh3_128": digest(path)}
 
 
 def _own_digest(manifest: dict[str, Any]) -> str:
@@ -157,8 +158,8 @@ def manifest_of(step: int, facts: Facts, files: dict[str, Any]) -> str:
 
 
 def entries_of(folder: Path) -> dict[str, Any]:
-    """Describe the files in ``folder`` for a manifest, each flushed to the volume."""
-    files = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    """Describe the files in ``folder`` for a manifest, each flushed to the volume; links are left out."""
+    files = regular_files(folder)
     with ThreadPoolExecutor(4) as pool:
         return dict(zip(files, pool.map(_flushed_entry, files.values()), strict=True))
 
@@ -175,10 +176,9 @@ def read(path: Path) -> Checkpoint:
         raise Damaged("it has no manifest: the save was interrupted, or another program wrote it") from None
     except OSError:
         raise Damaged("its manifest cannot be read") from None
-    manifest = read_manifest(content, path.name)
+    manifest, present = read_manifest(content, path.name), regular_files(path)
     for name, (size, written) in manifest.files.items():
-        file = path / name
-        if not file.is_file() or not file.resolve().is_relative_to(path.resolve()):
+        if (file := present.get(name)) is None:
             raise Damaged(f"{name} is missing")
         if file.stat().st_size != size:
             raise Damaged(f"{name} has {file.stat().st_size} bytes instead of {size}")
@@ -373,15 +373,19 @@ def check_space(output_dir: Path, checkpoint_bytes: int, limit: int | None) -> N
     """
     needed, free = missing_bytes(output_dir, checkpoint_bytes, limit), shutil.disk_usage(output_dir).free
     if needed > free:
-        each, more = checkpoint_bytes / 2**30, needed / 2**30
         raise CannotCreate(
-            f"{free / 2**30:.1f} GiB are free and checkpoints of {each:.1f} GiB need about {more:.1f} GiB "
-            "more",
+            f"{size_text(free)} are free and checkpoints of {size_text(checkpoint_bytes)} need about "
+            f"{size_text(needed)} more",
             where=str(output_dir),
             fix="free space or enlarge the volume (persistence.output.size), lower save_total_limit, or set "
             "save_only_model "
             "(which cannot be resumed)",
         )
+
+
+def size_text(count: float) -> str:
+    """``count`` bytes in GiB, below one in MiB."""
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
 
 
 def missing_bytes(output_dir: Path, checkpoint_bytes: int, limit: int | None) -> int:

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from podtune.run.errors import ConfigError, warn
 from podtune.run.follow import read_record
-from podtune.run.record import Json, Measurements, finite, now
+from podtune.run.record import Json, Measurements, finite, mapping, now, number
 
 ATTEMPTS = 2
 ATTEMPT_S = 4.0
@@ -74,10 +74,21 @@ def summary_lines(record: Json, output_dir: Path) -> list[str]:
         lines.append(record["reason"])
     if loss and loss.eval_first is not None and loss.eval is not None:
         lines.append(f"eval loss {loss.eval_first:.4f} -> {loss.eval:.4f}")
+    lines += answer_lines(measured.answers or {})
     if status == "ok":
         lines.append(f"model   {output_dir / 'final'}")
     lines.append(f"record  {output_dir / 'run.json'}, {output_dir / 'metrics.jsonl'}")
     return lines
+
+
+def answer_lines(answers: Json) -> list[str]:
+    """Exact match of base and tuned model on the held-out rows, beside what one fixed answer scores."""
+    base, tuned = (number(mapping(answers.get(which)).get("exact_match")) for which in ("base", "tuned"))
+    if base is None or tuned is None:
+        return []
+    line = f"answers {base:.1%} -> {tuned:.1%} of {answers.get('rows')} held-out rows exactly right"
+    frequent = number(answers.get("most_frequent_answer"))
+    return [line + (f"; the most frequent answer alone: {frequent:.1%}" if frequent is not None else "")]
 
 
 def check_url(url: str, where: str) -> None:

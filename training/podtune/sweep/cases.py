@@ -32,7 +32,8 @@ from podtune.bench.strategies.table import STRATEGIES
 from podtune.machine.facts import visible_gpus
 from podtune.run.errors import ConfigError, UsageError, UserError, near
 from podtune.run.world import World
-from podtune.sweep.sweep_file import SECONDS, check_keys, check_values, combinations, is_a, read_mapping
+from podtune.run.yaml_text import read_mapping
+from podtune.sweep.sweep_file import SECONDS, check_keys, check_values, combinations, is_a
 
 PRESETS = Path(__file__).with_name("presets")
 ROOT = Path(__file__).parents[1]
@@ -104,7 +105,7 @@ def read_sweep(path: Path) -> CaseSweep:
     Raises:
         UserError: unreadable, an unknown key, or a value of the wrong kind; with file and key.
     """
-    content = read_mapping(path, fix="give a sweep file, or --preset", usage="see podtune bench run --help")
+    content = read_mapping(path, fix="give a sweep file, or --preset: see podtune bench run --help")
     keys = {field.name: field for field in fields(CaseSweep)}
     check_keys(content, list(keys), str(path))
     for name, option in keys.items():

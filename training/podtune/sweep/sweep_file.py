@@ -1,4 +1,4 @@
-"""Reading sweep files: a YAML mapping of known keys, and every combination of its lists. Needs no torch."""
+"""Sweep files: their keys and values checked, and every combination of their lists. Needs no torch."""
 
 from __future__ import annotations
 
@@ -7,29 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from podtune.run.errors import ConfigError, NotFound, near
-
-
-def read_mapping(path: Path, *, fix: str, usage: str) -> dict[str, Any]:
-    """The keys of a sweep file.
-
-    Raises:
-        UserError: missing (``fix`` says what to give), unreadable, or not a mapping (``usage`` says where it
-        is explained).
-    """
-    import yaml
-
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise NotFound("no such file", where=str(path), fix=fix) from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(
-            f"cannot be read as YAML: {' '.join(str(error).split())}", where=str(path)
-        ) from None
-    if not isinstance(content, dict):
-        raise ConfigError("is not a mapping of keys to values", where=str(path), fix=usage)
-    return content
+from podtune.run.errors import ConfigError, near
 
 
 def check_keys(keys: Iterable[object], known: Sequence[str], where: str, *, what: str = "key") -> None:

@@ -34,6 +34,7 @@ from podtune.run.files import write_atomically
 from podtune.run.follow import read_record
 from podtune.run.metrics_log import read_metrics
 from podtune.run.record import METRICS_FILE, Json, now, number, write_json
+from podtune.run.yaml_text import read_mapping
 from podtune.sft.config import settings as config
 from podtune.sft.config.keys import known_keys
 from podtune.sweep.processes import Process
@@ -49,7 +50,7 @@ from podtune.sweep.runner import (
     make_folder,
     to_stderr,
 )
-from podtune.sweep.sweep_file import SECONDS, check_keys, check_values, combinations, is_a, read_mapping
+from podtune.sweep.sweep_file import SECONDS, check_keys, check_values, combinations, is_a
 
 NAMED = ("output_dir", "run_name")  # the sweep says where
 SAVE_S = 300.0  # to save, after SIGTERM
@@ -119,7 +120,7 @@ def read_sweep(path: Path, *, place: str = "", below: Mapping[str, Any] | None =
     Raises:
         UserError: unreadable, a key that neither sweeps nor training know, or a value that training refuses.
     """
-    content = read_mapping(path, fix="give a sweep file", usage="see podtune sweep --help")
+    content = read_mapping(path, fix="give a sweep file: see podtune sweep --help")
     check_values(content, KEYS, path)
     axes = _axes(content, path)
     if place and "processes" in content:

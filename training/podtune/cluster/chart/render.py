@@ -36,6 +36,7 @@ _ORDER = (
     "Service",
     "Pod",
     "Deployment",
+    "Job",
 )
 _SOURCE = re.compile(r"^# Source: (\S+)\n", re.MULTILINE)
 

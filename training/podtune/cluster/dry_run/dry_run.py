@@ -20,9 +20,9 @@ from typing import Any
 
 from podtune.cluster.dry_run.pod_run import PodRun
 from podtune.cluster.dry_run.sandbox import Sandbox
-from podtune.cluster.job import pytorchjob as contract
-from podtune.cluster.job import trainjob
-from podtune.run.errors import DataError, UsageError, near
+from podtune.cluster.job.manifest import Pod
+from podtune.cluster.job.pods import one_job, pods_of
+from podtune.run.errors import UsageError, near
 
 Json = dict[str, Any]
 Emit = Callable[[str, str], None]
@@ -31,6 +31,7 @@ TICK_S = 0.05
 # after success: ranks end together, and an operator would see the others' end a second later
 PATIENCE_S = 3.0
 MAX_GRACE_S = 30.0  # a dry run does not wait out terminationGracePeriodSeconds of minutes
+MASTERS, PORTS = ("MASTER_ADDR", "PET_MASTER_ADDR"), ("MASTER_PORT", "PET_MASTER_PORT")
 STEP = re.compile(r"""\bstep['"]?\s*[ =:]\s*(\d+)""", re.IGNORECASE)
 SCHEMA = "podtune.dry-run/1"
 
@@ -78,26 +79,7 @@ class Result:
         return codes[0] if codes else 1
 
 
-def one_job(documents: list[Json]) -> Json:
-    """The only PyTorchJob or TrainJob among ``documents``.
-
-    Raises:
-        DataError: there is none, or several.
-    """
-    jobs = [document for document in documents if document.get("kind") in ("PyTorchJob", "TrainJob")]
-    if len(jobs) != 1:
-        raise DataError(
-            f"{len(jobs)} jobs in the manifests", where="dry-run", fix="give one PyTorchJob or TrainJob"
-        )
-    return jobs[0]
-
-
-def pods_of(job: Json, documents: list[Json]) -> list[contract.Pod]:
-    """The pods that the operator, or Trainer, would create for the job."""
-    return trainjob.pods(job, documents) if job["kind"] == "TrainJob" else contract.pods(job)
-
-
-def parse_kill(text: str, pods: list[contract.Pod]) -> Kill:
+def parse_kill(text: str, pods: list[Pod]) -> Kill:
     """``POD@STEP``; the pod by its name or without the job's (``worker-0``)."""
     name, _, step = text.partition("@")
     names = [pod.name for pod in pods]
@@ -214,15 +196,12 @@ class Operator:
         return None
 
     def _reason(self, run: PodRun) -> str:
-        code, policy = run.exits[-1].code, run.pod.restart_policy
+        code = run.exits[-1].code
         ended = f"{run.name} ended with exit code {code}"
         if run.retries(code):
-            return (
-                f"{ended}, after {run.restarts} restart; a cluster would try again (restartPolicy {policy})"
-            )
-        if policy == "ExitCode":
-            return f"{ended}, which is final (below {contract.RETRYABLE}) under restartPolicy ExitCode"
-        return f"{ended} and restartPolicy is {policy}"
+            ended += f", after {run.restarts} restart; a cluster would try again"
+            return f"{ended} (restartPolicy {run.pod.restart_policy})"
+        return f"{ended}, which is final under restartPolicy {run.pod.restart_policy}"
 
     def _clean_up(self, pods: list[Future[None]], patience_s: float) -> None:
         """Delete the pods that have not ended by themselves."""
@@ -234,20 +213,20 @@ class Operator:
         wait(pods, min(max(graces, default=0.0), MAX_GRACE_S))
 
 
-def local_addresses(pods: list[contract.Pod]) -> dict[str, str]:
+def local_addresses(pods: list[Pod]) -> dict[str, str]:
     """The rendezvous variables with this machine in place of a pod's name, on a port that is free now."""
-    injected = pods[0].injected
+    variables = pods[0].variables
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    addresses = {name: "127.0.0.1" for name in ("MASTER_ADDR", "PET_MASTER_ADDR") if name in injected}
-    addresses |= {name: str(port) for name in ("MASTER_PORT", "PET_MASTER_PORT") if name in injected}
-    if "PET_RDZV_ENDPOINT" in injected:
+    addresses: dict[str, str] = {name: "127.0.0.1" for name in MASTERS if name in variables}
+    addresses |= {name: str(port) for name in PORTS if name in variables}
+    if "PET_RDZV_ENDPOINT" in variables:
         addresses["PET_RDZV_ENDPOINT"] = f"127.0.0.1:{port}"
     return addresses
 
 
-def lines_of_environment(pods: list[contract.Pod]) -> Iterator[str]:
+def lines_of_environment(pods: list[Pod]) -> Iterator[str]:
     """``--print-env``: every variable of every container as the cluster would set it."""
     for pod in pods:
         for container in pod.spec["containers"]:
@@ -257,7 +236,7 @@ def lines_of_environment(pods: list[contract.Pod]) -> Iterator[str]:
             yield ""
 
 
-def environment_of(pod: contract.Pod, container: Json) -> dict[str, str]:
+def environment_of(pod: Pod, container: Json) -> dict[str, str]:
     """Literal values as the kubelet sets them, and where the others come from in angle brackets."""
     elsewhere = {}
     for entry in container.get("env") or []:

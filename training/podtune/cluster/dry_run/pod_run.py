@@ -10,7 +10,8 @@ from typing import Any, Literal
 
 from podtune.cluster.dry_run.container import LocalContainer, kill_marked
 from podtune.cluster.dry_run.sandbox import Sandbox, rewrite
-from podtune.cluster.job.pytorchjob import INIT_CONTAINER, INJECTED, RETRYABLE, Pod, expand
+from podtune.cluster.job.manifest import Pod, expand
+from podtune.cluster.job.pytorchjob import INIT_CONTAINER, INJECTED
 from podtune.run.errors import DataError
 
 Json = dict[str, Any]
@@ -64,7 +65,7 @@ class PodRun:
         code = self._init_containers() or self._containers()
         while code and self.retries(code) and self.restarts < MAX_RESTARTS and not self._deleted:
             self.restarts += 1
-            if self.pod.restart_policy == "ExitCode":
+            if self.pod.spec.get("restartPolicy") == "Never":
                 self.emit(self.name, f"(the operator creates the pod again; it ended with {code})")
                 shutil.rmtree(self.sandbox.folder(self.pod))
                 code = self._init_containers() or self._containers()
@@ -77,9 +78,8 @@ class PodRun:
             self.phase = "Failed" if code else "Succeeded"
 
     def retries(self, code: int) -> bool:
-        """True if the pod's restartPolicy has Kubernetes start it again after the exit code."""
-        policy = self.pod.restart_policy
-        return code >= RETRYABLE if policy == "ExitCode" else policy in ("OnFailure", "Always")
+        """True if the pod is started again after the exit code."""
+        return code not in self.pod.final
 
     def _init_containers(self) -> int:
         """Run them one after another; the first exit code that is not 0."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from podtune.cluster.job.pytorchjob import Pod, expand
+from podtune.cluster.job.manifest import Pod, expand
 from podtune.run.errors import DataError
 
 Json = dict[str, Any]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from podtune.cluster.dry_run.dry_run import Adaptation
-from podtune.cluster.job.pytorchjob import Pod
+from podtune.cluster.job.manifest import Pod
 from podtune.cluster.lint.templates import count_gpus
 from podtune.machine.facts import gpus, usable_cpus
 
@@ -77,7 +77,7 @@ def _on_cpu(pods: list[Pod], requested: dict[str, int]) -> dict[str, dict[str, s
     processes = {pod.name: _processes(pod, requested[pod.name]) for pod in pods}
     threads = max(1, usable_cpus() // sum(processes.values()))
     for pod in pods:
-        if any(requested.values()) and pod.injected.get("PET_NPROC_PER_NODE") in ("auto", "gpu"):
+        if any(requested.values()) and pod.variables.get("PET_NPROC_PER_NODE") in ("auto", "gpu"):
             variables[pod.name]["PET_NPROC_PER_NODE"] = str(processes[pod.name])
         for container in pod.spec["containers"]:
             in_pod = pod.environment(container).get("OMP_NUM_THREADS", "")
@@ -89,5 +89,5 @@ def _on_cpu(pods: list[Pod], requested: dict[str, int]) -> dict[str, dict[str, s
 
 def _processes(pod: Pod, gpus: int) -> int:
     """Processes of a pod: its nprocPerNode where that is a number, else one a GPU or core."""
-    value = pod.injected.get("PET_NPROC_PER_NODE", "1")
+    value = pod.variables.get("PET_NPROC_PER_NODE", "1")
     return int(value) if value.isdigit() else gpus or usable_cpus()

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 
-from podtune.cluster.job.manifest import Json, dig
+from podtune.cluster.job.manifest import EXIT_CODES, Json, Pod, as_env, dig
 from podtune.run.errors import DataError
 
 PORT, PORT_NAME, CONTAINER = 23456, "pytorchjob-port", "pytorch"
@@ -21,7 +20,8 @@ INIT_CONTAINER, INIT_IMAGE, INIT_TRIES, INIT_WAIT_S = "init-pytorch", "alpine:3.
 LABEL = "training.kubeflow.org/"
 QUEUE = "kueue.x-k8s.io/queue-name"  # the label by which Kueue admits a job
 REPLICA_TYPES = ("Master", "Worker")
-RETRYABLE = 128  # restartPolicy ExitCode: exit codes from here on recreate the pod, lower ones fail the job
+#: exit codes after which the job fails, by restartPolicy
+FINAL = {"ExitCode": frozenset(range(1, 128)), "Never": EXIT_CODES}
 
 #: every variable that the operator can inject; a manifest sets none of them itself
 INJECTED = (
@@ -29,41 +29,6 @@ INJECTED = (
     *("RANK", "PET_NODE_RANK", "PET_NPROC_PER_NODE", "PET_NNODES", "PET_RDZV_ENDPOINT", "PET_RDZV_BACKEND"),
     *("PET_RDZV_ID", "PET_RDZV_CONF", "PET_MAX_RESTARTS", "PET_STANDALONE"),
 )
-
-
-@dataclass(frozen=True)
-class Pod:
-    """One pod as the operator would create it; ``spec`` is a PodSpec with everything injected."""
-
-    name: str
-    replica_type: str  # "master", "worker", or "node" for a TrainJob
-    index: int
-    labels: Mapping[str, str]
-    annotations: Mapping[str, str]
-    spec: Json
-    restart_policy: str  # of the replica: Always, OnFailure, Never or ExitCode
-    injected: Mapping[str, str] = field(default_factory=dict)
-
-    def environment(self, container: Json) -> dict[str, str]:
-        """The container's literal variables as the kubelet sets them.
-
-        Later entries win, ``$(NAME)`` is expanded. Entries with ``valueFrom`` are absent: what they hold is
-        known only in the cluster.
-        """
-        environment: dict[str, str] = {}
-        for entry in container.get("env") or []:
-            if "valueFrom" not in entry:
-                environment[entry["name"]] = expand(str(entry.get("value") or ""), environment)
-        return environment
-
-
-def expand(text: str, env: Mapping[str, str]) -> str:
-    """Expand Kubernetes' ``$(NAME)`` of args, command and env.
-
-    Unknown names stay as they are and ``$$`` is one dollar.
-    """
-    reference = r"\$\$|\$\(([A-Za-z_.-][A-Za-z0-9_.-]*)\)"
-    return re.sub(reference, lambda match: "$" if match[0] == "$$" else env.get(match[1], match[0]), text)
 
 
 def with_defaults(job: Json) -> Json:
@@ -137,13 +102,8 @@ def _pods(job: Json) -> Iterator[Pod]:
                 annotations=metadata.get("annotations") or {},
                 spec=spec,
                 restart_policy=policy,
-                injected=injected,
+                final=FINAL.get(policy, frozenset()),
             )
-
-
-def as_env(variables: Mapping[str, str]) -> list[Json]:
-    """The ``env`` of a container."""
-    return [{"name": name, "value": value} for name, value in variables.items()]
 
 
 def labels(job: Json, role: str, index: int) -> dict[str, str]:

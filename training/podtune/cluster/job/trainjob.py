@@ -1,4 +1,4 @@
-"""Kubeflow Trainer's and JobSet's contract (2.0): pods and environment of a TrainJob.
+"""Kubeflow Trainer's and JobSet's contract (2.2 and later): pods and environment of a TrainJob.
 
 A TrainJob refers to a runtime, which holds the pod template. Runtimes are looked for among the documents that
 come with the TrainJob; ``torch-distributed``, which every installation has, is known here.
@@ -9,8 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable
 
-from podtune.cluster.job.manifest import Json, dig
-from podtune.cluster.job.pytorchjob import Pod, as_env
+from podtune.cluster.job.manifest import Json, Pod, as_env, dig
 from podtune.run.errors import DataError
 
 PORT = 29500
@@ -34,6 +33,11 @@ TORCH_DISTRIBUTED: Json = {
 }
 #: fields of spec.trainer -> of the container
 HANDED_ON = {"image": "image", "command": "command", "args": "args", "resourcesPerNode": "resources"}
+#: lists that a patch merges by a key of their entries
+MERGED = {
+    **dict.fromkeys(("volumes", "containers", "initContainers", "env", "imagePullSecrets"), "name"),
+    "volumeMounts": "mountPath",
+}
 
 
 def runtime_of(job: Json, documents: Iterable[Json] = ()) -> Json | None:
@@ -69,13 +73,16 @@ def _nodes(trainer: Json, runtime: Json) -> int:
 
 def _pod(job: Json, runtime: Json, template: Json, index: int) -> Pod:
     trainer, name = dig(job, "spec", "trainer"), job["metadata"]["name"]
-    spec = copy.deepcopy(template["spec"])
+    template = copy.deepcopy(template)
+    for patch in job["spec"].get("runtimePatches") or []:
+        for step in dig(patch, "trainingRuntimeSpec", "template", "spec").get("replicatedJobs") or []:
+            if step["name"] == NODE:
+                _merge(template, dig(step, "template", "spec", "template"))
+    spec = template["spec"]
     container = next(item for item in spec["containers"] if item["name"] == NODE)
     container |= {target: trainer[key] for key, target in HANDED_ON.items() if trainer.get(key) is not None}
-    injected = environment(job, runtime, index)
     own = [*(container.get("env") or []), *(trainer.get("env") or [])]
-    container["env"] = [*own, *as_env(injected)]
-    _override(spec, job["spec"].get("podSpecOverrides") or [])
+    container["env"] = [*own, *as_env(environment(job, runtime, index))]
     labels = {
         f"{LABEL}jobset-name": name,
         f"{LABEL}replicatedjob-name": NODE,
@@ -89,8 +96,21 @@ def _pod(job: Json, runtime: Json, template: Json, index: int) -> Pod:
         annotations=dig(template, "metadata", "annotations"),
         spec=spec,
         restart_policy=spec.get("restartPolicy") or "OnFailure",
-        injected=injected,
     )
+
+
+def _merge(own: Json, patch: Json) -> None:
+    """Merge as Kubernetes' strategic merge does: the lists of MERGED by that key, others replaced."""
+    for key, value in patch.items():
+        if isinstance(value, dict):
+            _merge(own.setdefault(key, {}), value)
+        elif key in MERGED:
+            entries = {entry[MERGED[key]]: entry for entry in own.get(key) or []}
+            for entry in value:
+                _merge(entries.setdefault(entry[MERGED[key]], {}), entry)
+            own[key] = list(entries.values())
+        else:
+            own[key] = value
 
 
 def environment(job: Json, runtime: Json, index: int) -> dict[str, str]:
@@ -102,7 +122,7 @@ def environment(job: Json, runtime: Json, index: int) -> dict[str, str]:
     name = job["metadata"]["name"]
     return {
         "PET_NNODES": str(_nodes(trainer, runtime)),
-        "PET_NPROC_PER_NODE": _processes(trainer, dig(runtime, "spec", "mlPolicy")),
+        "PET_NPROC_PER_NODE": _processes(trainer),
         "PET_NODE_RANK": str(index),
         "PET_MASTER_ADDR": f"{name}-{NODE}-0-0.{name}",
         "PET_MASTER_PORT": str(PORT),
@@ -110,16 +130,15 @@ def environment(job: Json, runtime: Json, index: int) -> dict[str, str]:
     }
 
 
-def _processes(trainer: Json, policy: Json) -> str:
-    """Resolve numProcPerNode as Trainer 2.0.0: auto sees GPUs in requests only, else a CPU limit counts."""
-    value = str(trainer.get("numProcPerNode") or dig(policy, "torch").get("numProcPerNode") or "auto")
-    resources = trainer.get("resourcesPerNode")
-    if value != "auto" or not resources:
-        return value
+def _processes(trainer: Json) -> str:
+    """Resolve numProcPerNode: unset it is auto where the pod has GPUs, else its CPUs."""
+    if trainer.get("numProcPerNode"):
+        return str(trainer["numProcPerNode"])
+    resources = trainer.get("resourcesPerNode") or {}
     requests, limits = resources.get("requests") or {}, resources.get("limits") or {}
-    if any("gpu" in key.lower() for key in requests):
+    if any("gpu" in name.lower() for name in (*requests, *limits)):
         return "auto"
-    cpu = str(limits.get("cpu") or requests.get("cpu") or "1")
+    cpu = str(requests.get("cpu") or limits.get("cpu") or "1")
     cores = int(cpu[:-1]) / 1000 if cpu.endswith("m") else float(cpu)
     return str(max(1, -int(-cores // 1)))
 
@@ -132,27 +151,3 @@ def _node_template(runtime: Json) -> Json:
     raise DataError(
         f"the runtime has no replicated job named {NODE!r}", where="TrainingRuntime", fix=f"name it {NODE!r}"
     )
-
-
-def _override(spec: Json, overrides: list[Json]) -> None:
-    """Apply podSpecOverrides for the job ``node``: volumes and mounts, merged by name as Trainer does."""
-    for override in overrides:
-        if not any(target.get("name") == NODE for target in override.get("targetJobs") or []):
-            continue
-        for key in ("serviceAccountName", "nodeSelector", "tolerations"):
-            if key in override:
-                spec[key] = override[key]
-        for key in ("volumes", "initContainers"):
-            spec[key] = _merged(spec.get(key) or [], override.get(key) or [])
-        for change in override.get("containers") or []:
-            for container in spec["containers"]:
-                if container["name"] == change["name"]:
-                    for key in ("env", "volumeMounts"):
-                        container[key] = _merged(container.get(key) or [], change.get(key) or [])
-
-
-def _merged(own: list[Json], changes: list[Json]) -> list[Json]:
-    by_name = {item["name"]: item for item in own}
-    for change in changes:
-        by_name[change["name"]] = {**by_name.get(change["name"], {}), **change}
-    return list(by_name.values())

@@ -15,16 +15,20 @@ from podtune.cluster.lint.schema import VARIABLE
 from podtune.cluster.lint.templates import PodTemplate
 
 SECRET_NAME = re.compile(
-    r"(^|_)(TOKEN|PASSWORD|PASSWD|SECRET|API_?KEY|ACCESS_KEY|PRIVATE_KEY|CREDENTIALS|PAT|NOTIFY_?URL)$",
+    r"(^|[_-])(TOKEN|SECRET|BEARER|CREDENTIALS|PAT|WEBHOOK(_?URL)?|NOTIFY_?URL|CONNECTION_?STRING"
+    r"|(API|ACCESS|PRIVATE)?KEY)$|PASSW(OR)?D$",
     re.IGNORECASE,
 )
 NOT_SECRET = re.compile(
-    r"^(EOS|BOS|PAD|UNK|SEP|CLS|MASK|STOP|IMAGE|NUM|MAX|MIN|IGNORE|USE|START|END)_?.*TOKEN$", re.IGNORECASE
+    r"^(EOS|BOS|PAD|UNK|SEP|CLS|MASK|STOP|IMAGE|NUM|MAX|MIN|IGNORE|USE|START|END)_?.*TOKEN$"
+    r"|(^|_)(PUBLIC|CACHE|SORT|ROUTING|PARTITION|PRIMARY|IMAGE|LABEL|TEXT|CONFIG|STATE)_KEY$",
+    re.IGNORECASE,
 )
 SECRET_VALUE = re.compile(
     r"\b(hf_[A-Za-z0-9]{16,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|AKIA[0-9A-Z]{16}|sk-[A-Za-z0-9_-]{20,}"
     r"|xox[abp]-[A-Za-z0-9-]{10,}|glpat-[\w-]{20,}|AIza[\w-]{35})"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----|\w+://[^/\s:@$]+:[^/\s:@$]+@"
+    r"|\w+://[^\s$]*[?&;#](?i:[\w.-]*(sig|signature|token|secret|password|credential|key|code))=[^\s$]"
 )
 ISTIO = "sidecar.istio.io/inject"
 OLD_LABELS = ("pytorch-job-name", "pytorch-replica-type", "pytorch-replica-index", "group-name")

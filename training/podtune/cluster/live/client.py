@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from podtune.cluster.job.indexed_job import INDEX
 from podtune.cluster.live.errors import Refused, Unreachable, refusal
-from podtune.cluster.live.kinds import JOB_KINDS, checked_name, name_of, plural_of
+from podtune.cluster.live.kinds import JOB_KINDS, checked_name, name_of, plural_of, trains
 from podtune.run.errors import NotFound
 
 Json = dict[str, Any]
@@ -30,6 +31,7 @@ class Cluster:
 
     def __init__(self, namespace: str = "", context: str = "") -> None:
         import kubernetes
+        import yaml
 
         configuration = kubernetes.client.Configuration()
         try:
@@ -45,9 +47,18 @@ class Cluster:
                 contexts, active = kubernetes.config.list_kube_config_contexts(file)
                 chosen = next((entry for entry in contexts if entry["name"] == context), active)
                 default = (chosen.get("context") or {}).get("namespace") or "default"
-        except (kubernetes.config.ConfigException, OSError) as error:
+        # Python's own errors come of a file that holds something else than a mapping
+        except (
+            kubernetes.config.ConfigException,
+            OSError,
+            yaml.YAMLError,
+            TypeError,
+            AttributeError,
+        ) as error:
+            foreign = not isinstance(error, kubernetes.config.ConfigException | OSError)
+            reason = "the file is not a kubeconfig" if foreign else " ".join(str(error).split())[:200]
             raise NotFound(
-                f"no cluster is configured: {' '.join(str(error).split())[:200]}",
+                f"no cluster is configured: {reason}",
                 where="kubeconfig",
                 fix="set KUBECONFIG to your cluster's file, or use --context with one of `kubectl config "
                 "get-contexts`",
@@ -189,7 +200,7 @@ class Cluster:
         return bool((answer.get("status") or {}).get("allowed"))
 
     def job(self, name: str) -> Json:
-        """The job of that name, of either kind.
+        """The job of that name, of any kind that trains.
 
         Raises:
             UsageError: it is not a name of an object.
@@ -198,8 +209,8 @@ class Cluster:
         checked_name(name, "job")
         for kind, (version, *_) in JOB_KINDS.items():
             job = self.get(self.path(version, kind, name))
-            if job is not None:
-                return {**job, "kind": kind, "apiVersion": version}
+            if job is not None and trains(job := {**job, "kind": kind, "apiVersion": version}):
+                return job
         raise NotFound(
             f"there is no job {name!r} in the namespace {self.namespace}",
             where=self.server,
@@ -207,21 +218,29 @@ class Cluster:
         )
 
     def jobs(self) -> list[Json]:
-        """All jobs of the namespace."""
-        return [
+        """All jobs of the namespace that train."""
+        jobs = [
             {**job, "kind": kind}
             for kind, (version, *_) in JOB_KINDS.items()
             for job in self.items(self.path(version, kind))
         ]
+        return [job for job in jobs if trains(job)]
 
     def pods(self, job: Json) -> list[Json]:
         """The job's pods, the master first."""
         return self.pods_with(f"{JOB_KINDS[job['kind']].pods_label}={name_of(job)}")
 
     def pods_with(self, selector: str) -> list[Json]:
-        """The pods that a label selector finds, masters first."""
-        pods = self.items(self.path("v1", "Pod"), selector)
-        return sorted(pods, key=lambda pod: ("-master-" not in name_of(pod), name_of(pod)))
+        """The pods that a label selector finds, the first by rank first; of an index the newest alone."""
+        newest: dict[str, Json] = {}
+        for pod in self.items(self.path("v1", "Pod"), selector):
+            indexed = INDEX in (pod["metadata"].get("labels") or {})
+            # RUN-INDEX-SUFFIX: a Job keeps the pods that failed before
+            key = name_of(pod).rpartition("-")[0] if indexed else name_of(pod)
+            before = newest.setdefault(key, pod)
+            if pod["metadata"].get("creationTimestamp", "") > before["metadata"].get("creationTimestamp", ""):
+                newest[key] = pod
+        return sorted(newest.values(), key=_rank)
 
     def kueue(self, kind: str, selector: str = "") -> list[Json] | None:
         """Kueue's objects in the namespace, None if it is not installed.
@@ -264,6 +283,11 @@ class Cluster:
         except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
             reason = getattr(error, "reason", None) or error
             raise Unreachable(f"{self.server} does not answer: {type(reason).__name__}") from error
+
+
+def _rank(pod: Json) -> tuple[bool, int, str]:
+    index = (pod["metadata"].get("labels") or {}).get(INDEX, "0")
+    return "-master-" not in name_of(pod), int(index), name_of(pod)
 
 
 def connect(namespace: str = "", context: str = "") -> Cluster:

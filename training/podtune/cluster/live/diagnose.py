@@ -23,12 +23,18 @@ EXIT_CODES = {
     127: "the command was not found in the image",
     126: "the command could not be executed",
 }
+#: conditions of a Job between its end and the end of its pods
+ENDING = ("SuccessCriteriaMet", "FailureTarget")
 NOT_STARTED = {
     "CreateContainerConfigError": "create the Secret or ConfigMap named",
     "CreateContainerError": "the container could not start: kubectl describe pod",
     "RunContainerError": "the container could not start: kubectl describe pod",
 }
 PULLING = ("ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull")
+
+
+#: how much a problem explains: it is the cause; most likely it is; it follows from another; it has no words
+CAUSE, LIKELY, SYMPTOM, BARE = range(4)
 
 
 @dataclass(frozen=True)
@@ -39,23 +45,28 @@ class PodProblem:
     reason: str  # Kubernetes' own word: OOMKilled, ImagePullBackOff, Unschedulable, ...
     text: str
     fix: str = ""
+    grade: int = CAUSE
+    at: str = ""  # RFC 3339, of a container that ended
+    evidence: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.pod}: {self.text}" + (f" (fix: {self.fix})" if self.fix else "")
 
 
-def state(job: Json) -> tuple[str, str]:
+def state(job: Json, pods: Iterable[Json] = ()) -> tuple[str, str]:
     """A job's condition and its message.
 
     The condition is Created, Running, Restarting, Suspended, Succeeded or Failed; Pending before any.
+    A TrainJob and a Job have none until they end: they run when one of their ``pods`` does.
     """
     conditions = [
         condition
         for condition in (job.get("status") or {}).get("conditions") or []
-        if condition.get("status") == "True"
+        if condition.get("status") == "True" and condition["type"] not in ENDING
     ]
     if not conditions:
-        return "Pending", ""
+        begun = any((pod.get("status") or {}).get("phase") != "Pending" for pod in pods)
+        return ("Running" if begun else "Pending"), ""
     finished = [
         condition for condition in conditions if condition["type"] in ("Succeeded", "Failed", "Complete")
     ]
@@ -92,7 +103,7 @@ def _phase(pod: Json) -> str:
 def problems(pods: Iterable[Json], events: Sequence[Json]) -> list[PodProblem]:
     """Problems that keep each pod from running, or ended it; a cause before what it caused in peers."""
     found = [problem for pod in pods for problem in _of_pod(pod, events)]
-    return sorted(found, key=lambda problem: problem.text.endswith(EXIT_CODES[PEER_LOST]))
+    return sorted(found, key=lambda problem: (problem.grade, problem.at))
 
 
 def in_a_queue(job: Json) -> str:
@@ -126,28 +137,43 @@ def held_back(job: Json, workloads: Iterable[Json]) -> list[PodProblem]:
 
 def _of_pod(pod: Json, events: Sequence[Json]) -> Iterable[PodProblem]:
     name, status = name_of(pod), pod.get("status") or {}
-    if status.get("reason") in ("Evicted", "DeadlineExceeded", "NodeLost", "Preempting", "OutOfmemory"):
-        yield PodProblem(
-            name,
-            status["reason"],
-            f"{status['reason']}: {status.get('message', '')}",
-            "it resumes from its last checkpoint",
-        )
+    if reason := status.get("reason"):
+        text, fix = TAKEN.get(reason, ("was refused by its node", "kubectl describe pod"))
+        yield PodProblem(name, reason, f"{text}, {reason}: {status.get('message', '')}", fix)
     for condition in status.get("conditions") or []:
         if condition.get("type") == "PodScheduled" and condition.get("reason") == "Unschedulable":
             yield _unschedulable(name, condition.get("message") or "")
+        if condition.get("type") == "DisruptionTarget" and not status.get("reason"):
+            text, fix = TAKEN.get(condition.get("reason"), TAKEN["Evicted"])
+            said = condition.get("message") or ""
+            yield PodProblem(name, str(condition.get("reason")), f"{text}: {said}", fix)
     for container in container_statuses(pod):
         yield from _of_container(name, container)
-    mounting = [
-        event
-        for event in events
-        if (event.get("involvedObject") or {}).get("name") == name and event.get("reason") in MOUNTING
-    ]
+    own = [event for event in events if (event.get("involvedObject") or {}).get("name") == name]
+    mounting = [event for event in own if event.get("reason") in MOUNTING]
     if mounting and status.get("phase") == "Pending":
         message = " ".join(str(mounting[-1].get("message")).split())[:400]
         yield PodProblem(name, mounting[-1]["reason"], message, MOUNTING[mounting[-1]["reason"]])
+    if probe := next((event for event in own if "failed liveness probe" in str(event.get("message"))), None):
+        text, fix = "the kubelet restarted the container for its liveness probe", "remove the probe"
+        yield PodProblem(name, "LivenessProbe", text, fix, evidence=(str(probe["message"]),))
 
 
+RESUMES = "it resumes from its last checkpoint"
+#: what takes a running pod away -> the sentence, and what to do
+TAKEN = {
+    "Evicted": ("was evicted", "ask for what it uses under `resources`; " + RESUMES),
+    "EvictionByEvictionAPI": ("was evicted, as for a drained node", RESUMES),
+    "DeletionByTaintManager": ("was evicted, as its node has a taint now", RESUMES),
+    "TerminationByKubelet": ("was ended by its node", RESUMES),
+    "Preempting": ("was preempted", "a higher priorityClassName, or wait; " + RESUMES),
+    "PreemptionByScheduler": ("was preempted by a pod of higher priority", "a priorityClassName; " + RESUMES),
+    "DeadlineExceeded": ("ran longer than activeDeadlineSeconds", "a longer deadline"),
+    "NodeLost": ("was lost with its node", RESUMES),
+    "OutOfmemory": ("found no memory on its node", "wait, or ask for less"),
+    "OutOfcpu": ("found no CPU on its node", "wait, or ask for less"),
+    "UnexpectedAdmissionError": ("was refused by its node, often for a device", "look at the device plugin"),
+}
 MOUNTING = {
     "FailedMount": "check that the claim, ConfigMap or Secret named exists and is bound: kubectl get pvc",
     "FailedAttachVolume": (
@@ -191,22 +217,28 @@ def _of_container(pod: str, status: Json) -> Iterable[PodProblem]:
 
 
 def _ended(pod: str, container: str, ended: Json, *, restarting: bool) -> PodProblem:
-    code = int(ended["exitCode"])
+    code, at = int(ended["exitCode"]), str(ended.get("finishedAt") or "")
     message = " ".join(str(ended.get("message") or "").split())
-    if ended.get("reason") == "OOMKilled":
+    reason = str(ended.get("reason") or "Error")
+    if reason == "OOMKilled":
         fix = "raise resources.limits.memory, or lower the batch, the length, or shard with --strategy fsdp"
         what = f"{container} was killed for using more memory than its limit"
-        return PodProblem(pod, "OOMKilled", what, fix)
+        return PodProblem(pod, "OOMKilled", what, fix, CAUSE, at)
+    ours = re.match(rf"exit {code}: ", message)
     meaning = EXIT_CODES.get(code, "an error of the configuration or the input" if 64 <= code <= 78 else "")
-    if ended.get("reason") == "StartError":
+    if reason in ("StartError", "ContainerCannotRun"):
         meaning = "it could not be started"
     text = f"{container} ended with exit code {code}"
-    said = re.sub(r"^exit \d+: ", "", message)[-1000:]
+    said = message[ours.end() if ours else 0 :][-1000:]
     text = f"{text}: {said}" if said else f"{text}: {meaning}" if meaning else text
     if said and meaning and code in EXIT_CODES:
         text = f"{text}; {meaning}"
     text += " (it has been started again)" if restarting else ""
-    return PodProblem(pod, str(ended.get("reason") or "Error"), text)
+    grade = SYMPTOM if code in (PREEMPTED, PEER_LOST) else CAUSE if said and (ours or code > 125) else BARE
+    if code in (126, 127):
+        grade = LIKELY
+    fix = "correct command, or the image" if code in (126, 127, 128) else ""
+    return PodProblem(pod, reason, text, fix, grade, at)
 
 
 def container_statuses(pod: Json) -> list[Json]:

@@ -73,17 +73,22 @@ def namespace_exists(cluster: Cluster) -> Result:
 
 
 def job_kinds(cluster: Cluster) -> list[Result]:
-    """The CRDs of both kinds of job; only the PyTorchJob's is needed."""
+    """The CRDs of the kinds of job that need an operator."""
     checks = []
-    for kind, (version, plural, *_) in JOB_KINDS.items():
-        if cluster.serves(kind):
-            crd = _crd_version(cluster, f"{plural}.{version.partition('/')[0]}")
-            checks.append(Result(kind, "ok", f"served as {version}{crd}"))
-        elif kind == "PyTorchJob":
-            what = "the cluster does not know this kind: its CRD is not installed"
-            checks.append(Result(kind, "fail", what, INSTALL[kind]))
+    for kind, fix in INSTALL.items():
+        version, plural, *_ = JOB_KINDS[kind]
+        if not cluster.serves(kind):
+            what = f"not installed; api: {kind.lower()} needs it, api: job needs no operator"
+            checks.append(Result(kind, "warn" if kind == "PyTorchJob" else "ok", what, fix))
+            continue
+        trainer = facilities.trainer_version(cluster) if kind == "TrainJob" else ""
+        crd = _crd_version(cluster, f"{plural}.{version.partition('/')[0]}")
+        found = f"served as {version}{crd}"
+        if trainer in facilities.TOO_OLD:
+            found = f"{found}, Kubeflow Trainer {trainer}; api: trainjob needs 2.2 or later"
+            checks.append(Result(kind, "warn", found, fix))
         else:
-            checks.append(Result(kind, "ok", "not installed; only api: trainjob needs it"))
+            checks.append(Result(kind, "ok", f"{found}{f', Kubeflow Trainer {trainer}' if trainer else ''}"))
     return checks
 
 
@@ -101,7 +106,7 @@ def _crd_version(cluster: Cluster, name: str) -> str:
 def operator(cluster: Cluster) -> Result:
     """The training operator: its webhook answers a job that it has to refuse, or its Deployment is ready."""
     if not cluster.serves("PyTorchJob"):
-        return Result("operator", "fail", "not installed", INSTALL["PyTorchJob"])
+        return Result("operator", "warn", "not installed", INSTALL["PyTorchJob"])
     fix = "kubectl -n kubeflow get pods; kubectl -n kubeflow logs deployment/training-operator"
     try:
         cluster.put(REFUSED, dry_run=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from podtune.cluster.job.manifest import dig
 from podtune.cluster.live.client import Cluster
 from podtune.cluster.live.errors import Refused
 from podtune.cluster.live.kinds import name_of
@@ -25,6 +26,20 @@ POLICY_AGENTS = (
     *("calico", "canal", "cilium", "anetd", "antrea", "ovnkube", "kube-router", "weave-net"),
     *("azure-npm", "kube-network-policies"),
 )
+
+#: versions of Trainer by the field of a TrainJob that changes the runtime's pods, the newest first
+TRAINERS = {"runtimePatches": "2.2 or later", "podTemplateOverrides": "2.1", "podSpecOverrides": "2.0"}
+TOO_OLD = ("2.1", "2.0")
+
+
+def trainer_version(cluster: Cluster) -> str:
+    """Kubeflow Trainer's version by the fields of its TrainJobs; empty where the API does not say."""
+    document = cluster.get("/openapi/v3/apis/trainer.kubeflow.org/v1alpha1") or {}
+    for name, schema in dig(document, "components", "schemas").items():
+        if name.endswith(".TrainJob"):
+            fields = dig(schema, "properties", "spec", "properties")
+            return next((version for field, version in TRAINERS.items() if field in fields), "")
+    return ""
 
 
 def storage(cluster: Cluster) -> Result:

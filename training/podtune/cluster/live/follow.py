@@ -112,7 +112,7 @@ class JobFollower:
         if self._unreachable:
             self._emit("job", "the API server answers again")
             self._unreachable = False
-        condition, message = state(job)
+        condition, message = state(job, pods)
         if condition != self._condition:
             self._emit("job", f"{condition}{f': {message}' if message else ''}")
         for pod in pods:

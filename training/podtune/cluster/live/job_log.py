@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from podtune.cluster.job.manifest import dig
 from podtune.cluster.live.client import Cluster
 from podtune.cluster.live.diagnose import PodProblem, pod_status, problems, state
 from podtune.cluster.live.errors import Forbidden, Refused, Unreachable
@@ -79,16 +80,20 @@ def declared(job: Json) -> Json:
     """The keys of a record that the job's manifest gives: mode, strategy, pods and processes."""
     spec = job.get("spec") or {}
     container: Json = {}
-    if job["kind"] == "PyTorchJob":
-        replicas = list((spec.get("pytorchReplicaSpecs") or {}).values())
-        nodes = sum(int(replica.get("replicas", 1)) for replica in replicas)
-        processes = spec.get("nprocPerNode")
-        pod = ((replicas[0].get("template") or {}).get("spec") or {}) if replicas else {}
-        for each in pod.get("containers") or []:
-            container = each if each.get("name") == JOB_KINDS["PyTorchJob"].container else container
-    else:
+    if job["kind"] == "TrainJob":
         container = spec.get("trainer") or {}
         nodes, processes = int(container.get("numNodes") or 1), container.get("numProcPerNode")
+    else:
+        replicas = list((spec.get("pytorchReplicaSpecs") or {"": spec}).values())
+        nodes = sum(int(replica.get("replicas") or replica.get("completions") or 1) for replica in replicas)
+        for each in dig(replicas[0], "template", "spec").get("containers") or []:
+            container = each if each.get("name") == JOB_KINDS[job["kind"]].container else container
+        own = (
+            entry.get("value")
+            for entry in container.get("env") or []
+            if entry["name"] == "PET_NPROC_PER_NODE"
+        )
+        processes = spec.get("nprocPerNode") or next(own, None)
     words = [str(word) for word in [*(container.get("command") or []), *(container.get("args") or [])]]
     keys: Json = {"nnodes": nodes}
     if str(processes).isdigit():
@@ -106,9 +111,7 @@ def snapshot(
     cluster: Cluster, job: Json, pods: list[Json], found: list[PodProblem], log: RunLog
 ) -> JobSnapshot:
     """Put together the job's condition, its pods, their problems, and what the log says."""
-    condition, message = state(job)
-    if condition == "Pending" and any((pod.get("status") or {}).get("phase") != "Pending" for pod in pods):
-        condition = "Running"  # a TrainJob has no condition until it has ended
+    condition, message = state(job, pods)
     status, keys = job.get("status") or {}, declared(job)
     return JobSnapshot(
         name=name_of(job),

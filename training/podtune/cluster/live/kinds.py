@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any, NamedTuple
 
-from podtune.cluster.job import pytorchjob, trainjob
+from podtune.cluster.job import indexed_job, pytorchjob, trainjob
+from podtune.cluster.job.manifest import dig
 from podtune.run.errors import UsageError
 
 Json = dict[str, Any]
@@ -27,8 +28,18 @@ JOB_KINDS = {
     "TrainJob": JobKind(
         "trainer.kubeflow.org/v1alpha1", "trainjobs", f"{trainjob.LABEL}jobset-name", trainjob.NODE
     ),
+    "Job": JobKind("batch/v1", "jobs", f"{indexed_job.LABEL}job-name", pytorchjob.CONTAINER),
 }
 IRREGULAR_PLURALS = {"NetworkPolicy": "networkpolicies"}
+
+
+def trains(job: Json) -> bool:
+    """False for a Job without an index, without the container that trains, or that is another object's."""
+    if job["kind"] != "Job":
+        return True
+    containers = dig(job, "spec", "template", "spec").get("containers") or []
+    named = any(container.get("name") == pytorchjob.CONTAINER for container in containers)
+    return indexed_job.is_indexed(job) and named and not job["metadata"].get("ownerReferences")
 
 
 def plural_of(kind: str) -> str:

@@ -21,13 +21,14 @@ class Right(NamedTuple):
         return self.version.rpartition("/")[0]
 
 
+_PARTS = ("ConfigMap", "ServiceAccount", "Service", "PersistentVolumeClaim")
 _READ, _EDIT = ("get", "list"), ("get", "list", "create", "patch", "delete")
 RIGHTS = (
     *(Right(job.version, kind, "", ("get", "list", "create", "delete")) for kind, job in JOB_KINDS.items()),
-    *(Right("v1", kind, "", _EDIT) for kind in ("ConfigMap", "ServiceAccount", "PersistentVolumeClaim")),
+    *(Right("v1", kind, "", _EDIT) for kind in _PARTS),
     Right("networking.k8s.io/v1", "NetworkPolicy", "", _EDIT),
     *(Right("v1", kind, part, _READ) for kind, part in (("Pod", ""), ("Pod", "log"), ("Event", ""))),
-    *(Right("kueue.x-k8s.io/v1beta1", kind, "", _READ) for kind in ("LocalQueue", "Workload")),
+    *(Right("kueue.x-k8s.io/v1beta2", kind, "", _READ) for kind in ("LocalQueue", "Workload")),
 )
 
 

@@ -36,7 +36,7 @@ class JobStatus:
 def status_of(cluster: Cluster, job: Json) -> JobStatus:
     """Ask for the job's pods and events."""
     pods = cluster.pods(job)
-    condition, message = state(job)
+    condition, message = state(job, pods)
     status = job.get("status") or {}
     warnings = [event for event in cluster.events(_names(job, pods)) if event.get("type") == "Warning"]
     return JobStatus(

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from podtune.cluster.job.manifest import dig
+from podtune.cluster.live import facilities
 from podtune.cluster.live.client import MANAGER, Cluster
 from podtune.cluster.live.errors import Refused
 from podtune.cluster.live.kinds import JOB_KINDS, name_of
@@ -27,7 +29,7 @@ PARTS = (
 INSTALL = {
     "PyTorchJob": "install the Kubeflow training operator (v1.9): kubectl apply --server-side -k "
     '"github.com/kubeflow/training-operator.git/manifests/overlays/standalone?ref=v1.9.3"',
-    "TrainJob": "install Kubeflow Trainer v2, or use api: pytorchjob",
+    "TrainJob": "install Kubeflow Trainer 2.2 or later, or use api: job, which needs no operator",
 }
 
 
@@ -58,6 +60,13 @@ def check(cluster: Cluster, documents: list[Json]) -> list[str]:
             f"the cluster does not know the kind {job['kind']}: the operator (its CRD) is not installed",
             where=cluster.server,
             fix=INSTALL[job["kind"]],
+        )
+    version = facilities.trainer_version(cluster) if dig(job, "spec").get("runtimePatches") else ""
+    if version in facilities.TOO_OLD:
+        raise Unavailable(
+            f"the cluster's Kubeflow Trainer is {version}; this TrainJob's runtimePatches need 2.2 or later",
+            where=cluster.server,
+            fix=INSTALL["TrainJob"],
         )
     _check_permissions(cluster, documents)
     notes = list(_check_references(cluster, documents))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 from podtune.report.draw.plots import running_mean
 from podtune.report.draw.tables import shown
 from podtune.report.runs.runs import load_run
+from podtune.run.files import replacing
 
 
 def loss_curve_png(run_dir: Path, path: Path) -> bool:
@@ -47,5 +49,8 @@ def loss_curve_png(run_dir: Path, path: Path) -> bool:
     axes.grid(color="#d8dee4", linewidth=0.6)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path)
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png")
+    with replacing(path) as file:  # a link in its place is not followed
+        file.buffer.write(picture.getvalue())
     return True

@@ -6,7 +6,9 @@ said, with the file and the line, in :attr:`Run.problems`.
 
 from __future__ import annotations
 
+import base64
 import datetime
+import html
 import json
 import math
 import time
@@ -27,7 +29,7 @@ AXES = {"step": "step", "tokens": "tokens", "time": "time since start (s)"}
 Curve = tuple[list[float], list[float]]
 
 
-@dataclass
+@dataclass(repr=False)
 class Run:
     """One run's folder. ``entries`` are the lines of metrics.jsonl in order, by split, one for a step."""
 
@@ -36,9 +38,28 @@ class Run:
     name: str
     entries: dict[str, list[Json]] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
-    _curves: dict[tuple[str, str, str], tuple[list[Json], int, Curve]] = field(
-        default_factory=dict, repr=False
-    )
+    _curves: dict[tuple[str, str, str], tuple[list[Json], int, Curve]] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return f"Run({self._summary()})"
+
+    def _repr_html_(self) -> str:
+        """A notebook's view: the summary, and the curve of the loss if the run has drawn it."""
+        text = f"<p>{html.escape(self._summary())}</p>"
+        try:
+            image = base64.b64encode((self.path / "loss.png").read_bytes()).decode()
+        except OSError:
+            return text
+        return f'{text}<img src="data:image/png;base64,{image}" width="620" alt="losses by step">'
+
+    def _summary(self) -> str:
+        """Name, status, steps, and the last evaluation or training loss."""
+        steps = self.measurements.steps or self.last("train", "step")
+        parts = [self.name, self.status, f"{steps or 0:.0f} steps"]
+        for split, words in (("eval", "eval loss"), ("train", "loss")):
+            if (loss := self.last(split, "loss")) is not None:
+                return ", ".join([*parts, f"{words} {loss:.4f}"])
+        return ", ".join(parts)
 
     @cached_property
     def status(self) -> str:

@@ -131,12 +131,6 @@ class Follower:
         self._lock.close()
 
 
-def known_repos(run_dir: Path) -> list[str]:
-    """The Aim repositories that have ``run_dir``, folders as absolute paths."""
-    keys = _read_state(run_dir / STATE_FILE)["repos"]
-    return [key if "://" in key else str((run_dir / key).resolve()) for key in keys]
-
-
 def _lock(path: Path) -> IO[str]:
     file = path.open("a")
     try:

@@ -1,4 +1,4 @@
-"""Aim's web page for this machine's own browser: ``aim up`` behind a guard.
+"""Aim's web page for this machine's own browser, behind a guard.
 
 Aim answers every web site that a browser has open, and its search can read the environment. Here other sites
 are refused, the page answers to its own names only, and its processes see no variable of the user.
@@ -7,13 +7,15 @@ are refused, the page answers to its own names only, and its processes see no va
 from __future__ import annotations
 
 import os
+import socket
 import sys
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
-HOSTS = "PODTUNE_AIM_UI_HOSTS"
+from podtune.run.errors import Unavailable
+
 LOCAL = ("localhost", "127.0.0.1")
 KEPT = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH", "LD_LIBRARY_PATH")
 
@@ -22,12 +24,26 @@ App = Callable[[Message, Any, Any], Awaitable[None]]
 
 
 def serve(repo: Path, host: str, port: int, names: Iterable[str] = ()) -> NoReturn:
-    """Become the page's process, without this one's environment and working directory."""
+    """Become the page's process, without this one's environment and working directory.
+
+    Raises:
+        Unavailable: the port is taken, or the address is not one of this machine.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        listener = socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise Unavailable(
+            f"the page cannot listen there: {error.strerror or error}",
+            where=f"{host}:{port}",
+            fix="give another --port (0 takes a free one), or end the process that has it",
+        ) from None
+    listener.set_inheritable(True)
+    print(f"Open http://{host}:{listener.getsockname()[1]}", file=sys.stderr, flush=True)
     environment = {name: os.environ[name] for name in KEPT if name in os.environ}
     environment |= {"PYTHONSAFEPATH": "1", "AIM_UI_TELEMETRY_ENABLED": "0"}
-    environment[HOSTS] = ",".join([*LOCAL, *names])
-    words = ["-m", "podtune.run.aim.ui", "--repo", str(repo.resolve()), "--host", host, "--port", str(port)]
-    os.chdir("/")  # uvicorn imports from where it is started
+    words = ["-m", "podtune.run.aim.ui", str(repo.resolve()), str(listener.fileno()), *LOCAL, *names]
+    os.chdir("/")
     os.execve(sys.executable, [sys.executable, *words], environment)
 
 
@@ -52,8 +68,8 @@ class OwnPageOnly:
             await self._app(scope, receive, send)
 
 
-def app() -> Any:
-    """Aim's application without its permission for every origin; what uvicorn serves."""
+def app(hosts: Sequence[str]) -> Any:
+    """Aim's application under the names ``hosts``, without its permission for every origin."""
     from aim.web.api import create_app
     from starlette.middleware.cors import CORSMiddleware
     from starlette.middleware.trustedhost import TrustedHostMiddleware
@@ -61,20 +77,30 @@ def app() -> Any:
     page = create_app()
     page.user_middleware = [each for each in page.user_middleware if each.cls is not CORSMiddleware]
     page.add_middleware(OwnPageOnly)
-    page.add_middleware(TrustedHostMiddleware, allowed_hosts=os.environ[HOSTS].split(","))
+    page.add_middleware(TrustedHostMiddleware, allowed_hosts=hosts)
     return page
 
 
 def main() -> None:
-    """``aim up``, which upgrades its database and looks after its index, with the application above."""
-    from aim.cli.up import commands
+    """Do in one process what ``aim up`` does: upgrade the database, look after the index, serve the page.
 
-    of_aim = commands.build_uvicorn_command
-    commands.build_uvicorn_command = lambda _, **options: [
-        *of_aim("podtune.run.aim.ui:app", **options),
-        "--factory",
-    ]
-    commands.up()
+    ``aim up`` has uvicorn in processes of its own, which outlive it.
+    """
+    import uvicorn
+    from aim.cli.utils import build_db_upgrade_command, exec_cmd
+    from aim.sdk.index_manager import RepoIndexManager
+    from aim.sdk.repo import Repo
+    from aim.sdk.run_status_manager import RunStatusManager
+    from aim.web.configs import AIM_UI_MOUNTED_REPO_PATH
+
+    path, listener, *hosts = sys.argv[1:]
+    repo = Repo.from_path(path)
+    os.environ[AIM_UI_MOUNTED_REPO_PATH] = repo.path
+    exec_cmd(build_db_upgrade_command(), stream_output=True)
+    RepoIndexManager.get_index_manager(repo).start()
+    RunStatusManager(repo).start()
+    page = uvicorn.Server(uvicorn.Config(app(hosts), log_level="warning", timeout_graceful_shutdown=3))
+    page.run(sockets=[socket.socket(fileno=int(listener))])
 
 
 if __name__ == "__main__":

@@ -281,7 +281,7 @@ def check_installed(training: SFTConfig) -> None:
                 "kubeflow reports to the status of a TrainJob, and none asked for it here "
                 "(KUBEFLOW_TRAINER_SERVER_URL is not set)",
                 where="report_to",
-                fix="remove it: in a TrainJob whose controller has the feature TrainJobRuntimeStatus it "
+                fix="remove it: in a TrainJob whose controller has the feature gate TrainJobStatus it "
                 "comes by itself",
             )
         if tracker not in available:

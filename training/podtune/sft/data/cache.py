@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from podtune.run.errors import CannotCreate, UserError, warn
-from podtune.run.files import digest, stamp
+from podtune.run.files import digest, remove_parts, replacing_folder, stamp
 from podtune.run.lock import hold
 
 DATA_FILE, INFO_FILE = "data.arrow", "info.json"
@@ -98,21 +96,14 @@ def _unwritable(folder: Path, error: OSError) -> UserError:
 
 
 def _write(folder: Path, key: str, make: Callable[[Path], Info]) -> tuple[Path, Info]:
-    for leftover in folder.glob(f".{key}.*.part"):  # of a writer that was killed: this one has the lock
-        shutil.rmtree(leftover, ignore_errors=True)
     if (folder / key).exists():
         warn(f"{folder / key}: the tokenised rows have changed since they were written; they are made anew")
-    staging_dir = folder / f".{key}.{uuid.uuid4().hex[:8]}.part"
-    staging_dir.mkdir()
-    try:
+    remove_parts(folder, key)  # this writer has the lock
+    with replacing_folder(folder / key) as staging_dir:
         info = make(staging_dir / DATA_FILE)
         info |= {"xxh3_128": digest(staging_dir / DATA_FILE), "stamp": stamp(staging_dir / DATA_FILE)}
         (staging_dir / INFO_FILE).write_text(json.dumps(info, indent=2) + "\n", encoding="utf-8")
         for name in (DATA_FILE, INFO_FILE):
             with (staging_dir / name).open("rb") as file:
                 os.fsync(file.fileno())
-        shutil.rmtree(folder / key, ignore_errors=True)
-        staging_dir.rename(folder / key)
-    finally:
-        shutil.rmtree(staging_dir, ignore_errors=True)
     return folder / key / DATA_FILE, info

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any, Literal
 
@@ -109,9 +110,10 @@ def _neighbours(path: Path) -> str:
     if not parent.is_dir():
         return f"; there is no folder {parent} either"
     try:
-        names = sorted(item.name for item in parent.iterdir() if item.is_dir() or file_format(item))[:5]
+        names = [item.name for item in parent.iterdir() if item.is_dir() or file_format(item)]
     except OSError:
         return ""
+    names = sorted(names, key=lambda name: (-SequenceMatcher(None, name, path.name).ratio(), name))[:5]
     return f"; {parent} holds {', '.join(names)}" if names else f"; {parent} holds no data"
 
 

@@ -22,10 +22,11 @@ from podtune.sft.data.inspect_report import (
     Truncated,
 )
 from podtune.sft.data.load import load_split
+from podtune.sft.data.rows import trained_too
 from podtune.sft.data.source import DataSource
 from podtune.sft.data.stats import Stats
 from podtune.sft.data.token_batch import IGNORED
-from podtune.sft.data.tokenise import tokenised
+from podtune.sft.data.tokenise import tokenised, tokenised_source
 from podtune.sft.data.tokenizer import TokenizeOptions
 from podtune.sft.source.model import Origin
 
@@ -47,6 +48,7 @@ def inspect(
     batch_size: int = 8,
     vocabulary: int | None = None,
     stop_ids: frozenset[int] = frozenset(),
+    held_out: DataSource | None = None,
 ) -> Report:
     """Tokenise ``source`` as training would and describe the result.
 
@@ -58,6 +60,7 @@ def inspect(
         batch_size: rows of a batch, for the share of padding.
         vocabulary: rows of the model's embedding, if known.
         stop_ids: tokens that end generation, beside the tokenizer's EOS.
+        held_out: the rows to evaluate on, of which those are counted that are trained, too.
 
     Raises:
         UserError: a row, or a tokenizer, that training would refuse.
@@ -65,6 +68,8 @@ def inspect(
     raw = load_split(source)
     made = tokenised(raw, source, tokenizer, options, vocabulary=vocabulary)
     stats, warnings = made.stats, list(made.warnings)
+    if held_out is not None:
+        warnings += trained_too(made, tokenised_source(held_out, tokenizer, options, vocabulary=vocabulary))
     ids, labels, offsets = _flat(made.dataset)
     lengths = np.diff(offsets)
     if tokenizer.eos_token_id is not None:
@@ -91,6 +96,8 @@ def inspect(
         max_length=options.max_length,
         truncated=_truncated(stats, options),
         empty_mask=EmptyMask(stats.rows_dropped, stats.rows_untrained),
+        exact_doubles=stats.rows_doubled,
+        blank_answers=stats.rows_blank,
         stop_token=StopToken(names, stop_rows, round(stop_share, 4)),
         packing=Packing(pack_length, _packing_fill(lengths, pack_length)) if pack_length else None,
         padding=Padding(batch_size, _padding_waste(lengths, batch_size)),

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,8 +59,8 @@ def rows(path: Path, form: Format) -> Iterator[tuple[str, Row]]:
         ) from None
 
 
-def rows_to_check(path: Path, form: Format, columns: Collection[str]) -> Iterator[tuple[str, Row]]:
-    """The rows that a check of ``columns`` has to look at, as :func:`rows` gives them.
+def rows_to_check(path: Path, form: Format, columns: Callable[[str], bool]) -> Iterator[tuple[str, Row]]:
+    """The rows that a check of some ``columns`` (True of their names) has to look at, as :func:`rows` does.
 
     In Parquet and Arrow the cells of other columns are None: they need not be readable.
     """
@@ -153,24 +154,24 @@ def _numbered_batches(path: Path, form: Format) -> Iterator[tuple[pa.RecordBatch
 
 
 def _rows_of(
-    batch: pa.RecordBatch, first: int, columns: Collection[str] | None = None
+    batch: pa.RecordBatch, first: int, columns: Callable[[str], bool] = lambda name: True
 ) -> Iterator[tuple[str, Row]]:
     names = batch.schema.names
     decoded = [
-        _cells(column) if columns is None or name in columns else [None] * len(column)
+        _cells(column) if columns(name) else [None] * len(column)
         for name, column in zip(names, batch.columns, strict=True)
     ]
     for number, cells in enumerate(zip(*decoded, strict=True), first):
         yield f"row {number}", dict(zip(names, cells, strict=True))
 
 
-def _is_plain_text(batch: pa.RecordBatch, columns: Collection[str]) -> bool:
+def _is_plain_text(batch: pa.RecordBatch, columns: Callable[[str], bool]) -> bool:
     """Return True if all cells of ``columns`` are text in UTF-8, none of them null."""
     import pyarrow as pa
 
     try:
         for name, column in zip(batch.schema.names, batch.columns, strict=True):
-            if name in columns:
+            if columns(name):
                 if column.null_count or not _is_string(column.type):
                     return False
                 column.validate(full=True)
@@ -273,8 +274,11 @@ def _object(value: Any, where: str) -> Row:
 
 def _csv(path: Path) -> Iterator[tuple[str, Row]]:
     csv.field_size_limit(2**31 - 1)  # the default of 128 KiB refuses long answers
-    delimiter = "\t" if ".tsv" in path.suffixes else ","
-    reader = csv.DictReader((line for _, line in _lines(path)), delimiter=delimiter, strict=True)
+    lines = (line for _, line in _lines(path))
+    names = next(lines, "")
+    # spreadsheets of many countries write semicolons: what the line of names has, if no comma
+    delimiter = "\t" if ".tsv" in path.suffixes else max("," if "," in names else ",;\t", key=names.count)
+    reader = csv.DictReader(itertools.chain([names], lines), delimiter=delimiter, strict=True)
 
     def refuse(what: str, fix: str) -> DataError:
         return DataError(what, where=f"{path}, line {reader.reader.line_num}", fix=fix)

@@ -23,8 +23,8 @@ from podtune.sft.data.readers import Row, rows_at
 from podtune.sft.data.shapes import detect
 from podtune.sft.data.source import DataSource
 from podtune.sft.data.token_batch import TokenBatch
-from podtune.sft.data.tokenise import EXTRAS, naming
-from podtune.sft.data.tokenizer import TokenizeOptions, check_tokenizer
+from podtune.sft.data.tokenise import naming
+from podtune.sft.data.tokenizer import TokenizeOptions
 from podtune.sft.source import hub
 
 if TYPE_CHECKING:
@@ -61,8 +61,8 @@ class TokenStream:
             if first is None:
                 raise _empty(source)
             self.shape = detect(first, "data set", options.dataset_text_field)
-            self.warnings = check_tokenizer(tokenizer, options, self.shape)
             self._encode = Encoder(tokenizer, options, self.shape)
+            self.warnings = self._encode.warnings
             self.templated = self._encode.templated
 
     @property
@@ -104,7 +104,7 @@ class TokenStream:
                 }
 
     def _encoded(self, rows: list[Row], first: int) -> TokenBatch:
-        names = [name for name in (*self.shape.columns, *EXTRAS) if any(name in row for row in rows)]
+        names = [name for name in self.shape.read if any(name in row for row in rows)]
         with naming(self.source):
             batch = self._encode({name: [row.get(name) for row in rows] for name in names}, first)
         if (highest := int(batch.ids.max(initial=-1))) >= self.vocabulary:
@@ -145,8 +145,11 @@ def untokenised(source: DataSource) -> IterableDataset:
     from datasets import IterableDataset
 
     if source.path is None:
-        return hub.stream(source.name or "", source.config, source.split)
-    return IterableDataset.from_generator(rows_at, gen_kwargs={"path": source.path, "split": source.split})
+        rows = hub.stream(source.name or "", source.config, source.split)
+    else:
+        its = {"path": source.path, "split": source.split}
+        rows = IterableDataset.from_generator(rows_at, gen_kwargs=its)
+    return rows.rename_columns(dict(source.columns)) if source.columns else rows
 
 
 def _answered(rows: Iterable[Row], source: DataSource) -> Iterator[Row]:

@@ -27,14 +27,12 @@ from podtune.run.progress import progress
 from podtune.sft.data import cache
 from podtune.sft.data.encode import Encoder
 from podtune.sft.data.fingerprint import fingerprint
-from podtune.sft.data.load import load_split
-from podtune.sft.data.shapes import RowShape, detect
+from podtune.sft.data.load import load_split, shape_of
 from podtune.sft.data.source import DataSource
 from podtune.sft.data.stats import Stats
 from podtune.sft.data.token_batch import TokenBatch
 from podtune.sft.data.tokenizer import (
     TokenizeOptions,
-    check_tokenizer,
     tokenizer_hash,
     training_template,
     unknown_roles,
@@ -44,11 +42,10 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import PreTrainedTokenizerBase
 
-_VERSION = 5  # raise it when the same input gives other tokens, counts or warnings
+_VERSION = 6  # raise it when the same input gives other tokens, counts or warnings
 _BATCH_ROWS = 2000
 _BATCH_BYTES = 16 * 2**20
 SCHEMA = pa.schema([("input_ids", pa.list_(pa.int32())), ("labels", pa.list_(pa.int32()))])
-EXTRAS = ("tools", "chat_template_kwargs", "prompt", "completion", "completion_mask", "assistant_masks")
 
 
 @dataclass(frozen=True)
@@ -86,18 +83,6 @@ class Tokenised:
         }
 
 
-def shape_of(dataset: Dataset, text_field: str = "text") -> RowShape:
-    """The shape of a loaded data set, by its columns and first row.
-
-    Raises:
-        UserError: no known shape.
-    """
-    first = next(iter(dataset), None)
-    if first is None:
-        raise DataError("the data set holds no rows", fix="give a file with rows in it")
-    return detect(first, "data set", text_field)
-
-
 def tokenised_source(
     source: DataSource,
     tokenizer: PreTrainedTokenizerBase,
@@ -111,7 +96,7 @@ def tokenised_source(
 
     See :func:`tokenised` for arguments and errors.
     """
-    stamped = source.stamped(cache_dir, options.dataset_text_field)
+    stamped = source.stamped(cache_dir)
     known = stamped.read()
     if known and cache_dir and (entry := cache.read(cache_dir, cache_key(known, tokenizer, options))):
         made = _mapped(options, *entry, True)
@@ -157,9 +142,9 @@ def tokenised(
     """
     with naming(source):
         shape = shape_of(rows, options.dataset_text_field)
-        warnings = check_tokenizer(tokenizer, options, shape) + unknown_roles(rows, tokenizer, shape)
-        stats = Stats(fingerprint=fingerprint(rows))
         encoder = Encoder(tokenizer, options, shape)
+        warnings = encoder.warnings + unknown_roles(rows, tokenizer, shape)
+        stats = Stats(fingerprint=fingerprint(rows))
         encoded = _encoded(rows, encoder, stats)
         if cache_dir is None:
             table = pa.Table.from_batches(list(encoded), SCHEMA)
@@ -239,8 +224,7 @@ def _encoded(dataset: Dataset, encode: Encoder, stats: Stats) -> Iterator[pa.Rec
     Raises:
         UserError: a row that cannot be encoded, or none of them has a token to train.
     """
-    columns = (*encode.shape.columns, *EXTRAS)
-    needed = [name for name in dict.fromkeys(columns) if name in dataset.column_names]
+    needed = [name for name in encode.shape.read if name in dataset.column_names]
     rows = dataset.with_format(None).select_columns(needed)
     per_row = max(1, rows.data.nbytes // max(1, len(rows.data)))
     step = max(1, min(_BATCH_ROWS, _BATCH_BYTES // per_row))

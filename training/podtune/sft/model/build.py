@@ -8,14 +8,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
-import shutil
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from podtune.run.errors import CannotCreate, DataError, UsageError
+from podtune.run.files import replacing_folder
 from podtune.run.record import Json, write_json
 from podtune.sft.data.readers import rows_at
 from podtune.sft.model.template import CHAT_TEMPLATE, PAD, SPECIAL_TOKENS, TURN_END
@@ -202,23 +201,13 @@ def new_folder(output: Path, *, replaceable: str | None = None) -> Iterator[Path
             where=str(output),
             fix="give another --output, or remove it",
         )
-    part = output.with_name(f".{output.name}.{os.getpid()}.part")
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        part.mkdir()
-    except OSError as error:
-        raise CannotCreate(f"cannot be written: {error.strerror}", where=str(output)) from error
-    try:
+    with contextlib.ExitStack() as stack:
+        try:
+            output.parent.mkdir(parents=True, exist_ok=True)
+            part = stack.enter_context(replacing_folder(output))
+        except OSError as error:
+            raise CannotCreate(f"cannot be written: {error.strerror}", where=str(output)) from error
         yield part
-        if output.exists():
-            old = part.with_suffix(".old")
-            output.rename(old)
-            part.rename(output)
-            shutil.rmtree(old)
-        else:
-            part.rename(output)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
 
 
 def _read_build(folder: Path) -> dict[str, Any]:

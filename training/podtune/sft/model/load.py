@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 import warnings
@@ -37,10 +38,12 @@ def load_model(
     if attn_implementation is None:
         _refuse_kernel(origin)
     import transformers
-    from transformers.utils.logging import disable_progress_bar
+    from transformers.utils import logging
 
+    # a bar of each rank for weights read and written, across podtune's own; the hub's, of downloads, stay
+    logging.set_tqdm_hook(lambda _factory, given, named: logging.EmptyTqdm(*given, **named))
     if not sys.stderr.isatty():
-        disable_progress_bar()  # a bar in a log is a hundred lines
+        logging.disable_progress_bar()  # a bar in a log is a hundred lines
     options: dict[str, Any] = {
         "dtype": dtype,
         "attn_implementation": attn_implementation,
@@ -74,6 +77,10 @@ def load_model(
             where=origin.name,
             fix="give the complete folder, or correct config.json",
         )
+    if origin.url:  # an adapter names its base by what the user wrote, not by this machine's copy
+        model.name_or_path = origin.url
+        # PEFT cannot look there for a smaller vocabulary; none is resized here
+        warnings.filterwarnings("ignore", message=f"Could not find a config file in {re.escape(origin.url)}")
     loaded: PreTrainedModel = model
     return loaded
 
@@ -106,13 +113,21 @@ def _refuse_kernel(origin: Origin) -> None:
     """Refuse a config.json that names an attention from the hub, which is code."""
     if "config.json" not in origin.files:
         return
-    content = origin.file("config.json").read_text(encoding="utf-8")
-    named = re.search(r'"_?attn_implementation"\s*:\s*"([^"]*/[^"]*)"', content)
-    if named:
+    asked: list[object] = []
+
+    def look(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        for key, value in pairs:
+            if key.lstrip("_") == "attn_implementation":  # of a multimodal model a mapping of its parts
+                asked.extend(value.values() if isinstance(value, dict) else [value])
+        return dict(pairs)
+
+    with explained(origin.name, "config.json"):
+        json.loads(origin.file("config.json").read_text(encoding="utf-8"), object_pairs_hook=look)
+    if named := next((name for name in asked if "/" in str(name)), None):
         raise DataError(
-            f"its config.json asks for the attention {named[1]}, which is code from the hub",
+            f"its config.json asks for the attention {named}, which is code from the hub",
             where=origin.name,
-            fix=f"set attn_implementation: sdpa, or {named[1]} if you trust it",
+            fix=f"set attn_implementation: sdpa, or {named} if you trust it",
         )
 
 

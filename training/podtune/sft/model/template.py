@@ -8,9 +8,11 @@ stop token belongs to the frame of the conversation and is not trained.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from podtune.run.errors import ConfigError, DataError
+from podtune.sft.data.shapes import Messages, as_messages, named
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -29,8 +31,6 @@ CHAT_TEMPLATE = (
     "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
 )
 
-Messages = list[dict[str, Any]]
-
 
 def prompt_and_answer(row: dict[str, Any]) -> tuple[str | Messages, str | None]:
     """Split a row of any shape into prompt and answer; plain text is the answer to an empty prompt.
@@ -38,14 +38,9 @@ def prompt_and_answer(row: dict[str, Any]) -> tuple[str | Messages, str | None]:
     Raises:
         UserError: none of the shapes.
     """
+    row = named(row)
     if turns := row.get("messages") or row.get("conversations"):
-        messages = [
-            {
-                "role": turn.get("role") or turn.get("from"),
-                "content": turn.get("content") or turn.get("value"),
-            }
-            for turn in turns
-        ]
+        messages = as_messages(turns)
         last = max(
             (at for at, turn in enumerate(messages) if turn["role"] == "assistant"), default=len(messages)
         )
@@ -72,11 +67,26 @@ def prompt_ids(tokenizer: PreTrainedTokenizerBase, prompt: str | Messages) -> li
     prompt = _without_template(tokenizer, prompt)
     if isinstance(prompt, str):
         return list(tokenizer(prompt)["input_ids"])
-    return list(
-        tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=True, return_dict=True)[
-            "input_ids"
-        ]
-    )
+    return list(_rendered(tokenizer, prompt, add_generation_prompt=True)["input_ids"])
+
+
+def _rendered(tokenizer: PreTrainedTokenizerBase, turns: Messages, **options: bool) -> Mapping[str, Any]:
+    """Apply the chat template.
+
+    Raises:
+        DataError: the template fails, as one does that reaches for more than the sandbox gives.
+    """
+    try:
+        encoded: Mapping[str, Any] = tokenizer.apply_chat_template(
+            turns, tokenize=True, return_dict=True, **options
+        )
+    except Exception as error:  # a template may raise anything
+        raise DataError(
+            f"the chat template fails: {type(error).__name__}: {str(error)[:200]}",
+            where=str(tokenizer.name_or_path),
+            fix="correct it, or train with another: --chat_template_path",
+        ) from error
+    return encoded
 
 
 def scored_ids(
@@ -94,7 +104,7 @@ def scored_ids(
         ids += [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else []
         return ids, [position >= len(head) for position in range(len(ids))]
     messages = [*prompt, {"role": "assistant", "content": answer}]
-    ids = list(tokenizer.apply_chat_template(messages, tokenize=True, return_dict=True)["input_ids"])
+    ids = list(_rendered(tokenizer, messages)["input_ids"])
     differs = (at for at, (left, right) in enumerate(zip(head, ids, strict=False)) if left != right)
     start = next(differs, min(len(head), len(ids)))
     special = set(tokenizer.get_added_vocab().values())
@@ -123,9 +133,7 @@ def stop_token_trained(tokenizer: PreTrainedTokenizerBase) -> bool:
         {"role": "assistant", "content": "b"},
         {"role": "user", "content": "c"},
     ]
-    rendered = tokenizer.apply_chat_template(
-        turns, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
-    )
+    rendered = _rendered(tokenizer, turns, return_assistant_tokens_mask=True)
     marked = [
         token
         for token, trained in zip(rendered["input_ids"], rendered["assistant_masks"], strict=True)

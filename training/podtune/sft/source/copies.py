@@ -1,26 +1,29 @@
 """Copies of models and data sets in object storage, on the volume where models are. No torch.
 
-A copy lies in ``HF_HOME/podtune/store``. It is fetched into a staging folder, which gets a manifest and is
-renamed, so a copy is complete or absent; one process fetches, the others wait for it. An interrupted transfer
-is resumed.
+A copy lies in ``HF_HOME/podtune/store``. It is fetched into a folder of a random name, which gets a manifest
+and is renamed, so a copy is complete or absent; one process fetches, the others wait for it.
+
+A URL is fetched only where the user wrote it, on the command line or in this run's own configuration. Of one
+that a file names, an adapter or the record of a run, the copy is used (:func:`known`): whoever wrote that
+file could otherwise have this machine ask any address.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import shutil
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 
 from podtune.run.errors import NotFound, Unavailable, warn
-from podtune.run.files import write_atomically
+from podtune.run.files import remove_parts, replacing_folder, write_atomically
 from podtune.run.lock import hold
 from podtune.run.record import now
 from podtune.sft.source import hub
-from podtune.sft.source.object_store import Entry, Remote
+from podtune.sft.source.object_store import Entry, Remote, is_url
 
 MANIFEST = "seal.json"
 WAIT_S = 3600.0
@@ -28,9 +31,10 @@ WAIT_S = 3600.0
 
 def copy_of(url: str) -> Path:
     """Path of the copy of ``url``, whether it exists or not; ``file://`` is not copied."""
-    if url.startswith(("file://", "local://")):
+    if url.startswith("file://"):
         return Path(Remote(url).path())
-    return _entry(url) / (url.rstrip("/").rpartition("/")[2] or "copy")
+    name = url.rstrip("/").rpartition("/")[2]
+    return _entry(url) / ("copy" if name in ("", ".", "..") else name)
 
 
 def _entry(url: str) -> Path:
@@ -63,6 +67,21 @@ def _complete(url: str) -> Manifest | None:
 def local(url: str, *, unwanted: Sequence[str] = ()) -> Path:
     """Return the copy of ``url``, fetched only if there is none: during a run it stays what it was."""
     return copy_of(url) if url.startswith("file://") or _complete(url) else fetch(url, unwanted=unwanted)
+
+
+def known(name: str, where: str) -> str:
+    """Return ``name``, which the file ``where`` gives: a URL only if there is a copy of it already.
+
+    Raises:
+        NotFound: there is none.
+    """
+    if is_url(name) and not name.startswith("file://") and _complete(name) is None:
+        raise NotFound(
+            f"{name} is not on this machine, and a URL is fetched only where you write it yourself",
+            where=where,
+            fix=f"if you trust it: podtune model info {shlex.quote(name)}, which fetches it",
+        )
+    return name
 
 
 def version(url: str) -> str:
@@ -127,12 +146,7 @@ def fetch(url: str, *, unwanted: Sequence[str] = (), wait_s: float = WAIT_S) -> 
 
 
 def _fetch(url: str, entry: Path, current: str, unwanted: Sequence[str]) -> None:
-    """Download the version ``current`` of ``url`` into a staging folder, and rename that to ``entry``."""
-    # named after the version: an interrupted fetch of it resumes here, another version's is removed
-    staging = entry.with_name(f".{entry.name}.{current[:12]}.part")
-    for stale in entry.parent.glob(f".{entry.name}.*.part"):
-        if stale != staging:
-            shutil.rmtree(stale, ignore_errors=True)
+    """Download the version ``current`` of ``url`` as ``entry``; under its lock."""
     objects = _objects(url)
     if _version_of(objects) != current:
         raise Unavailable("changed while it was fetched", where=url, fix="start again")
@@ -145,8 +159,8 @@ def _fetch(url: str, entry: Path, current: str, unwanted: Sequence[str]) -> None
     print(
         f"podtune: fetching {url}: {len(wanted)} objects, {sum(sizes.values()) / 2**20:,.1f} MiB", flush=True
     )
-    Remote(url).download(wanted, staging / name if folder else staging)
-    manifest = Manifest(url, current, folder, now(), sizes)
-    write_atomically(staging / MANIFEST, json.dumps(asdict(manifest), indent=1))
-    shutil.rmtree(entry, ignore_errors=True)
-    staging.rename(entry)
+    remove_parts(entry.parent, entry.name)
+    with replacing_folder(entry) as staging_dir:
+        Remote(url).download(wanted, staging_dir / name if folder else staging_dir)
+        manifest = Manifest(url, current, folder, now(), sizes)
+        write_atomically(staging_dir / MANIFEST, json.dumps(asdict(manifest), indent=1))

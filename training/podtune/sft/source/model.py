@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from podtune.run.errors import (
     DataError,
     NoPermission,
     NotFound,
+    UserError,
 )
 from podtune.sft.source import copies, hub, object_store
 
@@ -24,12 +25,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Origin:
-    """Location of a model that exists, with its file names; ``local_files_only`` forbids the network."""
+    """Location of a model that exists, with its file names; ``local_files_only`` forbids the network.
+
+    ``name`` is a folder or a hub id; ``url``, if the model was named by one, is where the folder came from.
+    """
 
     name: str
     revision: str | None
     files: tuple[str, ...]
     local_files_only: bool
+    url: str = ""
 
     @property
     def is_adapter(self) -> bool:
@@ -64,10 +69,10 @@ def locate_model(
         UserError: the folder is missing or holds no model; no such model on the hub, or gated without access;
             the hub cannot be reached and there is no copy in the cache.
     """
-    if object_store.is_url(name):
-        name = copies.local(str(name), unwanted=hub.UNWANTED)
-    folder = Path(name).expanduser()
-    origin = _in_folder(folder, revision) if folder.is_dir() else _on_hub(str(name), revision)
+    url = str(name) if object_store.is_url(name) else ""
+    folder = copies.local(url, unwanted=hub.UNWANTED) if url else Path(name).expanduser()
+    origin = _in_folder(folder, revision) if folder.is_dir() else _on_hub(url or str(name), revision)
+    origin = replace(origin, url=url)
     tokenizers = {"tokenizer.json", "tokenizer_config.json"} if tokenizer_alone else set()
     if not {"config.json", "adapter_config.json", *tokenizers} & set(origin.files):
         raise NotFound(
@@ -90,7 +95,12 @@ def _on_hub(name: str, revision: str | None) -> Origin:
             where=name or "model name",
             fix="correct the path, or give a hub id such as HuggingFaceTB/SmolLM3-3B",
         )
-    hub.check(name, "model")
+    try:
+        hub.check(name, "model")
+    except UserError as error:
+        if "/" in name and Path(name).parent.is_dir():  # as likely a path as a hub id
+            error.what = f"no such folder; as a hub id: {error.what}"
+        raise
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RevisionNotFoundError
 
@@ -125,9 +135,10 @@ def explained(name: str, what: str) -> Iterator[None]:
     """Turn the errors that transformers raises for a broken or refused folder into :class:`UserError`."""
     from safetensors import SafetensorError
 
+    broken = (OSError, ValueError, KeyError, TypeError, ImportError, RecursionError, SafetensorError)
     try:
         yield
-    except (OSError, ValueError, KeyError, TypeError, ImportError, SafetensorError) as error:
+    except broken as error:
         text = " ".join(str(error).split())
         if "trust_remote_code" in text:
             raise ConfigError(
@@ -174,4 +185,4 @@ def base_of(adapter: Origin) -> Origin:
             where=f"{adapter.name}/adapter_config.json",
             fix="set base_model_name_or_path",
         )
-    return locate_model(str(base))
+    return locate_model(copies.known(str(base), f"{adapter.name}/adapter_config.json"))

@@ -22,9 +22,9 @@ from podtune.run.errors import (
     NotFound,
     Unavailable,
     UserError,
-    near,
     warn,
 )
+from podtune.run.files import open_regular
 
 T = TypeVar("T")
 
@@ -34,10 +34,27 @@ PARALLEL = 4
 # keys by which stores say that an object was replaced; without these, its time
 _VERSIONS = ("ETag", "etag", "generation", "md5Hash", "content_md5", "blob_id", "lfs")
 _TIMES = ("LastModified", "mtime", "updated", "last_modified", "created")
+#: where a URL may hold a secret: before an ``@`` (in some stores that is a name), after a colon that begins
+#: no port, and in whatever follows the path
 _SECRET = re.compile(
-    r"://[^/@\s]*:[^/@\s]*@|[?&][^=]*(sig|signature|token|secret|password|credential|key)=", re.IGNORECASE
+    r"(?!abfss?:|az:|hf:)[^:]+://[^/]*@|[^:]+://[^/]*:(?!\d*(/|$))|.*[?]|.*[#;][^/]*=", re.DOTALL
 )
-_PROTOCOL = re.compile(r"([a-z][a-z0-9+]*)://")
+_PROTOCOL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+#: the protocols that are read and written, with the package that does; the others of fsspec are archives and
+#: caches over one of these, or need arguments that a URL does not have
+PACKAGES = {
+    "file": "",
+    "http": "aiohttp",
+    "https": "aiohttp",
+    "hf": "huggingface_hub",
+    "s3": "podtune[s3]",
+    "s3a": "podtune[s3]",
+    "gs": "gcsfs",
+    "gcs": "gcsfs",
+    "az": "adlfs",
+    "abfs": "adlfs",
+    "abfss": "adlfs",
+}
 _DENIED = (
     "NoCredentials",
     "CredentialRetrieval",
@@ -58,9 +75,10 @@ def refuse_secret(url: str, where: str) -> None:
     Raises:
         ConfigError: at ``where``.
     """
-    if is_url(url) and _SECRET.search(url):
+    if is_url(url) and _SECRET.match(url):
         raise ConfigError(
-            "the URL has a secret in it, which every record and log would show",
+            "the URL has a secret in it, or a place for one (user@, :word, ?name=value), which every record "
+            "and log would show",
             where=where,
             fix="leave it out: credentials come from the environment (AWS_ACCESS_KEY_ID, ...), from a Secret "
             "by envFrom, or from workload identity",
@@ -77,22 +95,19 @@ def file_system(protocol: str) -> Any:
     """
     import fsspec
 
+    if protocol not in PACKAGES:
+        raise ConfigError(
+            f"{protocol}:// is not a storage that is read",
+            where="URL",
+            fix=f"one of {', '.join(f'{name}://' for name in PACKAGES)}",
+        )
     try:
         kind = fsspec.get_filesystem_class(protocol)
-    except ValueError:
-        protocols = sorted(fsspec.available_protocols())
-        raise ConfigError(
-            f"no kind of storage is called {protocol}://{near(protocol, protocols)}",
-            where="URL",
-            fix="s3://, gs://, az://, hf:// or another protocol of fsspec",
-        ) from None
     except ImportError as error:
-        package = "podtune[s3]" if protocol in ("s3", "s3a") else (error.name or "").partition(".")[0]
-        package = package or {"gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs"}.get(protocol, "")
         raise Unavailable(
             f"the package that reads {protocol}:// is not installed ({error})",
             where=f"{protocol}://",
-            fix=f"pip install '{package}'" if package else "install it",
+            fix=f"pip install '{PACKAGES[protocol]}'",
         ) from None
     if protocol in ("s3", "s3a"):  # the attempts are ours, see with_retries
         patience = {"connect_timeout": 10, "read_timeout": 60, "retries": {"max_attempts": 1}}
@@ -116,6 +131,9 @@ class Remote:
     """An object, or all objects below a prefix. Every call has retries."""
 
     url: str
+
+    def __post_init__(self) -> None:
+        refuse_secret(self.url, "URL")
 
     @property
     def fs(self) -> Any:
@@ -174,12 +192,13 @@ class Remote:
         with_retries(f"{self.url}/{name}", put)
 
     def upload(self, files: Mapping[str, Path]) -> None:
-        """Create or replace objects from files, by name."""
+        """Create or replace objects from files, by name; a link is an OSError."""
 
         def put(name: str) -> None:
             def attempt() -> None:
                 self._folder_of(name)
-                self.fs.put_file(str(files[name]), self.path(name))
+                with open_regular(files[name]) as file:
+                    self.fs.put_file(f"/dev/fd/{file.fileno()}", self.path(name))
 
             with_retries(f"{self.url}/{name}", attempt)
 
@@ -187,26 +206,22 @@ class Remote:
 
     def _folder_of(self, name: str) -> None:
         """Create the folder of ``name``, except in object stores, which would create the bucket."""
-        if isinstance(self.fs.protocol, str) or {"file", "local", "sftp", "smb"} & set(self.fs.protocol):
+        if "file" in self.fs.protocol:
             self.fs.makedirs(self.path(name).rpartition("/")[0], exist_ok=True)
 
     def download(self, entries: Mapping[str, Entry], folder: Path) -> None:
-        """Download objects into ``folder``, by name. A file is complete or absent; a complete one is kept."""
+        """Download objects by name into ``folder``, which is new."""
 
         def get(name: str) -> None:
             target, entry = folder / name, entries[name]
-            if target.is_file() and target.stat().st_size == entry.bytes:
-                return
             target.parent.mkdir(parents=True, exist_ok=True)
-            part = target.with_name(f".{target.name}.part")
 
             def attempt() -> None:
-                self.fs.get_file(entry.path, str(part))
-                if (size := part.stat().st_size) != entry.bytes:
+                self.fs.get_file(entry.path, str(target))
+                if (size := target.stat().st_size) != entry.bytes:
                     raise OSError(f"{size} bytes arrived instead of {entry.bytes}")
 
             with_retries(f"{self.url}/{name}", attempt)
-            part.replace(target)
 
         _in_parallel(get, entries)
 
@@ -266,8 +281,7 @@ def with_retries(what: str, call: Callable[[], T]) -> T:
                 raise Unavailable(
                     f"the transfer failed after {len(PAUSES_S) + 1} attempts: {_reason(error)}",
                     where=what,
-                    fix="check the network, the bucket's name and the endpoint (AWS_ENDPOINT_URL); what has "
-                    "arrived is kept",
+                    fix="check the network, the bucket's name and the endpoint (AWS_ENDPOINT_URL)",
                 ) from error
             warn(f"{what}: {_reason(error)}; trying again in {pause:.0f} s")
             time.sleep(pause)

@@ -53,4 +53,8 @@ def stopped_early(trainer: Any) -> str:
         return ""
     callbacks = trainer.callback_handler.callbacks  # a resumed run has made the callback anew
     early = next((each for each in callbacks if isinstance(each, EarlyStopping)), None)
-    return early.reason if early and early.stopped else ""
+    if early is None or not early.stopped:
+        return ""
+    best, last = trainer.state.best_global_step, trainer.state.global_step
+    kept = f"final/ is step {best if trainer.args.load_best_model_at_end else last}"
+    return f"{early.reason}; step {best} was the best, {kept}" if best is not None else early.reason

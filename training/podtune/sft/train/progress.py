@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -211,7 +212,7 @@ class _Terminal(_Lines):
         from rich.progress import Progress as Bar
 
         self._bar = Bar(
-            TextColumn("training"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}")
+            TextColumn("step"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}")
         )
         self._task = self._bar.add_task("", total=max_steps, completed=done)
         self._bar.start()
@@ -220,7 +221,7 @@ class _Terminal(_Lines):
         self._bar.update(self._task, completed=step)
 
     def train(self, line: str) -> None:
-        self._bar.update(self._task, description=line.split("  ", 1)[1])
+        self._bar.update(self._task, description=re.sub(r"^step +(\d+)/\d+  loss", r"loss (\1)", line))
 
     def evaluation(self, line: str) -> None:
         self._bar.console.print(line)

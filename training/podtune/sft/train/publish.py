@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import shlex
 import shutil
@@ -11,9 +12,10 @@ from typing import Any
 
 from accelerate import PartialState
 
-from podtune.run.checkpoint import SAVING
+from podtune.run.checkpoint import MANIFEST, SAVING
 from podtune.run.errors import warn
-from podtune.run.record import Json, Measurements
+from podtune.run.files import apply_umask
+from podtune.run.record import Json, Losses, Measurements, mapping, number
 
 # of a checkpoint, what only training reads
 TRAINING_STATE = ("*.pt", "*.pth", "*.bin", "global_step*", "latest", "zero_to_fp32.py", "trainer_state.json")
@@ -40,6 +42,7 @@ def write_final(
         (staging_dir / "README.md").write_text(card, encoding="utf-8")
         for file in files:
             shutil.copy(file, staging_dir / file.name)
+        apply_umask(staging_dir)
         shutil.rmtree(target, ignore_errors=True)
         staging_dir.rename(target)
         shutil.rmtree(staging_dir.parent, ignore_errors=True)
@@ -49,6 +52,7 @@ def write_final(
 def model_card(record: Json) -> str:
     """Write the README of a trained model, from the record of its run."""
     config, data, measured = record["config"], record["data"], Measurements.read(record)
+    processes = int(record["world_size"])
     base = str(record["model"])
     head = ["library_name: transformers", "pipeline_tag: text-generation", "tags: [podtune, sft]"]
     if not Path(base).exists() and "://" not in base:
@@ -64,21 +68,31 @@ def model_card(record: Json) -> str:
         else "streamed",
         "steps": f"{measured.steps:,}" if measured.steps is not None else None,
         "tokens seen": f"{measured.tokens:,}" if measured.tokens is not None else None,
-        "batch": f"{record['global_batch_size']} rows on {record['world_size']} processes "
-        f"({record['strategy']})",
+        "batch": f"{record['global_batch_size']} rows a step, {record['strategy']} on {processes} "
+        f"process{'es' * (processes != 1)}",
         "learning rate": f"{config['learning_rate']:g}, {config['lr_scheduler_type']}",
         "longest row": f"{config['max_length']} tokens",
         "seed": str(record["seed"]),
     }
-    if loss := measured.loss:
-        for name, first, last in (("loss", loss.first, loss.last), ("eval loss", loss.eval_first, loss.eval)):
-            if first is not None and last is not None:
-                cells[name] = f"{first:.4f} at first, {last:.4f} at the end"
+    loss = measured.loss or Losses()
+    if loss.first is not None and loss.last is not None:  # each is the mean of a logging window
+        cells["training loss"] = f"{loss.first:.4f} over the first steps, {loss.last:.4f} over the last"
+    if loss.eval_first is not None and loss.eval is not None:
+        cells["eval loss"] = f"{loss.eval_first:.4f} at first, {loss.eval:.4f} at the end"
+    base_right, right = (
+        number(mapping((measured.answers or {}).get(which)).get("exact_match")) for which in ("base", "tuned")
+    )
+    if measured.answers and base_right is not None and right is not None:
+        cells["held-out rows answered exactly"] = (
+            f"{base_right:.1%} by the base, {right:.1%} by this model, of {measured.answers['rows']}"
+        )
     lines += [f"| {name} | {cell} |" for name, cell in cells.items() if cell]
     command = record["provenance"].get("command")
+    if command and command[0] == "podtune.training" and record.get("nnodes", 1) == 1:
+        count = ["-n", str(processes)] if processes > 1 else []
+        command = ["podtune", "train", *count, *command[1:]]
     if command:
-        text = command if isinstance(command, str) else shlex.join(map(str, command))
-        lines += ["", "```", text, "```"]
+        lines += ["", "```", shlex.join(map(str, command)), "```"]
     return "\n".join(lines) + "\n"
 
 
@@ -115,6 +129,7 @@ class Publisher:
     def _upload(self, folder: Path, place: str, ignored: tuple[str, ...], *, background: bool) -> Any:
         from transformers.trainer import hf_api
 
+        links = [path for path in folder.rglob("*") if path.is_symlink()]  # they may lead anywhere
         try:
             return hf_api().upload_folder(
                 repo_id=self.repository,
@@ -123,7 +138,11 @@ class Publisher:
                 commit_message=f"podtune: {folder.name}",
                 token=self.args.hub_token,
                 revision=self.args.hub_revision,
-                ignore_patterns=[*ignored, "podtune-manifest.json"],
+                ignore_patterns=[
+                    *ignored,
+                    MANIFEST,
+                    *(glob.escape(str(path.relative_to(folder))) for path in links),
+                ],
                 run_as_future=background,
             )
         except Exception as error:  # whatever the network says, the model is saved

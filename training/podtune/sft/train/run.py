@@ -308,7 +308,9 @@ class FineTune:
                 max_new_tokens=self._outputs.answer_max_new_tokens,
                 trust_remote_code=self._outputs.trust_remote_code,
             ).to_json()
-        except (UserError, RuntimeError, MemoryError) as error:  # the model is trained and saved: that stands
+            card = self._outputs.folder / "final" / "README.md"
+            card.write_text(model_card(self._record), encoding="utf-8")
+        except (UserError, RuntimeError, MemoryError, OSError) as error:  # the model is saved: that stands
             warn(f"base and tuned model could not be compared: {error}")
 
     def publish(self, publisher: Publisher, *, finished: bool) -> None:
@@ -334,6 +336,8 @@ class FineTune:
             unpublished = uploader.close() or unpublished
         if unpublished and finished:
             raise not_published(self._outputs.folder, unpublished)
+        if uploader and finished and self.world.is_main:
+            print(f"published {uploader.remote.url}", flush=True)
 
     def fail(self, error: Exception) -> None:
         """Close the record after ``error``; what was measured until then stays in it."""

@@ -20,6 +20,7 @@ from typing import Any
 from podtune.run import checkpoint
 from podtune.run.checkpoint import MANIFEST, SAVING, Checkpoint, Manifest
 from podtune.run.errors import ConfigError, DataError, UserError, warn
+from podtune.run.files import regular_files, replacing_folder, write_atomically
 from podtune.run.record import METRICS_FILE, RUN_FILE
 from podtune.run.world import World
 from podtune.sft.source.object_store import Entry, Remote
@@ -92,21 +93,21 @@ class CheckpointUploader:
         Raises:
             Damaged: what arrived is not what was uploaded.
         """
-        target, staging_dir = self.output_dir / name, self.output_dir / SAVING / name
+        target, parts = self.output_dir / name, self.output_dir / SAVING
         objects = self.remote.listing(name) if objects is None else objects
         manifest = self._manifest(name, objects)
         content = self.remote.read(f"{name}/{MANIFEST}") or b""
         if not (target / MANIFEST).is_file() or (target / MANIFEST).read_bytes() != content:
             print(f"fetching {self.remote.url}/{name}", flush=True)
-            self.remote.download({file: objects[f"{name}/{file}"] for file in manifest.files}, staging_dir)
-            (staging_dir / MANIFEST).write_bytes(content)
-            checkpoint.read(staging_dir)
-            shutil.rmtree(target, ignore_errors=True)  # this pod's own part of it
-            staging_dir.rename(target)
+            parts.mkdir(exist_ok=True)
+            with replacing_folder(target, within=parts) as part:  # this pod's own part of it
+                self.remote.download({file: objects[f"{name}/{file}"] for file in manifest.files}, part)
+                write_atomically(part / MANIFEST, content.decode())
+                checkpoint.read(part)
         for file in (RUN_FILE, METRICS_FILE):
             wanted = self.world.is_main and not (self.output_dir / file).exists()
             if wanted and (record := self.remote.read(file)):
-                (self.output_dir / file).write_bytes(record)
+                write_atomically(self.output_dir / file, record.decode(errors="replace"))
         return checkpoint.read(target)
 
     def share(self, resume: Checkpoint | None, rows: str) -> Checkpoint | None:
@@ -269,7 +270,9 @@ class CheckpointUploader:
 
     def _upload_final(self) -> None:
         folder = self.output_dir / "final"
-        files = {f"final/{path.relative_to(folder)}": path for path in folder.rglob("*") if path.is_file()}
+        if folder.is_symlink():
+            raise DataError("is a link, which may lead anywhere", where=str(folder), fix="remove it")
+        files = {f"final/{name}": path for name, path in regular_files(folder).items()}
         earlier = self.remote.listing("final")
         self.remote.upload(files)
         self.remote.remove(name for name in earlier if name not in files)

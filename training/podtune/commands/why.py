@@ -1,0 +1,77 @@
+"""Podtune why: the cause of a job that does not run, or no longer does."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from podtune.commands.options import Context, Namespace
+from podtune.run.errors import NotFound, printable
+
+if TYPE_CHECKING:
+    from podtune.cluster.why.answer import Answer
+    from podtune.cluster.why.scene import Scene
+
+OTHERS = 4
+
+
+def why(
+    subject: Annotated[
+        str,
+        typer.Argument(
+            metavar="[JOB|FOLDER|FILE]",
+            help="A job or pod, a run's folder, or saved logs and objects; else the newest job.",
+        ),
+    ] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="The answer as JSON, podtune.why/1.")] = False,
+    namespace: Namespace = "",
+    context: Context = "",
+) -> None:
+    """Say in one sentence why a job does not run, with what shows it: events, exit codes, logs, heartbeats.
+
+    For any PyTorchJob, TrainJob or Job, or pods, of podtune's or not; in a cluster, or from what was saved of
+    it: `kubectl get pytorchjob,pod,event,pvc -o yaml`, logs, Flight Recorder dumps.
+
+    \b
+    Examples:
+      podtune why my-run
+      podtune why work/runs/my-run
+      kubectl get pytorchjob,pod,event -o yaml > saved.yaml; podtune why saved.yaml
+    """
+    from podtune.cluster.why.answer import explain
+    from podtune.cluster.why.scene import from_files
+
+    path = Path(subject)
+    scene = from_files(path) if subject and path.exists() else _from_cluster(subject, namespace, context)
+    answer = explain(scene)
+    print(json.dumps(asdict(answer), indent=2) if as_json else as_text(answer))
+
+
+def as_text(answer: Answer) -> str:
+    """The sentence, the fix, the evidence, and what else was found."""
+    lines = [answer.sentence]
+    if answer.cause:
+        lines += [f"  fix: {answer.cause.fix}"] * bool(answer.cause.fix)
+        lines += [f"  | {line}" for line in answer.evidence]
+        lines += [f"  also {other.pod or other.reason}: {other.text}" for other in answer.others[:OTHERS]]
+    return printable("\n".join(lines))
+
+
+def _from_cluster(subject: str, namespace: str, context: str) -> Scene:
+    from podtune.cluster.live.client import connect
+    from podtune.cluster.why.live_scene import from_cluster
+
+    try:
+        return from_cluster(connect(namespace, context), subject)
+    except NotFound as error:
+        if not subject:
+            raise
+        raise NotFound(
+            f"there is no file or folder {subject!r} here, and as a job: {error.what}",
+            where=error.where,
+            fix=error.fix,
+        ) from error
