@@ -55,7 +55,8 @@ class FusedLora(LoraVariant):  # type: ignore[misc]
 
     @staticmethod
     def merge_safe(module: Linear, active_adapter: str, orig_weight: Tensor) -> Tensor:
-        return orig_weight + module.get_delta_weight(active_adapter).to(orig_weight.dtype)
+        merged: Tensor = orig_weight + module.get_delta_weight(active_adapter).to(orig_weight.dtype)
+        return merged
 
     @staticmethod
     def merge_unsafe(module: Linear, active_adapter: str, orig_weight: Tensor) -> None:
@@ -63,7 +64,8 @@ class FusedLora(LoraVariant):  # type: ignore[misc]
 
     @staticmethod
     def unmerge(module: Linear, active_adapter: str, orig_weight: Tensor) -> Tensor:
-        return orig_weight - module.get_delta_weight(active_adapter).to(orig_weight.dtype)
+        plain: Tensor = orig_weight - module.get_delta_weight(active_adapter).to(orig_weight.dtype)
+        return plain
 
 
 class _Fused(torch.autograd.Function):
