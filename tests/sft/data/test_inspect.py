@@ -106,7 +106,7 @@ def test_packing_fill_and_padding_are_those_of_the_real_thing(rows: Path) -> Non
     dataset = from_file(rows, 200).dataset
     lengths = np.array([len(ids) for ids in dataset["input_ids"]])
     packed = pack_dataset(dataset, 200, "bfd")
-    assert inspect._packing_fill(lengths, 200) == round(lengths.sum() / (len(packed) * 200), 4)
+    assert inspect._packing_fill(dataset, 200) == round(lengths.sum() / (len(packed) * 200), 4)
     assert inspect._padding_waste(np.array([10, 10, 10, 10]), 2) == 0
     assert inspect._padding_waste(np.array([5, 10]), 2) == 0.25
 

@@ -315,17 +315,12 @@ def packed_tokens(dataset: Dataset) -> dict[str, int]:
 
 def cut_by_packing(dataset: Dataset, max_length: int, strategy: str) -> list[str]:
     """A warning if packing cuts rows: ``bfd`` drops the tokens beyond ``max_length``."""
-    import pyarrow.compute as pc
-
-    rows = dataset.with_format("arrow")
-    lengths = pc.list_value_length(
-        rows.data.column("input_ids") if rows._indices is None else rows[:]["input_ids"]
-    )
-    longer = pc.sum(pc.greater(lengths, max_length)).as_py() or 0
+    lengths = row_lengths(dataset)
+    longer = sum(length > max_length for length in lengths)
     if strategy != "bfd" or not longer:
         return []
     return [
         f"{longer} of {len(dataset)} rows are longer than max_length {max_length} and packing cuts them "
-        f"(the longest: {pc.max(lengths).as_py()} tokens); packing_strategy bfd_split keeps the rest as rows "
+        f"(the longest: {max(lengths)} tokens); packing_strategy bfd_split keeps the rest as rows "
         "of its own"
     ]
