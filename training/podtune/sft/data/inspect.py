@@ -24,7 +24,7 @@ from podtune.sft.data.rows import pack, packed_tokens, trained_too
 from podtune.sft.data.source import DataSource
 from podtune.sft.data.stats import Stats
 from podtune.sft.data.token_batch import IGNORED
-from podtune.sft.data.tokenise import tokenised, tokenised_source
+from podtune.sft.data.tokenise import tokenised
 from podtune.sft.data.tokenizer import TokenizeOptions
 from podtune.sft.source.model import Origin
 
@@ -64,10 +64,10 @@ def inspect(
         UserError: a row, or a tokenizer, that training would refuse.
     """
     raw = load_split(source)
-    made = tokenised(raw, source, tokenizer, options, vocabulary=vocabulary)
+    made = tokenised(source, tokenizer, options, rows=raw, vocabulary=vocabulary)
     stats, warnings = made.stats, list(made.warnings)
     if held_out is not None:
-        warnings += trained_too(made, tokenised_source(held_out, tokenizer, options, vocabulary=vocabulary))
+        warnings += trained_too(made, tokenised(held_out, tokenizer, options, vocabulary=vocabulary))
     ids, labels, offsets = _flat(made.dataset)
     lengths = np.diff(offsets)
     if tokenizer.eos_token_id is not None:
