@@ -299,6 +299,18 @@ def test_names_from_a_record_cannot_break_the_page(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, evil)
     report_on(folder)
     assert "<script>alert(1)" not in (folder / "report.html").read_text()
+    assert "Content-Security-Policy" in (folder / "report.html").read_text()
+
+
+def test_names_from_a_record_cannot_break_the_markdown(tmp_path: Path) -> None:
+    evil = copy.deepcopy(record())
+    evil["strategy"] = evil["model"] = "a](javascript:alert(1)) <script>\x1b[31m\ud800 | b"
+    folder = folder_of(tmp_path, evil)
+    report_on(folder)
+    text = (folder / "report.md").read_text()
+    assert not re.search(r"(?<!\\)\]\((?!\./)", text), "each link leads to a record"
+    assert not re.search(r"(?<!\\)<", text)
+    assert "\x1b" not in text
 
 
 def test_a_folder_called_like_a_script_is_a_folder_in_every_link(tmp_path: Path) -> None:

@@ -279,6 +279,12 @@ def test_what_is_wrong_with_the_files_is_in_the_comparison(make_run: RunMaker) -
     assert "torn or no metrics line" in found.stdout
 
 
+def test_names_from_a_record_cannot_break_the_markdown(make_run: RunMaker) -> None:
+    evil = {"strategy": "a](javascript:x) <b>", "model": "[c](d) | e"}
+    text = view.markdown(compare([load_run(make_run("one", record=evil)), load_run(make_run("two"))]))
+    assert not re.search(r"(?<!\\)[<\[]", text)
+
+
 def test_markdown_has_the_verdict_and_every_table(make_run: RunMaker) -> None:
     text = podtune("compare", make_run("a"), make_run("b", learning_rate=3e-4), "--markdown").stdout
     assert text.startswith("# a against b\n")

@@ -1,5 +1,6 @@
 """A configuration is merged in one order and a mistake in it is answered before anything is imported."""
 
+import importlib.util
 import os
 import re
 import subprocess
@@ -9,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from support.launch import Launcher
 
 from podtune.commands.manifests import chart_manifests
 from podtune.pod.launch import rendezvous_s
@@ -317,6 +319,20 @@ def test_help_whose_reader_has_seen_enough_ends_quietly() -> None:
         program.stdout.close()  # as `| head` does, only sooner
         assert program.stderr.read() == ""
         assert program.wait(timeout=60) == 0
+
+
+def _imports_of_training() -> None:
+    """Run in a process with training's imports done."""
+    assert {"peft", "transformers.trainer", "podtune.sft.train.build"} <= set(sys.modules)
+    assert not {"bitsandbytes", "torch._inductor.compile_fx"} & set(sys.modules)
+    assert importlib.util.find_spec("bitsandbytes"), "hidden from who asks for it later"
+    assert sys.modules["deepspeed"] is None
+
+
+def test_training_imports_neither_deepspeed_nor_bitsandbytes_for_whole_weights(launcher: Launcher) -> None:
+    process = launcher.process(_imports_of_training)
+    process.join(60)
+    assert process.exitcode == 0
 
 
 def test_a_key_that_is_set_twice_is_refused_with_both_lines(tmp_path: Path) -> None:

@@ -132,7 +132,7 @@ def inspect(
         held_out=None if split else settings.sources.evaluation,
     )
     if as_json:
-        print(json.dumps(dataclasses.asdict(report), indent=2, ensure_ascii=False))
+        print(json.dumps(dataclasses.asdict(report), indent=2))
     else:
         print(text(report, colour=sys.stdout.isatty()))
 

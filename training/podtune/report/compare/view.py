@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from podtune.report.draw.tables import Column, Table, Value, duration, shown
+from podtune.report.draw.tables import Column, Table, Value, duration, markdown_text, shown
 from podtune.run.record import Json
 
 AT = {"step": "at equal steps", "tokens": "at equal tokens", "time": "at equal time since the start"}
@@ -113,17 +113,17 @@ def markdown(comparison: Json) -> str:
     """For a pull request or a note."""
     shown_tables = tables(comparison)
     parts = [
-        f"# {heading([run['name'] for run in comparison['runs']])}",
-        *((f"- **{run['name']}**: {_about(run)}") for run in comparison["runs"]),
+        f"# {markdown_text(heading([run['name'] for run in comparison['runs']]))}",
+        *(markdown_text(f"- **{run['name']}**: {_about(run)}") for run in comparison["runs"]),
         "",
-        *conclusions(comparison),
+        *map(markdown_text, conclusions(comparison)),
     ]
     parts += ["", "## What differs", ""] + (
         [f"{table.markdown()}\n" for table in shown_tables["differences"]] or ["Nothing that was recorded."]
     )
     for title, key in (("Not comparable", "not_comparable"), ("In the files", "problems")):
         if comparison[key]:
-            parts += ["", f"## {title}", "", *(f"- {line}" for line in comparison[key])]
+            parts += ["", f"## {title}", "", *(markdown_text(f"- {line}") for line in comparison[key])]
     parts += ["", "## Metrics", ""] + [
         f"{table.markdown()}\n" for table in (*shown_tables["equal"], *shown_tables["final"])
     ]

@@ -13,6 +13,7 @@ import csv
 import html
 import io
 import math
+import re
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from podtune.run.errors import printable
 
 Value = str | int | float | None
 ABSENT = "–"
+_MARKDOWN = re.compile(r"[\\\[\]<|]")
 NAME_WIDTH = 30  # of a left-aligned column, before others are left out for it
 
 
@@ -95,13 +97,13 @@ class Table:
     def markdown(self) -> str:
         """A pipe table; cells that stand out are bold."""
         lines = [f"**{self.caption}**", ""] if self.caption else []
-        lines.append("| " + " | ".join(_escape_pipe(column.title) for column in self.columns) + " |")
+        lines.append("| " + " | ".join(markdown_text(column.title) for column in self.columns) + " |")
         lines.append(
             "|" + "|".join("---:" if column.align == "right" else "---" for column in self.columns) + "|"
         )
         for y, row in enumerate(self.cells()):
             shown_row = [
-                f"**{_escape_pipe(cell)}**" if (y, x) in self.best else _escape_pipe(cell)
+                f"**{markdown_text(cell)}**" if (y, x) in self.best else markdown_text(cell)
                 for x, cell in enumerate(row)
             ]
             lines.append("| " + " | ".join(shown_row) + " |")
@@ -180,8 +182,9 @@ def duration(seconds: float | None) -> str:
     return f"{whole // 86400} d {whole % 86400 // 3600} h"
 
 
-def _escape_pipe(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
+def markdown_text(text: str) -> str:
+    """Escape what would be a link, a cell or HTML in Markdown."""
+    return _MARKDOWN.sub(r"\\\g<0>", text.replace("\n", " "))
 
 
 def _width(text: str) -> int:
