@@ -33,7 +33,7 @@ Lora = Annotated[
 ]
 Quantized = Annotated[bool, typer.Option("--quantized", help="QLoRA: the frozen weights in 4 bits.")]
 FusedHead = Annotated[
-    bool, typer.Option("--fused-head", help="No logits, as in a fine-tune on a GPU; not in the benchmark.")
+    bool, typer.Option("--fused-head", help="No logits; assumed of a fine-tune (LoRA, SmolLM3-3B).")
 ]
 
 
@@ -68,6 +68,7 @@ def plan(
       --activation-checkpointing full --batch-size 8 --sequence-length 1024
     """
     from podtune.plan.hardware import hardware_row, link_row
+    from podtune.plan.models import plans_a_fine_tune
     from podtune.plan.plan import default_batch_size
     from podtune.plan.setup import TrainingSetup
 
@@ -92,7 +93,7 @@ def plan(
         lora_r=lora_r,
         lora_dropout=lora_dropout,
         quantized=quantized,
-        fused_head=fused_head,
+        fused_head=fused_head or plans_a_fine_tune(model, lora_r),
         zero_bucket=True,  # as the benchmark sets DeepSpeed up
     )
     _print(setup, hardware_row(hardware), link_row(interconnect) if interconnect else None, as_json=as_json)
