@@ -27,7 +27,7 @@ CHAT = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "co
 
 def made(source: DataSource) -> Tokenised:
     check_source(source)
-    return tokenised(load_split(source), source, chatml(), TokenizeOptions())
+    return tokenised(source, chatml(), TokenizeOptions())
 
 
 def written(folder: Path, *rows: Any, name: str = "rows.jsonl") -> str:

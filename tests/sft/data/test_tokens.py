@@ -144,7 +144,7 @@ def assert_equal_to_trl(
 def tokenised(
     rows: Dataset, tokenizer: PreTrainedTokenizerFast, options: TokenizeOptions, **more: Any
 ) -> Tokenised:
-    return tokenised_from(rows, DataSource("chats.jsonl"), tokenizer, options, **more)
+    return tokenised_from(DataSource("chats.jsonl"), tokenizer, options, rows=rows, **more)
 
 
 def tokens_of(rows: Dataset, tokenizer: PreTrainedTokenizerFast, options: TokenizeOptions) -> Dataset:
@@ -451,7 +451,7 @@ def test_rows_of_json_reach_the_template_as_they_are(case: str, loader: str, tmp
     tokenizer.chat_template = TOOLS_TEMPLATE
     source = DataSource(str(path))
     check_source(source)
-    tokens = tokenised_from(load_split(source), source, tokenizer, TokenizeOptions(max_length=None)).dataset
+    tokens = tokenised_from(source, tokenizer, TokenizeOptions(max_length=None)).dataset
     expected = [
         tokenizer.apply_chat_template(
             row["messages"], tools=row.get("tools"), tokenize=False, **row.get("chat_template_kwargs", {})

@@ -180,7 +180,7 @@ def prepare_rows(
 def _prepare(settings: Settings, output: Path, wait_s: float) -> list[dict[str, Any]]:
     """Tokenise the split that is trained and the one for evaluation; the summary of each."""
     from podtune.sft.data.source import Sources
-    from podtune.sft.data.tokenise import tokenised_source
+    from podtune.sft.data.tokenise import tokenised
     from podtune.sft.data.tokenizer import TokenizeOptions
 
     # an evaluation split is prepared, too, whatever asks for it later
@@ -190,7 +190,7 @@ def _prepare(settings: Settings, output: Path, wait_s: float) -> list[dict[str, 
     model = _model_files(settings)
     packs, eval_packs = settings.value("packing"), settings.value("eval_packing")
     return [
-        tokenised_source(
+        tokenised(
             source,
             model.tokenizer,
             TokenizeOptions.of(settings.value, packed=packed),

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
 import itertools
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,19 +20,19 @@ from podtune.sft.data.inspect_report import (
     Truncated,
 )
 from podtune.sft.data.load import load_split
-from podtune.sft.data.rows import trained_too
+from podtune.sft.data.rows import pack, packed_tokens, trained_too
 from podtune.sft.data.source import DataSource
 from podtune.sft.data.stats import Stats
 from podtune.sft.data.token_batch import IGNORED
-from podtune.sft.data.tokenise import tokenised, tokenised_source
+from podtune.sft.data.tokenise import tokenised
 from podtune.sft.data.tokenizer import TokenizeOptions
 from podtune.sft.source.model import Origin
 
 if TYPE_CHECKING:
+    from datasets import Dataset
     from numpy.typing import NDArray
     from transformers import PreTrainedTokenizerBase
 
-_PACK_ROWS = 1000  # TRL packs that many rows at a time
 _BARS = 10
 _EXAMPLE_CHARACTERS = 1200
 
@@ -66,10 +64,10 @@ def inspect(
         UserError: a row, or a tokenizer, that training would refuse.
     """
     raw = load_split(source)
-    made = tokenised(raw, source, tokenizer, options, vocabulary=vocabulary)
+    made = tokenised(source, tokenizer, options, rows=raw, vocabulary=vocabulary)
     stats, warnings = made.stats, list(made.warnings)
     if held_out is not None:
-        warnings += trained_too(made, tokenised_source(held_out, tokenizer, options, vocabulary=vocabulary))
+        warnings += trained_too(made, tokenised(held_out, tokenizer, options, vocabulary=vocabulary))
     ids, labels, offsets = _flat(made.dataset)
     lengths = np.diff(offsets)
     if tokenizer.eos_token_id is not None:
@@ -99,7 +97,7 @@ def inspect(
         exact_doubles=stats.rows_doubled,
         blank_answers=stats.rows_blank,
         stop_token=StopToken(names, stop_rows, round(stop_share, 4)),
-        packing=Packing(pack_length, _packing_fill(lengths, pack_length)) if pack_length else None,
+        packing=Packing(pack_length, _packing_fill(made.dataset, pack_length)) if pack_length else None,
         padding=Padding(batch_size, _padding_waste(lengths, batch_size)),
         warnings=warnings,
         examples=[_segments(tokenizer, ids, labels, offsets, row) for row in _chosen(len(lengths))],
@@ -176,40 +174,18 @@ def _round_up(value: float) -> int:
         step *= 10
 
 
-def _packing_fill(lengths: NDArray[np.int64], max_length: int) -> float:
-    """Share of packed rows that is tokens, with TRL's best fit decreasing, a thousand rows at a time."""
-    packs = sum(
-        _packs(lengths[start : start + _PACK_ROWS], max_length)
-        for start in range(0, len(lengths), _PACK_ROWS)
-    )
-    return round(float(np.minimum(lengths, max_length).sum()) / (max(1, packs) * max_length), 4)
-
-
-def _packs(lengths: NDArray[np.int64], max_length: int) -> int:
-    spaces: list[int] = []  # free tokens of the packs so far, ascending
-    packs = 0
-    for length in sorted(np.minimum(lengths, max_length).tolist(), reverse=True):
-        if not length:
-            continue
-        at = bisect.bisect_left(spaces, length)
-        if at < len(spaces):
-            space = spaces.pop(at)
-        else:
-            space, packs = max_length, packs + 1
-        bisect.insort(spaces, space - length)
-    return packs
+def _packing_fill(dataset: Dataset, max_length: int) -> float:
+    """Share of packed rows that is tokens."""
+    packed = pack(dataset, max_length, seed=None)
+    return round(packed_tokens(packed)["tokens"] / max(1, len(packed) * max_length), 4)
 
 
 def _padding_waste(lengths: NDArray[np.int64], batch_size: int) -> float:
     """Share of padded batches that is padding, rows shuffled."""
     shuffled = np.random.default_rng(0).permutation(lengths)
-    padded = sum(int(batch.max()) * len(batch) for batch in _batches(shuffled, batch_size))
+    batches = np.split(shuffled, range(batch_size, len(shuffled), batch_size))
+    padded = sum(int(batch.max()) * len(batch) for batch in batches)
     return round(1 - float(lengths.sum()) / max(1, padded), 4)
-
-
-def _batches(lengths: NDArray[np.int64], batch_size: int) -> Iterator[NDArray[np.int64]]:
-    for start in range(0, len(lengths), batch_size):
-        yield lengths[start : start + batch_size]
 
 
 def _chosen(rows: int) -> list[int]:

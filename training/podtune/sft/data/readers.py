@@ -38,17 +38,22 @@ def rows_at(path: Path, split: str = "train") -> Iterator[Row]:
         yield from (row for _, row in rows(file, folder.format))
 
 
-def rows(path: Path, form: Format) -> Iterator[tuple[str, Row]]:
+def rows(
+    path: Path, form: Format, columns: Callable[[str], bool] = lambda name: True
+) -> Iterator[tuple[str, Row]]:
     """The rows of one file and their positions, "line 7" or "row 7", counted from 1.
 
-    A CSV row's line is the one where it ends.
+    A CSV row's line is the one where it ends. In Parquet and Arrow the cells of columns whose names are not
+    among ``columns`` are None: they need not be readable.
 
     Raises:
         UserError: an empty or damaged file; in JSON and CSV what is wrong, by line.
     """
     if form in COLUMNAR:
-        for batch, first in _numbered_batches(path, form):
-            yield from _rows_of(batch, first)
+        first = 1
+        for batch in batches(path, form):
+            yield from _rows_of(batch, first, columns)
+            first += batch.num_rows
         return
     _not_empty(path)
     try:
@@ -57,20 +62,6 @@ def rows(path: Path, form: Format) -> Iterator[tuple[str, Row]]:
         raise NotFound(
             f"cannot be read: {error}", where=str(path), fix="copy or make the file again"
         ) from None
-
-
-def rows_to_check(path: Path, form: Format, columns: Callable[[str], bool]) -> Iterator[tuple[str, Row]]:
-    """The rows that a check of some ``columns`` (True of their names) has to look at, as :func:`rows` does.
-
-    In Parquet and Arrow the cells of other columns are None: they need not be readable.
-    """
-    if form not in COLUMNAR:
-        yield from rows(path, form)
-        return
-    for batch, first in _numbered_batches(path, form):
-        # Arrow vouches for every cell of such a batch, so that its first row stands for the rest: a check
-        # cell by cell takes twenty times as long.
-        yield from _rows_of(batch.slice(0, 1) if _is_plain_text(batch, columns) else batch, first, columns)
 
 
 def _not_empty(path: Path) -> None:
@@ -141,21 +132,12 @@ def _validate(batch: pa.RecordBatch) -> None:
             column.validate(full=True)
         except pa.ArrowInvalid as error:
             # text that is not UTF-8 is left to those who can name the row
-            if not (_is_string(column.type) and "UTF8" in str(error)):
+            is_text = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
+            if not (is_text and "UTF8" in str(error)):
                 raise
 
 
-def _numbered_batches(path: Path, form: Format) -> Iterator[tuple[pa.RecordBatch, int]]:
-    """The batches, each with the number of its first row."""
-    first = 1
-    for batch in batches(path, form):
-        yield batch, first
-        first += batch.num_rows
-
-
-def _rows_of(
-    batch: pa.RecordBatch, first: int, columns: Callable[[str], bool] = lambda name: True
-) -> Iterator[tuple[str, Row]]:
+def _rows_of(batch: pa.RecordBatch, first: int, columns: Callable[[str], bool]) -> Iterator[tuple[str, Row]]:
     names = batch.schema.names
     decoded = [
         _cells(column) if columns(name) else [None] * len(column)
@@ -163,27 +145,6 @@ def _rows_of(
     ]
     for number, cells in enumerate(zip(*decoded, strict=True), first):
         yield f"row {number}", dict(zip(names, cells, strict=True))
-
-
-def _is_plain_text(batch: pa.RecordBatch, columns: Callable[[str], bool]) -> bool:
-    """Return True if all cells of ``columns`` are text in UTF-8, none of them null."""
-    import pyarrow as pa
-
-    try:
-        for name, column in zip(batch.schema.names, batch.columns, strict=True):
-            if columns(name):
-                if column.null_count or not _is_string(column.type):
-                    return False
-                column.validate(full=True)
-    except pa.ArrowInvalid:
-        return False
-    return True
-
-
-def _is_string(kind: pa.DataType) -> bool:
-    import pyarrow as pa
-
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def _cells(array: pa.Array) -> list[Any]:

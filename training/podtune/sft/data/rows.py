@@ -17,7 +17,7 @@ from podtune.sft.data.source import Sources
 from podtune.sft.data.stats import row_hashes
 from podtune.sft.data.stream import BUFFER, TokenStream
 from podtune.sft.data.token_batch import IGNORED
-from podtune.sft.data.tokenise import Tokenised, tokenised, tokenised_source
+from podtune.sft.data.tokenise import Tokenised, tokenised
 from podtune.sft.data.tokenizer import TokenizeOptions, tokenizer_hash
 
 if TYPE_CHECKING:
@@ -133,17 +133,14 @@ def token_rows(
     if sources.streaming:
         rows, info, warnings = _stream(sources, tokenizer, options, vocabulary, info)
     else:
-        if raw is None:
-            made = tokenised_source(sources.train, tokenizer, options.tokens, **common)
-        else:
-            made = tokenised(raw, sources.train, tokenizer, options.tokens, **common)
+        made = tokenised(sources.train, tokenizer, options.tokens, rows=raw, **common)
         rows, info, warnings = _training_set(made, options, info)
     if sources.train.path is not None and sources.train.config:
         warnings.append("dataset_config has no effect: the rows are local files")
     if raw_eval is None:
         return TokenRows(rows, None, None, info, tuple(warnings))
     held_out = sources.evaluation or sources.train
-    scored = tokenised(raw_eval, held_out, tokenizer, options.eval_tokens, **common)
+    scored = tokenised(held_out, tokenizer, options.eval_tokens, rows=raw_eval, **common)
     if made is not None:
         warnings += trained_too(made, scored)
     info = dataclasses.replace(
@@ -315,17 +312,12 @@ def packed_tokens(dataset: Dataset) -> dict[str, int]:
 
 def cut_by_packing(dataset: Dataset, max_length: int, strategy: str) -> list[str]:
     """A warning if packing cuts rows: ``bfd`` drops the tokens beyond ``max_length``."""
-    import pyarrow.compute as pc
-
-    rows = dataset.with_format("arrow")
-    lengths = pc.list_value_length(
-        rows.data.column("input_ids") if rows._indices is None else rows[:]["input_ids"]
-    )
-    longer = pc.sum(pc.greater(lengths, max_length)).as_py() or 0
+    lengths = row_lengths(dataset)
+    longer = sum(length > max_length for length in lengths)
     if strategy != "bfd" or not longer:
         return []
     return [
         f"{longer} of {len(dataset)} rows are longer than max_length {max_length} and packing cuts them "
-        f"(the longest: {pc.max(lengths).as_py()} tokens); packing_strategy bfd_split keeps the rest as rows "
+        f"(the longest: {max(lengths)} tokens); packing_strategy bfd_split keeps the rest as rows "
         "of its own"
     ]

@@ -17,7 +17,7 @@ from typing import Any
 from podtune.run.errors import ConfigError, DataError, UsageError, UserError, warn
 from podtune.sft.data import files
 from podtune.sft.data.cache import default_folder_if_usable
-from podtune.sft.data.readers import COLUMNAR, rows_to_check
+from podtune.sft.data.readers import COLUMNAR, rows
 from podtune.sft.data.shapes import RowShape, check_cells, detect, may_be_trained
 from podtune.sft.data.stamps import FileStampCache
 from podtune.sft.source import copies, hub, object_store
@@ -275,7 +275,7 @@ def _check_files(paths: Iterable[Path], form: files.Format, source: DataSource) 
     old = {name for name, _ in source.columns}
     for path in paths:
         renames: dict[str, str] | None = None
-        for position, row in rows_to_check(
+        for position, row in rows(
             path, form, lambda name: name in old or may_be_trained(name, source.text_field)
         ):
             renames = source.renames(row) if renames is None else renames

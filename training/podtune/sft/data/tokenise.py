@@ -2,7 +2,7 @@
 
     sources = Sources.of({"dataset_name": "datasets/qa"})
     sources.check()                                            # no torch; bad data ends here
-    made = tokenised_source(sources.train, tokenizer, TokenizeOptions(max_length=1024), cache_dir=folder)
+    made = tokenised(sources.train, tokenizer, TokenizeOptions(max_length=1024), cache_dir=folder)
     made.dataset, made.stats
 
 The columns of a row: shapes.py. Its source: source.py. Its encoding: encode.py.
@@ -83,44 +83,17 @@ class Tokenised:
         }
 
 
-def tokenised_source(
-    source: DataSource,
-    tokenizer: PreTrainedTokenizerBase,
-    options: TokenizeOptions,
-    *,
-    vocabulary: int | None = None,
-    cache_dir: Path | None = None,
-    wait_s: float = cache.WAIT_S,
-) -> Tokenised:
-    """Tokenise the rows that lie at ``source``, which are not read if the cache knows its files.
-
-    See :func:`tokenised` for arguments and errors.
-    """
-    stamped = source.stamped(cache_dir)
-    known = stamped.read()
-    if known and cache_dir and (entry := cache.read(cache_dir, cache_key(known, tokenizer, options))):
-        made = _mapped(options, *entry, True)
-        _check_vocabulary(made.stats.highest_id, tokenizer, vocabulary, source)
-        return made
-    rows = load_split(source)
-    made = tokenised(
-        rows, source, tokenizer, options, vocabulary=vocabulary, cache_dir=cache_dir, wait_s=wait_s
-    )
-    stamped.write(made.stats.fingerprint)
-    return made
-
-
 def tokenised(
-    rows: Dataset,
     source: DataSource,
     tokenizer: PreTrainedTokenizerBase,
     options: TokenizeOptions,
     *,
+    rows: Dataset | None = None,
     vocabulary: int | None = None,
     cache_dir: Path | None = None,
     wait_s: float = cache.WAIT_S,
 ) -> Tokenised:
-    """Tokenise ``rows``: columns ``input_ids`` and ``labels``, equal to those of TRL 1.16's SFTTrainer.
+    """Tokenise rows: columns ``input_ids`` and ``labels``, equal to those of TRL 1.16's SFTTrainer.
 
     Question and answer become prompt and completion: messages where the tokenizer has a chat template, else
     plain text with a line break between. With ``cache_dir``, the result lies there under the hash of all that
@@ -128,10 +101,10 @@ def tokenised(
     work. Without, it is in memory.
 
     Args:
-        rows: those to tokenise.
-        source: where they come from, for messages.
+        source: where the rows come from.
         tokenizer: of the model.
         options: what becomes tokens, and which are trained.
+        rows: those to tokenise; None: all at ``source``, which are not read if the cache knows its files.
         vocabulary: rows of the model's embedding; None if it is not known.
         cache_dir: folder of the cache.
         wait_s: the longest wait for another process that does this work.
@@ -140,6 +113,32 @@ def tokenised(
         UserError: a row that cannot be encoded, no trained token at all, a tokenizer that lacks what is
             needed, or a cache that cannot be written; errors about a row name where it came from.
     """
+    stamped = source.stamped(cache_dir if rows is None else None)
+    known = stamped.read()
+    if known and cache_dir and (entry := cache.read(cache_dir, cache_key(known, tokenizer, options))):
+        made = _mapped(options, *entry, True)
+    else:
+        rows = load_split(source) if rows is None else rows
+        made = _made(rows, source, tokenizer, options, cache_dir, wait_s)
+        stamped.write(made.stats.fingerprint)
+    if vocabulary is not None and (highest := made.stats.highest_id) >= vocabulary:
+        token = tokenizer.convert_ids_to_tokens(highest)
+        raise DataError(
+            f"token {token!r} has the id {highest}, and the model has {vocabulary} embeddings",
+            where=str(source),
+            fix="leave that token out of the rows, or use a model whose embeddings were resized for it",
+        )
+    return made
+
+
+def _made(
+    rows: Dataset,
+    source: DataSource,
+    tokenizer: PreTrainedTokenizerBase,
+    options: TokenizeOptions,
+    cache_dir: Path | None,
+    wait_s: float,
+) -> Tokenised:
     with naming(source):
         shape = shape_of(rows, options.dataset_text_field)
         encoder = Encoder(tokenizer, options, shape)
@@ -159,20 +158,7 @@ def tokenised(
 
             key = cache_key(stats.fingerprint, tokenizer, options)
             made = _mapped(options, *cache.get_or_make(cache_dir, key, write, wait_s=wait_s))
-    _check_vocabulary(made.stats.highest_id, tokenizer, vocabulary, source)
     return made
-
-
-def _check_vocabulary(
-    highest_id: int, tokenizer: PreTrainedTokenizerBase, vocabulary: int | None, source: DataSource
-) -> None:
-    if vocabulary is not None and highest_id >= vocabulary:
-        token = tokenizer.convert_ids_to_tokens(highest_id)
-        raise DataError(
-            f"token {token!r} has the id {highest_id}, and the model has {vocabulary} embeddings",
-            where=str(source),
-            fix="leave that token out of the rows, or use a model whose embeddings were resized for it",
-        )
 
 
 def _info(stats: Stats, encoder: Encoder, warnings: list[str]) -> cache.Info:

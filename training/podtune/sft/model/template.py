@@ -7,7 +7,6 @@ stop token belongs to the frame of the conversation and is not trained.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -117,31 +116,6 @@ def stop_token_ids(tokenizer: PreTrainedTokenizerBase, generation_config: Any = 
     configured = getattr(generation_config, "eos_token_id", None)
     ids = set(configured if isinstance(configured, list) else [configured]) | {tokenizer.eos_token_id}
     return sorted(token for token in ids if token is not None)
-
-
-def has_generation_markers(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Return whether the template marks the tokens that assistant-only loss trains."""
-    template = tokenizer.chat_template
-    text = template.get("default", "") if isinstance(template, dict) else template or ""
-    return re.search(r"\{%-?\s*generation\s*-?%\}", text) is not None
-
-
-def stop_token_trained(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Return whether a marked assistant turn ends with a special token, by which the model learns to stop."""
-    turns = [
-        {"role": "user", "content": "a"},
-        {"role": "assistant", "content": "b"},
-        {"role": "user", "content": "c"},
-    ]
-    rendered = _rendered(tokenizer, turns, return_assistant_tokens_mask=True)
-    marked = [
-        token
-        for token, trained in zip(rendered["input_ids"], rendered["assistant_masks"], strict=True)
-        if trained
-    ]
-    while marked and not tokenizer.decode([marked[-1]]).strip():
-        marked.pop()
-    return bool(marked) and marked[-1] in tokenizer.get_added_vocab().values()
 
 
 def _without_template(tokenizer: PreTrainedTokenizerBase, prompt: str | Messages) -> str | Messages:
