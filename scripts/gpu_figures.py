@@ -285,7 +285,7 @@ def run_program(module: str, words: list[str], profile: Path | None = None) -> N
     profiler = torch.profiler.profile(activities=[activity]) if profile else contextlib.nullcontext()
     with profiler as kernels:
         code = importlib.import_module(module).main(words)
-    if profile:
+    if profile and kernels:
         times = {
             each.key: float(each.self_device_time_total if on_gpu else each.self_cpu_time_total)
             for each in kernels.key_averages()
