@@ -55,6 +55,8 @@ def _scaling(group: Group) -> list[str]:
     )
     gain = (best.throughput or 0) / (alone.throughput or 1)
     share = f"{best.strategy} keeps {gain / best.world_size:.0%} of the ideal against {alone.label}"
+    if group.scaling == "weak":
+        share += " with the same rows a process"
     if gain <= 1 + CLEAR_LOSS:
         return [
             f"Stay with one process unless it does not fit: no strategy does clearly more work with "
