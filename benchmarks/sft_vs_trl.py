@@ -232,12 +232,12 @@ def load_rows(args: argparse.Namespace, tokenizer: Any) -> Any:
 
 def tokenised(data: Path, tokenizer: Any) -> Any:
     """The rows of ``data`` as podtune trains on them, at most 1,024 tokens long."""
+    from podtune.sft.data import tokenise
     from podtune.sft.data.source import DataSource
-    from podtune.sft.data.tokenise import tokenised_source
     from podtune.sft.data.tokenizer import TokenizeOptions
 
     source = DataSource(str(data))
-    return tokenised_source(source, tokenizer, TokenizeOptions(max_length=1024)).dataset
+    return tokenise.tokenised(source, tokenizer, TokenizeOptions(max_length=1024)).dataset
 
 
 # ---- the two sides ----

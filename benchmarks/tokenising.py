@@ -86,7 +86,7 @@ def make(folder: Path, count: int) -> None:
 
 def podtune(folder: Path) -> dict[str, Any]:
     from podtune.sft.data.source import DataSource
-    from podtune.sft.data.tokenise import tokenised_source
+    from podtune.sft.data.tokenise import tokenised
     from podtune.sft.data.tokenizer import TokenizeOptions, load_tokenizer
     from podtune.sft.source.model import locate_model
 
@@ -97,7 +97,7 @@ def podtune(folder: Path) -> dict[str, Any]:
 
     def once() -> tuple[float, Any]:
         began = time.perf_counter()
-        made = tokenised_source(
+        made = tokenised(
             source,
             tokenizer,
             TokenizeOptions(max_length=1024),

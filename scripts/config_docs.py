@@ -98,7 +98,15 @@ def rights(_: list[str]) -> str:
     return f"```yaml\n{yaml.safe_dump(role, default_flow_style=None, sort_keys=False, width=120)}```\n"
 
 
+def fits(_: list[str]) -> str:
+    """The largest batch of a fine-tune, by model and card."""
+    from podtune.plan.what_fits import CARDS, what_fits
+
+    return table(("model", "trained", *CARDS), what_fits())
+
+
 KINDS = {
+    "fits": fits,
     "keys": keys,
     "environment": variables,
     "renamed": renamed,

@@ -68,7 +68,7 @@ def test_a_fine_tune_that_cannot_be_is_an_error_with_the_runs_own_words(tmp_path
     assert failure.value.code == 78
     with pytest.raises(podtune.UserError, match="output_dir"):
         podtune.fine_tune({})
-    with pytest.raises(podtune.UserError, match="cannot be read"):
+    with pytest.raises(podtune.UserError, match="no such file"):
         podtune.fine_tune(tmp_path / "absent.yaml")
 
 

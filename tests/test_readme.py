@@ -4,7 +4,6 @@ known.
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import subprocess
@@ -12,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.launch import Launcher
 
 ROOT = Path(__file__).resolve().parents[1]
 ELSEWHERE = {  # why a command of the README is not run here
@@ -42,29 +42,33 @@ def reason(command: str) -> str | None:
 
 
 @pytest.mark.timeout(1500)
-def test_the_commands_that_can_run_here_run_in_their_order(tmp_path: Path) -> None:
+def test_the_commands_that_can_run_here_run_in_their_order(
+    launcher: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first fine-tune as it is pasted; the rest with the imports of torch done."""
     for name in ("deploy", "charts", "training"):
         (tmp_path / name).symlink_to(ROOT / name)
     (tmp_path / ".venv").symlink_to(sys.prefix)
-    ran = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{sys.prefix}/bin:/usr/bin:/bin")
+    short = ["--max_steps", "20", "--eval_steps", "20", "--answer_rows", "4"]
+    ran, trained = 0, 0
     for command in commands():
         if reason(command):
             continue
-        words = shlex.split(command)
-        if "train" in words:  # the same, but short
-            words += ["--max_steps", "20", "--eval_steps", "20", "--answer_rows", "4"]
-        done = subprocess.run(
-            words,
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=600,
-            env={**os.environ, "PATH": f"{sys.prefix}/bin:/usr/bin:/bin"},
-        )
-        assert done.returncode == 0, f"{command}\n{done.stdout[-1500:]}\n{done.stderr[-1500:]}"
-        ran.append(command)
-    assert len(ran) >= 8
-    for made in ("run/final/model.safetensors", "run/loss.png", "aim/.aim"):
+        program, *words = shlex.split(command)
+        ran, trained = ran + 1, trained + (words[0] == "train")
+        if words[0] != "train":
+            code, out, err = launcher.podtune(*words).end(600)
+            assert code == 0, f"{command}\n{out[-1500:]}\n{err[-1500:]}"
+        elif trained == 1:
+            done = subprocess.run([program, *words, *short], capture_output=True, text=True, timeout=600)
+            assert done.returncode == 0, f"{command}\n{done.stdout[-1500:]}\n{done.stderr[-1500:]}"
+        else:
+            assert words[1:3] == ["-n", "2"]
+            launcher.run(*words[3:], *short, ranks=2)
+    assert (ran >= 8, trained) == (True, 2)
+    for made in ("run/final/model.safetensors", "run/loss.png", "other/final", "aim/.aim"):
         assert (tmp_path / "work" / made).exists(), made
     assert (tmp_path / "compare.html").stat().st_size > 10_000
 

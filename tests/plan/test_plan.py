@@ -1,6 +1,7 @@
 """The planner's formulas give the papers' own examples, and what our benchmark counted."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ from podtune.plan.predicted_vs_measured import plans
 from podtune.plan.setup import PLANNED, TrainingSetup
 from podtune.plan.shapes import Kept, Opaque, Shape, Transformer
 from podtune.plan.states import state_bytes
+from podtune.plan.what_fits import largest_batch
 from podtune.run.errors import UserError
 from podtune.run.record import Measurements, Summary
 
@@ -400,6 +402,33 @@ def test_what_else_changes_the_memory_of_a_fine_tune_of_3b(changes: dict[str, An
     assert estimate(shape_of("SmolLM3-3B", 1024), **settings).total_gib == pytest.approx(gib, abs=0.6)
 
 
+def test_what_fits_one_card_is_the_last_batch_that_does() -> None:
+    """The table of docs/benchmark.md; tests/test_docs.py holds the page."""
+    for level in ("none", "full"):
+        rows = largest_batch("SmolLM3-3B", "L40S", "LoRA", level)
+        settings = {**GPU, "precision": "bf16", "lora_r": 16, "activation_checkpointing": level}
+        plans = [
+            estimate(
+                shape_of("SmolLM3-3B", 1024), hardware=hardware_row("L40S"),
+                strategy="single", world_size=1, **settings | {"batch_size": batch},
+            )
+            for batch in (rows, rows + 1)
+        ]  # fmt: skip
+        assert [plan.fits for plan in plans] == [True, False]
+    assert largest_batch("SmolLM3-3B", "L40S", "full") == 0
+    assert largest_batch("Llama-3.1-8B", "L40S", "LoRA") < largest_batch("Llama-3.1-8B", "H100", "LoRA")
+
+
+def test_a_fine_tune_is_planned_without_logits() -> None:
+    def head(*words: str) -> float:
+        plan = json.loads(run(*words, "--strategy", "single", "--batch-size", "8", "--json").stdout)
+        return float(plan["head_gib"])
+
+    lora = ("--model", "tinygpt-124m", "--precision", "bf16", "--lora-r", "8")
+    assert head(*lora) == head(*lora, "--fused-head") < head(*lora[:4]) / 2
+    assert head("--model", "SmolLM3-3B") == head("--model", "SmolLM3-3B", "--fused-head")
+
+
 def test_dropout_of_the_adapters_keeps_an_input_and_a_mask_for_each() -> None:
     def total(dropout: float) -> float:
         settings = {**GPU, "precision": "bf16", "lora_r": 16, "lora_dropout": dropout}
@@ -472,3 +501,14 @@ def test_the_precision_that_a_fine_tune_has_is_planned_for_every_card() -> None:
             shape_of("tinygpt-124m"), strategy="single", world_size=1, hardware=row, precision=precision
         )
         assert plan.step_time_s
+
+
+def test_the_table_shows_no_unknown_bytes_three_digits_and_ends_with_advice() -> None:
+    lines = run("--params", "70e9", "--world-size", "8", "--hardware", "H100").stdout.splitlines()
+    rows = {line.split()[0]: re.split(r"\s{2,}", line) for line in lines[3:] if "  " in line}
+    assert rows["tensor"][8] == "–"
+    assert re.fullmatch(r"at least [\d,]+ ms", rows["tensor"][10])
+    assert re.fullmatch(r"1,760 ms", rows["ddp"][10])
+    assert re.match(r"Nothing fits: \S+ needs [\d.]+ GiB of H100's [\d.]+; 16 of them hold it", lines[-1])
+    small = run("--model", "tinygpt-124m", "--world-size", "2", "--hardware", "H100").stdout.splitlines()[-1]
+    assert re.match(r"Take \S+: (the fastest|within 1 %)", small), small

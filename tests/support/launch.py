@@ -154,6 +154,10 @@ class Launcher:
         # A process has one server: one that a sweep's tests left running has other imports.
         multiprocessing.forkserver._forkserver._stop()
         self._context.set_forkserver_preload(PRELOADED)
+        # The server finds PRELOADED by its working directory, and says nothing where it does not.
+        safe = os.environ.pop("PYTHONSAFEPATH", None)
+        multiprocessing.forkserver.ensure_running()
+        os.environ.update({"PYTHONSAFEPATH": safe} if safe else {})
 
     def start(
         self,

@@ -91,6 +91,10 @@ HARMLESS: dict[str, tuple[str, Any]] = {
             ]
         },
     ),
+    "accelerate with flags in a variable": (
+        "container",
+        {"command": ["sh", "-c", "exec accelerate launch --num_machines 2 $FLAGS train.py"]},
+    ),
     "ports with names, the operator's own among them": (
         "container",
         {

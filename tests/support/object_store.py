@@ -6,12 +6,16 @@ import logging
 import os
 import socket
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 
 class ObjectStore:
-    """The server. ``cut("GET", "rows")`` breaks the next GET of a path with that word in it, half-way."""
+    """The server. ``cut("GET", "rows")`` breaks the next GET of a path with that word in it, half-way.
+
+    ``cut("PUT", "rows", how=503)`` answers with that status, ``how="slow"`` after a second.
+    """
 
     def __init__(self, host: str = "127.0.0.1") -> None:
         from moto.moto_server.werkzeug_app import (
@@ -23,7 +27,7 @@ class ObjectStore:
 
         logging.getLogger("werkzeug").setLevel(logging.CRITICAL)  # not a line a request
         self._moto = DomainDispatcherApplication(create_backend_app)
-        self._cuts: list[tuple[str, str]] = []
+        self._cuts: list[tuple[str, str, str | int]] = []
         self.broken: list[str] = []  # what was cut
         self._server = make_server(host, 0, self, True, request_handler=MotoRequestHandler)
         self.environment = {
@@ -34,9 +38,9 @@ class ObjectStore:
         }
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
-    def cut(self, method: str, word: str, times: int = 1) -> None:
+    def cut(self, method: str, word: str, times: int = 1, how: str | int = "half") -> None:
         """Break the next transfers."""
-        self._cuts += [(method, word)] * times
+        self._cuts += [(method, word, how)] * times
 
     def mend(self) -> None:
         """Break nothing more."""
@@ -48,7 +52,14 @@ class ObjectStore:
             if planned[0] == method and planned[1] in path:
                 self._cuts.remove(planned)
                 self.broken.append(path)
-                return self._half(environ, start_response)
+                if planned[2] == "half":
+                    return self._half(environ, start_response)
+                if planned[2] == "slow":
+                    time.sleep(1)
+                    break
+                environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+                start_response(f"{planned[2]} Out of order", [])
+                return []
         return self._moto(environ, start_response)
 
     def _half(self, environ: dict[str, Any], start_response: Any) -> Iterator[bytes]:

@@ -7,6 +7,9 @@ import importlib
 
 import torch
 
+from podtune.run.library_environment import import_peft
+
+import_peft(quantized=False)
 for name in (
     "podtune.sft.config.resolve",
     "podtune.sft.train.build",
@@ -20,7 +23,6 @@ for name in (
     "torch.distributed.run",
     "matplotlib.backends.backend_agg",
     "matplotlib.figure",
-    "peft",
     "transformers.models.smollm3.modeling_smollm3",
 ):
     importlib.import_module(name)

@@ -18,6 +18,8 @@ from podtune.cli import load
 from podtune.run.errors import UserError
 from podtune.run.record import SCHEMA, write_json
 from podtune.sweep import runner, trials
+from podtune.sweep.case_runner import CaseRunner
+from podtune.sweep.cases import CaseSweep, expand
 
 BASE = {"model_name_or_path": "m", "dataset_name": "rows.jsonl", "eval_strategy": "steps"}
 
@@ -116,6 +118,19 @@ def test_a_finished_run_is_repeated_only_if_its_configuration_changed(tmp_path: 
     assert list(sweeper.run().values()) == ["kept", "kept"]
     other = trials.read_sweep(written(tmp_path, seed=[0, 2], options=BASE | {"max_steps": 7}))
     assert not {run.name for run in other.trials} & {run.name for run in found.trials}
+
+
+def test_a_second_sweep_in_a_folder_starts_nothing(tmp_path: Path) -> None:
+    cases = CaseSweep(models=("tinygpt-test",), strategies=("single",))
+    found = trials.read_sweep(written(tmp_path, seed=[0, 1]))
+    with runner.own_folder(tmp_path / "out"):
+        for second in (
+            trials.TrialRunner(found, tmp_path / "out"),
+            CaseRunner(cases, expand(cases), tmp_path / "out"),
+        ):
+            with pytest.raises(UserError, match="another sweep works here"):
+                second.run()
+    assert [path.name for path in (tmp_path / "out").iterdir()] == [".lock"]
 
 
 def test_a_run_that_training_refuses_is_said_to_have_failed_and_the_sweep_goes_on(tmp_path: Path) -> None:

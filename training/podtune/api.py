@@ -97,7 +97,7 @@ def compare(*runs: StrPath | Run) -> dict[str, Any]:
 
     if len(runs) < 2:
         raise UsageError("a comparison needs two runs", where="compare", fix="name a second one")
-    return compare_runs([run if isinstance(run, Run) else load(run) for run in runs])
+    return compare_runs([run if isinstance(run, Run) else load(run) for run in runs]).as_json()
 
 
 def lint(*manifests: StrPath) -> Verdict:
@@ -117,9 +117,9 @@ def lint(*manifests: StrPath) -> Verdict:
 
 def render(*values: StrPath, sets: Sequence[str] = (), name: str = "run", namespace: str = "default") -> str:
     """The manifests of a job: values files or names of shipped profiles, and ``"a.b=c"`` as helm's --set."""
-    from podtune.cluster.chart.render import render as render_chart
+    from podtune.commands.manifests import chart_manifests
 
-    return render_chart([Path(file) for file in values], list(sets), name, namespace)
+    return chart_manifests([Path(file) for file in values], list(sets), name, namespace)
 
 
 def submit(

@@ -44,6 +44,7 @@ PANELS: dict[str, dict[str, Subcommand]] = {
         "doctor": Subcommand("doctor", "what this machine or a cluster lacks, with the fix"),
         "render": Subcommand("manifests", "print the manifests of a job"),
         "lint": Subcommand("lint", "check PyTorchJobs and TrainJobs before a cluster does"),
+        "migrate": Subcommand("migrate", "a PyTorchJob as a TrainJob or an Indexed Job"),
         "dry-run": Subcommand("dry_run", "run a job's pods as local processes"),
         "submit": Subcommand("jobs", "create a job, and follow it"),
         "status": Subcommand("jobs", "how a job and its pods are doing"),

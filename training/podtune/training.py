@@ -15,12 +15,12 @@ import sys
 from pathlib import Path
 
 from podtune.machine.facts import cpu_threads
-from podtune.run import checkpoint
+from podtune.run import output_volume
 from podtune.run.distributed import cleanup_distributed, setup_distributed
 from podtune.run.errors import OK, PREEMPTED, reader_left, working
 from podtune.run.exit import exit_after
 from podtune.run.launcher import follow_launcher, note_end
-from podtune.run.library_environment import set_library_environment
+from podtune.run.library_environment import import_peft, set_library_environment
 from podtune.run.world import World, read_world
 from podtune.sft.config import settings as config
 from podtune.sft.config.help import help_text
@@ -73,25 +73,29 @@ def check_inputs(settings: Settings, *, is_main: bool) -> None:
     settings.sources.check()
     if is_main and (url := values.get("publish")):
         object_store.check_writable(url)
-    checkpoint.check_writable(Path(values["output_dir"]))
+    output_volume.check_writable(Path(values["output_dir"]))
 
 
 def fine_tune(settings: Settings, world: World) -> int:
     """Fine-tune, with the process group open, and return the exit code."""
-    from podtune.sft.config.resolve import resolve
-    from podtune.sft.data.rows import token_rows
-    from podtune.sft.data.tokenizer import load_tokenizer
     from podtune.sft.model.end_to_end import architecture
     from podtune.sft.source.model import load_config, locate_model
-    from podtune.sft.train.build import build_trainer
-    from podtune.sft.train.early import stopped_early
-    from podtune.sft.train.run import check_space, open_run
-    from podtune.sft.train.stop import Interrupted, StopSignals
 
     values = settings.values
     origin = locate_model(values["model_name_or_path"], values.get("model_revision"))
     trusted = bool(values.get("trust_remote_code"))
     model_config = load_config(origin, trusted)
+    quantized = values.get("load_in_4bit") or values.get("load_in_8bit")
+    import_peft(quantized=bool(quantized or hasattr(model_config, "quantization_config")))
+
+    from podtune.sft.config.resolve import resolve
+    from podtune.sft.data.rows import token_rows
+    from podtune.sft.data.tokenizer import load_tokenizer
+    from podtune.sft.train.build import build_trainer
+    from podtune.sft.train.early import stopped_early
+    from podtune.sft.train.run import check_space, open_run
+    from podtune.sft.train.stop import Interrupted, StopSignals
+
     arguments = resolve(settings, world, architecture(model_config, trusted))
     tokenizer = load_tokenizer(origin, **arguments.tokenizer_options())
     vocabulary = int(model_config.get_text_config().vocab_size)

@@ -37,7 +37,7 @@ def waiting(reason: str, message: str, name: str = "run-master-0") -> Json:
 def ended(
     code: int, message: str = "", name: str = "run-master-0", container: str = "pytorch", **more: Any
 ) -> Json:
-    how = {"exitCode": code, "message": message, "finishedAt": "2026-01-01T00:00:09Z", **more}
+    how = {"exitCode": code, "message": message} | {"finishedAt": "2026-01-01T00:00:09Z"} | more
     key = "containerStatuses" if container == "pytorch" else "initContainerStatuses"
     return pod(name, **{key: [{"name": container, "state": {"terminated": how}}]})
 
@@ -317,6 +317,46 @@ CAUSES["service account"][2].append(
 CAUSES["claim of no class"][2].append(event("data", "ProvisioningFailed", 'storageclass "fast" not found'))
 
 #: what is there does not hold the cause: it may be told, and has to be hedged
+SURVIVED: dict[str, tuple[str, list[Json], dict[str, str]]] = {
+    "a refusal before there were all pods": (
+        "DiskFull",
+        [job(), ONE, event("run", "FailedCreatePod", QUOTA)],
+        {"run-master-0": "OSError: [Errno 28] No space left on device"},
+    ),
+    "an out of memory that was caught": (
+        "PackageMissing",
+        [job(), ONE],
+        {"run-master-0": "CUDA out of memory, half of it\nModuleNotFoundError: No module named 'x'"},
+    ),
+    "a cache that cannot be written": (
+        "Exception",
+        [job(), ONE],
+        {"run-master-0": "matplotlib: [Errno 13] Permission denied: '/.config'\nValueError: no rows"},
+    ),
+    "a deadline of a job that failed all the time": (
+        "Exception",
+        [job(message=DEADLINE), ONE],
+        {"run-master-0": "ValueError: no rows"},
+    ),
+    "the later of two pods": (
+        "DiskFull",
+        [job(), ended(1, finishedAt="2026-01-01T00:00:30Z"), ended(1, name="run-worker-0")],
+        {
+            "run-master-0": "ModuleNotFoundError: No module named 'x'",
+            "run-worker-0": "OSError: [Errno 28] No space left on device",
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SURVIVED)
+def test_what_was_survived_or_followed_is_not_the_cause(name: str, tmp_path: Path) -> None:
+    reason, objects, logs = SURVIVED[name]
+    found = answer(tmp_path, objects, logs)
+    assert found.cause is not None
+    assert found.cause.reason == reason, found
+
+
 UNKNOWN: dict[str, tuple[list[Json], dict[str, str]]] = {
     "an exit code alone": ([job(), ONE], {}),
     "killed without a reason": ([job(), ended(137)], {}),
@@ -376,6 +416,16 @@ def test_a_manifest_that_no_cluster_has_seen_is_answered_by_lint(tmp_path: Path)
     found = explain(from_files(tmp_path / "job.yaml"))
     assert found.cause is not None
     assert (found.cause.reason, found.sentence[:29]) == ("PT005", "PyTorchJob run would not run:")
+
+
+def test_each_of_several_jobs_that_were_saved_gets_its_own_answer(tmp_path: Path) -> None:
+    other = {**job("Running"), "metadata": {"name": "run-2"}}
+    items = [job(), ended(137, reason="OOMKilled"), other, pod("run-2-master-0", "Running")]
+    text = yaml.safe_dump_all([{"apiVersion": "v1", **each} for each in items])
+    (tmp_path / "all.yaml").write_text(text)
+    shown = podtune("why", str(tmp_path / "all.yaml")).stdout.splitlines()
+    assert shown[0].startswith("PyTorchJob run failed: run-master-0: pytorch was killed")
+    assert shown[-1] == "PyTorchJob run-2 runs, and nothing is wrong with its pods"
 
 
 def run_folder(folder: Path, **record: Any) -> Path:

@@ -236,6 +236,10 @@ def test_numbers_show_four_significant_digits(value: float | None, text: str) ->
     assert shown(value) == text
 
 
+def test_half_a_surrogate_pair_ends_no_page() -> None:
+    assert page("\ud800", sections=[]).encode()
+
+
 def test_the_loss_curve_is_a_png_of_the_run_and_nothing_for_a_run_without_losses(
     make_run: RunMaker, tmp_path: Path
 ) -> None:

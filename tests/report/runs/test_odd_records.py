@@ -19,7 +19,7 @@ from podtune.run.errors import UserError
 from podtune.run.record import METRICS_FILE, RUN_FILE, sound
 
 RunMaker = Callable[..., Path]
-ODD = (None, [], {}, "x", 10**400, -1, True, {"a": [{}]}, [[1]], 1e308, "2026", [[]] * 3)
+ODD = (None, [], {}, "x", "\ud800", 10**400, -1, True, {"a": [{}]}, [[1]], 1e308, "2026", [[]] * 3)
 
 
 def places(value: Any) -> Iterator[tuple[Any, Any]]:
@@ -33,10 +33,10 @@ def places(value: Any) -> Iterator[tuple[Any, Any]]:
 def every_view(good: Path, odd: Path) -> None:
     runs = [load_run(good), load_run(odd)]
     found = compare(runs)
-    json.dumps(found)
+    json.dumps(found.as_json())
     view.text(found, width=80)
     view.markdown(found)
-    html_page(found, runs)
+    html_page(found, runs).encode()
     rows = listing.rows_of(runs)
     listing.table(listing.where("learning_rate>1e-9", listing.sort_rows(rows, "loss"))).text(width=80)
     listing.csv_text(rows)

@@ -1,6 +1,8 @@
 """A configuration is merged in one order and a mistake in it is answered before anything is imported."""
 
+import importlib.util
 import os
+import re
 import subprocess
 import sys
 import time
@@ -8,7 +10,9 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from support.launch import Launcher
 
+from podtune.commands.manifests import chart_manifests
 from podtune.pod.launch import rendezvous_s
 from podtune.run.errors import ConfigError, UserError
 from podtune.run.world import World
@@ -315,3 +319,40 @@ def test_help_whose_reader_has_seen_enough_ends_quietly() -> None:
         program.stdout.close()  # as `| head` does, only sooner
         assert program.stderr.read() == ""
         assert program.wait(timeout=60) == 0
+
+
+def _imports_of_training() -> None:
+    """Run in a process with training's imports done."""
+    assert {"peft", "transformers.trainer", "podtune.sft.train.build"} <= set(sys.modules)
+    assert not {"bitsandbytes", "torch._inductor.compile_fx"} & set(sys.modules)
+    assert importlib.util.find_spec("bitsandbytes"), "hidden from who asks for it later"
+    assert sys.modules["deepspeed"] is None
+
+
+def test_training_imports_neither_deepspeed_nor_bitsandbytes_for_whole_weights(launcher: Launcher) -> None:
+    process = launcher.process(_imports_of_training)
+    process.join(60)
+    assert process.exitcode == 0
+
+
+def test_a_key_that_is_set_twice_is_refused_with_both_lines(tmp_path: Path) -> None:
+    path = yaml_file(tmp_path, "max_steps: 10\nlearning_rate: 1e-4\nmax_steps: 20\n")
+    with pytest.raises(UserError, match="'max_steps' is set twice, in line 1 and in line 3"):
+        config.read([*NEEDED, "--config", str(path)], {})
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("learning_rat: 3", "unknown key 'learning_rat'; did you mean 'learning_rate'"),
+        ("learning_rate: fast", "learning_rate is 'fast', not a number"),
+        ("answer_rows: -1", "answer_rows is -1: must be at least 0"),
+    ],
+)
+def test_a_mistake_in_the_config_of_a_chart_s_values_is_found_before_a_pod_is_made(
+    tmp_path: Path, line: str, says: str
+) -> None:
+    values = yaml_file(tmp_path, f"config: |\n  model_name_or_path: /models/m\n  {line}\n")
+    with pytest.raises(UserError, match=re.escape(says)) as caught:
+        chart_manifests([values], [], "run")
+    assert caught.value.where == "config of the values"

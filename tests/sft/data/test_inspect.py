@@ -19,7 +19,6 @@ from podtune.commands.data import app
 from podtune.run.errors import UserError
 from podtune.sft.data import inspect
 from podtune.sft.data.inspect_report import text
-from podtune.sft.data.load import load_split
 from podtune.sft.data.source import DataSource
 from podtune.sft.data.tokenise import Tokenised, tokenised
 from podtune.sft.data.tokenizer import TokenizeOptions, load_tokenizer
@@ -50,7 +49,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def from_file(path: Path, max_length: int) -> Tokenised:
     source = DataSource(str(path))
-    return tokenised(load_split(source), source, chatml(), TokenizeOptions(max_length=max_length))
+    return tokenised(source, chatml(), TokenizeOptions(max_length=max_length))
 
 
 def report(*arguments: Any) -> dict[str, Any]:
@@ -106,7 +105,7 @@ def test_packing_fill_and_padding_are_those_of_the_real_thing(rows: Path) -> Non
     dataset = from_file(rows, 200).dataset
     lengths = np.array([len(ids) for ids in dataset["input_ids"]])
     packed = pack_dataset(dataset, 200, "bfd")
-    assert inspect._packing_fill(lengths, 200) == round(lengths.sum() / (len(packed) * 200), 4)
+    assert inspect._packing_fill(dataset, 200) == round(lengths.sum() / (len(packed) * 200), 4)
     assert inspect._padding_waste(np.array([10, 10, 10, 10]), 2) == 0
     assert inspect._padding_waste(np.array([5, 10]), 2) == 0.25
 
@@ -148,9 +147,7 @@ def test_prepared_rows_are_found_by_training_s_own_call(model: Path, rows: Path,
     assert [entry["from_cache"] for entry in first + again] == [False, True]
     source = DataSource(str(rows))
     tokenizer = load_tokenizer(locate_model(model))
-    found = tokenised(
-        load_split(source), source, tokenizer, TokenizeOptions(max_length=128), cache_dir=tmp_path
-    )
+    found = tokenised(source, tokenizer, TokenizeOptions(max_length=128), cache_dir=tmp_path)
     assert found.from_cache
     assert str(found.path) == first[0]["path"]
 

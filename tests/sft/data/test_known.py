@@ -16,7 +16,7 @@ from podtune.run.errors import UserError
 from podtune.sft.data import source, stamps, tokenise
 from podtune.sft.data.load import load_split
 from podtune.sft.data.source import DataSource, Sources, check_source
-from podtune.sft.data.tokenise import Tokenised, tokenised_source
+from podtune.sft.data.tokenise import Tokenised, tokenised
 from podtune.sft.data.tokenizer import TokenizeOptions
 
 CHAT = [
@@ -54,7 +54,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def made(data: Path | DataSource, folder: Path, **options: Any) -> Tokenised:
     data = data if isinstance(data, DataSource) else DataSource(str(data))
-    return tokenised_source(data, chatml(), TokenizeOptions(**options), cache_dir=folder / "cache")
+    return tokenised(data, chatml(), TokenizeOptions(**options), cache_dir=folder / "cache")
 
 
 def test_rows_of_unchanged_files_are_known_unread(file: Path, tmp_path: Path, reads: list[str]) -> None:
@@ -149,9 +149,9 @@ def test_known_files_are_not_checked_again_before_torch_is_imported(
 ) -> None:
     checked: list[str] = []
 
-    def check(data: DataSource, *, text_field: str) -> None:
+    def check(data: DataSource) -> None:
         checked.append(str(data))
-        check_source(data, text_field=text_field)
+        check_source(data)
 
     monkeypatch.setattr(source, "check_source", check)
     values = {"dataset_name": str(file), "tokenized_cache": str(tmp_path / "cache")}

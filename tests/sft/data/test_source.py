@@ -40,7 +40,7 @@ def refused(path: Path | str, **more: Any) -> UserError:
     """What :func:`check_source` says of a file, in half the time it is allowed."""
     started = time.monotonic()
     with pytest.raises(UserError) as refusal:
-        check_source(DataSource(str(path)), **more)
+        check_source(DataSource(str(path), **more))
     assert time.monotonic() - started < 5
     assert str(path) in refusal.value.where
     return refusal.value
@@ -81,7 +81,7 @@ def test_wrong_columns_are_answered_with_those_found_and_the_shapes_understood(t
     assert "found input, output" in error.what
     for shape in ("messages", "prompt, completion", "question, answer", "text", "input_ids"):
         assert shape in error.fix
-    check_source(DataSource(str(tmp_path / "a.parquet")), text_field="output")
+    check_source(DataSource(str(tmp_path / "a.parquet"), text_field="output"))
 
 
 def test_preferences_and_images_are_told_that_they_are_for_another_task(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from podtune.run.errors import PeerLost, UserError
 from podtune.sft.config import settings as config
 from podtune.sft.data import stream as module
 from podtune.sft.data.batching import ROW
-from podtune.sft.data.load import load_split
 from podtune.sft.data.source import DataSource, Sources
 from podtune.sft.data.stream import TokenStream
 from podtune.sft.data.tokenise import tokenised
@@ -48,7 +47,7 @@ def rows(source: DataSource, count: int, position: int = 0, seed: int | None = N
 
 
 def test_its_rows_are_those_of_a_loaded_set_in_their_order_pass_after_pass(source: DataSource) -> None:
-    loaded = tokenised(load_split(source), source, chatml(), OPTIONS)
+    loaded = tokenised(source, chatml(), OPTIONS)
     assert loaded.stats.rows_dropped == COUNT // 10
     streamed = rows(source, 2 * len(loaded.dataset))
     tokens = [{name: row[name] for name in ("input_ids", "labels")} for row in streamed]

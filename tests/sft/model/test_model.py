@@ -202,8 +202,6 @@ def test_the_template_marks_answers_with_their_stop_token_and_nothing_else(micro
     assert tokenizer.decode(found["input_ids"]) == "".join(
         f"<|im_start|>{turn['role']}\n{turn['content']}<|im_end|>\n" for turn in turns
     )
-    assert template.has_generation_markers(tokenizer)
-    assert template.stop_token_trained(tokenizer)
 
 
 def test_trl_agrees_that_the_template_trains_the_stop_token_and_keeps_prefixes(micro: Path) -> None:
@@ -215,14 +213,6 @@ def test_trl_agrees_that_the_template_trains_the_stop_token_and_keeps_prefixes(m
     tokenizer = load_tokenizer(locate_model(micro))
     assert is_chat_template_stop_token_trained(tokenizer)
     assert is_chat_template_prefix_preserving(tokenizer)
-
-
-def test_a_template_with_the_stop_token_outside_its_marks_is_found_out(micro: Path) -> None:
-    tokenizer = load_tokenizer(locate_model(micro))
-    tokenizer.chat_template = template.CHAT_TEMPLATE.replace(
-        " + '<|im_end|>' }}{% endgeneration %}", " }}{% endgeneration %}{{- '<|im_end|>' }}"
-    )
-    assert not template.stop_token_trained(tokenizer)
 
 
 @pytest.mark.parametrize(
@@ -468,7 +458,6 @@ def test_a_hostile_chat_template_is_a_sentence(micro: Path, chat_template: str) 
     for ask in (
         lambda: template.prompt_ids(tokenizer, [{"role": "user", "content": "a"}]),
         lambda: template.scored_ids(tokenizer, [{"role": "user", "content": "a"}], "b"),
-        lambda: template.stop_token_trained(tokenizer),
     ):
         with pytest.raises(UserError, match="the chat template fails") as caught:
             ask()

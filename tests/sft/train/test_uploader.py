@@ -14,6 +14,7 @@ from support.resume_keys import KEY
 
 from podtune.run import checkpoint
 from podtune.run.errors import UserError
+from podtune.run.manifest import MANIFEST
 from podtune.run.world import World
 from podtune.sft.source.object_store import Remote
 from podtune.sft.train.uploader import CheckpointUploader
@@ -83,13 +84,22 @@ def test_half_an_upload_is_invisible_and_rotated_away(
     assert published(bucket) == ["checkpoint-1", "checkpoint-3"]
 
 
-def test_a_cut_in_mid_transfer_loses_nothing(bucket: CheckpointUploader, object_store: ObjectStore) -> None:
-    object_store.cut("PUT", "model.safetensors")
+@pytest.mark.parametrize("how", ["half", 500, 503, "slow"])
+def test_a_store_that_cuts_fails_or_dawdles_loses_nothing(
+    bucket: CheckpointUploader, object_store: ObjectStore, how: str | int
+) -> None:
+    object_store.cut("PUT", "model.safetensors", how=how)
     bucket.saved(commit(bucket.output_dir, 1, b"w" * 400), Path(), last=True)
     assert bucket.finish(30) == ""
     shutil.rmtree(bucket.output_dir / "checkpoint-1")
-    object_store.cut("GET", "model.safetensors")
+    object_store.cut("GET", "model.safetensors", how=how)
     assert bucket.newest(lambda found: None) is not None
+    object_store.cut("PUT", "podtune-manifest.json", times=100, how=how)
+    bucket.saved(commit(bucket.output_dir, 2), Path(), last=True)
+    failed = bucket.finish(30)
+    object_store.mend()
+    complete = f"checkpoint-2/{MANIFEST}" in bucket.remote.listing()
+    assert complete is (failed == "") is (how == "slow"), "an upload is complete, or invisible and said"
 
 
 def test_an_object_that_changed_there_is_not_used(

@@ -67,26 +67,15 @@ def _settings(context: typer.Context, config: Path | None, data: str | None, mod
     return settings.read(["--output_dir", ".", *words, *context.args])  # nothing is written there
 
 
-@dataclasses.dataclass(frozen=True)
-class _ModelFiles:
+def _model_files(settings: Settings) -> tuple[Origin, PreTrainedTokenizerBase, int]:
     """Place, tokenizer and vocabulary of the model that would be trained."""
-
-    origin: Origin
-    tokenizer: PreTrainedTokenizerBase
-    vocabulary: int
-
-
-def _model_files(settings: Settings) -> _ModelFiles:
     from podtune.sft.data.tokenizer import load_tokenizer
     from podtune.sft.source.model import locate_model, vocabulary_size
 
     origin = locate_model(settings.value("model_name_or_path"), settings.value("model_revision"))
     options = ("eos_token", "pad_token", "chat_template_path", "trust_remote_code")
-    return _ModelFiles(
-        origin,
-        load_tokenizer(origin, **{key: settings.value(key) for key in options}),
-        vocabulary_size(origin, settings.value("trust_remote_code")),
-    )
+    tokenizer = load_tokenizer(origin, **{key: settings.value(key) for key in options})
+    return origin, tokenizer, vocabulary_size(origin, settings.value("trust_remote_code"))
 
 
 @app.command(context_settings=PASS_ON)
@@ -118,20 +107,21 @@ def inspect(
     from podtune.sft.data.tokenizer import TokenizeOptions
 
     source = source_to_inspect(settings.sources.train, split)
-    check_source(source, text_field=settings.value("dataset_text_field"))
+    check_source(source)
     working("tokenising")
-    model_files = _model_files(settings)
+    origin, tokenizer, vocabulary = _model_files(settings)
     report = inspect_rows(
         source,
-        model_files.tokenizer,
+        tokenizer,
         TokenizeOptions.of(settings.value, packed=settings.value("packing")),
         pack_length=settings.value("max_length"),
         batch_size=settings.value("per_device_train_batch_size"),
-        vocabulary=model_files.vocabulary,
-        stop_ids=stop_ids_of(model_files.origin),
+        vocabulary=vocabulary,
+        stop_ids=stop_ids_of(origin),
+        held_out=None if split else settings.sources.evaluation,
     )
     if as_json:
-        print(json.dumps(dataclasses.asdict(report), indent=2, ensure_ascii=False))
+        print(json.dumps(dataclasses.asdict(report), indent=2))
     else:
         print(text(report, colour=sys.stdout.isatty()))
 
@@ -179,21 +169,21 @@ def prepare_rows(
 def _prepare(settings: Settings, output: Path, wait_s: float) -> list[dict[str, Any]]:
     """Tokenise the split that is trained and the one for evaluation; the summary of each."""
     from podtune.sft.data.source import Sources
-    from podtune.sft.data.tokenise import tokenised_source
+    from podtune.sft.data.tokenise import tokenised
     from podtune.sft.data.tokenizer import TokenizeOptions
 
     # an evaluation split is prepared, too, whatever asks for it later
     sources = Sources.of({"eval_strategy": "steps", **settings.values, "tokenized_cache": output})
     sources.check()
     working("tokenising")
-    model = _model_files(settings)
+    _, tokenizer, vocabulary = _model_files(settings)
     packs, eval_packs = settings.value("packing"), settings.value("eval_packing")
     return [
-        tokenised_source(
+        tokenised(
             source,
-            model.tokenizer,
+            tokenizer,
             TokenizeOptions.of(settings.value, packed=packed),
-            vocabulary=model.vocabulary,
+            vocabulary=vocabulary,
             cache_dir=sources.cache_dir,
             wait_s=wait_s,
         ).summary(source)

@@ -109,9 +109,9 @@ def _rendered(
     values: list[Path], sets: list[str], name: str, manifest: Path | None, model: str, steps: int
 ) -> tuple[str, dict[str, Any]]:
     """The manifests, and what --model and --steps change in the training YAML."""
-    from podtune.cluster.chart.render import effective_values, merged_values, render
+    from podtune.cluster.chart.render import effective_values, merged_values
     from podtune.cluster.dry_run.shrink import SIZES, small_model
-    from podtune.commands.manifests import read_manifest
+    from podtune.commands.manifests import chart_manifests, read_manifest
 
     config: dict[str, Any] = {"max_steps": steps} if steps else {}
     if model and model not in SIZES:
@@ -125,7 +125,7 @@ def _rendered(
     if model:
         more, small = small_model(model, effective_values(merged_values(values, sets)))
         sets, config = [*sets, *more], {**small, **config}
-    return render(values, sets, name), config
+    return chart_manifests(values, sets, name), config
 
 
 def _printer(names: list[str], stream: TextIO) -> Callable[[str, str], None]:

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from podtune.sft.data.shapes import Messages
     from podtune.sft.generate.answers import Sampling
-    from podtune.sft.model.template import Messages
     from podtune.sft.source.model import Origin
 
 

@@ -46,17 +46,16 @@ def submit(
       podtune submit -f deploy/values/two-node.yaml --name my-run --follow
       podtune submit -f deploy/values/two-node.yaml --dry-run
     """
-    from podtune.cluster.chart.render import render
     from podtune.cluster.live import submit as steps
     from podtune.cluster.live.client import connect
     from podtune.cluster.live.kinds import name_of
-    from podtune.commands.manifests import linted, read_manifest
+    from podtune.commands.manifests import chart_manifests, linted, read_manifest
 
     if manifest:
         text = read_manifest(manifest)
     else:
         name = name or (values[0].stem if values else "run")
-        text = render(values or [], sets or [], name, namespace or "default")
+        text = chart_manifests(values or [], sets or [], name, namespace or "default")
     fix = "correct what is listed above, or --no-lint"
     documents = steps.installable(linted(text, refuse=not no_lint, fix=fix))
     cluster = connect(namespace, context)

@@ -25,9 +25,23 @@ def render(
       podtune render -f deploy/values/two-node.yaml --name my-run
       podtune render -f deploy/values/two-node.yaml --set distributed.nodes=4 | kubectl apply -f -
     """
-    from podtune.cluster.chart.render import render as run
+    print(chart_manifests(values or [], sets or [], name, namespace), end="")
 
-    print(run(values or [], sets or [], name, namespace), end="")
+
+def chart_manifests(values: list[Path], sets: list[str], name: str, namespace: str = "default") -> str:
+    """The manifests of podtune's chart, of which the training YAML in ``config`` was checked, too.
+
+    Raises:
+        UserError: as :func:`podtune.cluster.chart.render.render`, or an unknown key or a wrong value there.
+    """
+    from podtune.cluster.chart.render import effective_values, merged_values, rendered
+    from podtune.sft.config.settings import check_yaml
+
+    own = merged_values(values, sets)
+    text, effective = rendered(own, name, namespace), effective_values(own)
+    if effective.get("mode") == "sft":
+        check_yaml(effective.get("config") or "", "config of the values")
+    return text
 
 
 def read_manifest(file: Path) -> str:

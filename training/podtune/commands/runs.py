@@ -73,7 +73,7 @@ def runs(
     for line in [*unreadable, *(problem for row in rows for problem in row.problems)]:
         warn(line)
     if as_json:
-        print(json.dumps(finite([row.values for row in rows]), indent=2, ensure_ascii=False))
+        print(json.dumps(finite([row.values for row in rows]), indent=2))
     elif as_csv:
         print(listing.csv_text(rows), end="")
     elif rows:
@@ -151,7 +151,7 @@ def compare(
                 fix="give a file in an existing folder",
             ) from None
     if as_json:
-        print(json.dumps(finite(comparison), indent=2, ensure_ascii=False))
+        print(json.dumps(finite(comparison.as_json()), indent=2))
     elif as_markdown:
         print(printable(view.markdown(comparison)))
     else:

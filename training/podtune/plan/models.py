@@ -45,18 +45,31 @@ GLOBAL_BATCH_SIZE = {
     "resnet18-cifar": 16,
     "resnet50": 64,
 }
-# Reference models of the chart's profiles, as their config.json on the hub says.
-KNOWN: dict[str, Transformer] = {
-    "SmolLM3-3B": Transformer(
-        layers=36,
-        hidden=2048,
-        heads=16,
-        kv_heads=4,
-        intermediate=11008,
-        vocabulary=128256,
+
+
+def llama(
+    layers: int, hidden: int, heads: tuple[int, int], intermediate: int, vocabulary: int, head_dim: int
+) -> Transformer:
+    """A decoder like Llama with a tied head; ``heads`` are the queries', and those of keys and values."""
+    return Transformer(
+        layers=layers,
+        hidden=hidden,
+        heads=heads[0],
+        kv_heads=heads[1],
+        intermediate=intermediate,
+        vocabulary=vocabulary,
         sequence_length=2048,
-        head_dim=128,
-    ),
+        head_dim=head_dim,
+    )
+
+
+# Models that people fine-tune, the chart's profiles' among them, as their config.json on the hub says.
+KNOWN: dict[str, Transformer] = {
+    "SmolLM2-135M": llama(30, 576, (9, 3), 1536, 49152, 64),
+    "Qwen3-0.6B": llama(28, 1024, (16, 8), 3072, 151936, 128),
+    "Qwen3-1.7B": llama(28, 2048, (16, 8), 6144, 151936, 128),
+    "SmolLM3-3B": llama(36, 2048, (16, 4), 11008, 128256, 128),
+    "Llama-3.1-8B": replace(llama(32, 4096, (32, 8), 14336, 128256, 128), tied=False),
     "pythia-410m": Transformer(
         layers=24,
         hidden=1024,
@@ -71,6 +84,11 @@ KNOWN: dict[str, Transformer] = {
         biases=True,
     ),
 }
+
+
+def plans_a_fine_tune(name: str, lora_r: int | None) -> bool:
+    """True where a plan is of a fine-tune, whose loss makes no logits on a GPU, and not of the benchmark."""
+    return lora_r is not None or name in KNOWN
 
 
 def shape_of(name: str, sequence_length: int | None = None) -> Transformer | ConvNet:

@@ -74,7 +74,9 @@ def apply_umask(folder: Path) -> None:
     """Give the files below ``folder`` the mode that the umask allows: safetensors leaves them at 0600."""
     for path in regular_files(folder).values():
         with contextlib.suppress(OSError):  # another user's, or a file system without modes
-            path.chmod(path.stat().st_mode | 0o666 & ~_UMASK)
+            mode = path.stat().st_mode
+            if (wanted := mode | 0o666 & ~_UMASK) != mode:  # it would change a file's stamp
+                path.chmod(wanted)
 
 
 def open_regular(path: Path) -> IO[bytes]:

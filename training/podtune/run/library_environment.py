@@ -1,14 +1,12 @@
-"""The environment variables that libraries read when they are imported: set before torch is."""
+"""How libraries are imported: the environment variables that they read then, and what they leave out."""
 
 from __future__ import annotations
 
 import os
 import sys
 import warnings
-from pathlib import Path
 
 ALLOCATOR = "PYTORCH_ALLOC_CONF"
-_GPU_DEVICES = ("/dev/nvidiactl", "/dev/dxg")  # the second is WSL's
 
 
 def set_library_environment(threads: int) -> None:
@@ -29,9 +27,21 @@ def set_library_environment(threads: int) -> None:
         os.environ.setdefault(capacity, "256")
     if not sys.stderr.isatty():
         os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")  # a bar in a log is a hundred lines
-    if not any(Path(device).exists() for device in _GPU_DEVICES):
-        # accelerate imports DeepSpeed, the benchmark's, where it is installed, which warns of absent GPUs
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")
     warnings.filterwarnings(
         "ignore", category=FutureWarning, module=r"accelerate|transformers|trl|torch\.distributed"
     )
+
+
+def import_peft(*, quantized: bool) -> None:
+    """Import PEFT without what it and accelerate import wherever it is installed and this run does not use.
+
+    bitsandbytes, for ``quantized`` weights, brings torch's compiler: a sixth of what a start imports.
+    DeepSpeed is the benchmark's.
+    """
+    sys.modules.setdefault("deepspeed", None)  # type: ignore[arg-type]
+    if "bitsandbytes" in sys.modules or quantized:
+        return
+    sys.modules["bitsandbytes"] = None  # type: ignore[assignment]
+    import peft  # noqa: F401
+
+    del sys.modules["bitsandbytes"]  # an optimizer may ask for it

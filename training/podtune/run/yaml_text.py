@@ -14,12 +14,16 @@ def load(text: str, where: str) -> Any:
     """Return the content of one YAML document.
 
     Raises:
-        ConfigError: at ``where``: it is not YAML, too deep, or too large; or a number has too many digits.
+        ConfigError: at ``where``: it is not YAML, too deep, or too large; a key stands twice in one mapping;
+            or a number has too many digits.
     """
     import yaml
 
+    loader = yaml.SafeLoader(text)
     try:
-        content = yaml.safe_load(text)
+        root = loader.get_single_node()
+        _refuse_doubles(root, where)
+        content = loader.construct_document(root) if root else None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f"{where}:{mark.line + 1}:{mark.column + 1}" if mark else where
@@ -35,6 +39,26 @@ def load(text: str, where: str) -> Any:
             raise ConfigError(f"holds more than {MAX_VALUES} values, aliases written out", where=where)
         waiting += value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return content
+
+
+def _refuse_doubles(root: Any, where: str) -> None:
+    waiting, seen = [root], set[int]()
+    while waiting:
+        node = waiting.pop()
+        if id(node) in seen or not isinstance(getattr(node, "value", None), list):
+            continue
+        seen.add(id(node))
+        lines: dict[str, int] = {}
+        for each in node.value:
+            waiting += each if isinstance(each, tuple) else [each]
+            if isinstance(each, tuple) and isinstance(key := each[0].value, str):
+                line = each[0].start_mark.line + 1
+                if (before := lines.setdefault(key, line)) != line:
+                    raise ConfigError(
+                        f"'{key}' is set twice, in line {before} and in line {line}",
+                        where=where,
+                        fix="remove one of them",
+                    )
 
 
 def read_mapping(path: Path, *, fix: str) -> dict[str, Any]:

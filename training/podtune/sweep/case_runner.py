@@ -6,6 +6,7 @@ Files below the output folder: ``sweep.json`` (the sweep, and how each case ende
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import signal
@@ -32,7 +33,7 @@ from podtune.sweep.runner import (
     Say,
     State,
     SweepRunner,
-    make_folder,
+    own_folder,
     to_stderr,
 )
 
@@ -71,9 +72,12 @@ class CaseRunner:
 
         Raises:
             SweepStopped: on Ctrl-C or SIGTERM; the same command resumes.
-            UserError: the folder cannot be written.
+            UserError: the folder cannot be written, or another sweep works there.
         """
-        make_folder(self.output)
+        with own_folder(self.output) if self._writes else contextlib.nullcontext():
+            return self._run()
+
+    def _run(self) -> dict[str, State]:
         if self.sweep.launch == "fork" and self.pod is None:
             self._server = ForkServer({case.strategy for case in self.expansion.cases})
         for name, why in self.expansion.impossible.items():

@@ -7,8 +7,6 @@ server, a job of a cluster. Needs no torch.
 from __future__ import annotations
 
 import contextlib
-import errno
-import os
 import signal
 import sys
 import time
@@ -17,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
+from podtune.run import lock
 from podtune.run.errors import CannotCreate
 
 SWEEP_FILE, LOG_FILE = "sweep.json", "log.txt"
@@ -188,18 +187,27 @@ class SweepRunner:
         return f"[{self.jobs.index(job) + 1:>{len(str(total))}}/{total}]"
 
 
-def make_folder(folder: Path) -> None:
-    """Make the folder of a sweep.
+@contextlib.contextmanager
+def own_folder(folder: Path) -> Iterator[None]:
+    """Make the folder of a sweep, and keep others out of it: two would start, and delete, the same runs.
 
     Raises:
-        UserError: it cannot be written.
+        UserError: it cannot be written, or another sweep works there.
     """
+    path = folder / ".lock"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if not os.access(folder, os.W_OK):
-            raise PermissionError(errno.EACCES, "not writable")
+        held = lock.take(path)
     except OSError as error:
         raise CannotCreate(f"cannot write there: {error.strerror}", where=f"--output {folder}") from None
+    if held is None:
+        raise CannotCreate(
+            f"another sweep works here: {lock.holder(path)}",
+            where=f"--output {folder}",
+            fix="give this one another --output, or wait for that one to end",
+        )
+    with held:
+        yield
 
 
 def _duration(seconds: float) -> str:

@@ -47,7 +47,7 @@ from podtune.sweep.runner import (
     Say,
     State,
     SweepRunner,
-    make_folder,
+    own_folder,
     to_stderr,
 )
 from podtune.sweep.sweep_file import SECONDS, check_keys, check_values, combinations, is_a
@@ -214,9 +214,12 @@ class TrialRunner:
 
         Raises:
             SweepStopped: on Ctrl-C or SIGTERM; the same command resumes.
-            UserError: the folder cannot be written.
+            UserError: the folder cannot be written, or another sweep works there.
         """
-        make_folder(self.output)
+        with own_folder(self.output):
+            return self._run()
+
+    def _run(self) -> dict[str, State]:
         stopped = self._stopped_before()
         jobs = [
             Job(

@@ -22,7 +22,9 @@ BY_FLAGS = re.compile(
 )
 #: accelerate's own: several machines, and what tells them apart
 MACHINES = re.compile(r"--num[_-]machines\b(?!=1$)")
-RANKED = re.compile(r"--(machine[_-]rank|config[_-]file|rdzv[_-]backend=c10d)\b")
+RANKED = re.compile(
+    r"--(machine[_-]rank|config[_-]file|deepspeed[_-]hostfile|rdzv[_-]conf|rdzv[_-]backend=c10d)\b|\$\w+$"
+)
 INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 
 

@@ -151,12 +151,14 @@ def _of_pod(pod: Json, events: Sequence[Json]) -> Iterable[PodProblem]:
         yield from _of_container(name, container)
     own = [event for event in events if (event.get("involvedObject") or {}).get("name") == name]
     mounting = [event for event in own if event.get("reason") in MOUNTING]
-    if mounting and status.get("phase") == "Pending":
+    mounted = any(event.get("reason") in ("Pulling", "Pulled", "Created") for event in own)
+    if mounting and not mounted and status.get("phase") == "Pending":
         message = " ".join(str(mounting[-1].get("message")).split())[:400]
         yield PodProblem(name, mounting[-1]["reason"], message, MOUNTING[mounting[-1]["reason"]])
     if probe := next((event for event in own if "failed liveness probe" in str(event.get("message"))), None):
         text, fix = "the kubelet restarted the container for its liveness probe", "remove the probe"
-        yield PodProblem(name, "LivenessProbe", text, fix, evidence=(str(probe["message"]),))
+        at, seen = str(probe.get("lastTimestamp") or ""), (str(probe["message"]),)
+        yield PodProblem(name, "LivenessProbe", text, fix, LIKELY, at, seen)
 
 
 RESUMES = "it resumes from its last checkpoint"

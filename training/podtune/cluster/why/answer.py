@@ -100,30 +100,39 @@ def _found(scene: Scene) -> Iterator[PodProblem]:
     yield from problems(scene.pods, scene.events)
     for pod in scene.pods:
         yield from _of_waiting(pod)
-        said = [
-            line
-            for status in container_statuses(pod)
-            for when in (status.get("lastState") or {}, status.get("state") or {})
-            for line in str((when.get("terminated") or {}).get("message") or "").splitlines()
-        ]
-        scene.logs.setdefault(name_of(pod), []).extend(said)
-    alive = {name_of(pod) for pod in scene.pods if not _has_ended(pod)}
+        for end in _ends(pod):  # a foreign image may leave its last words there
+            scene.logs.setdefault(name_of(pod), []).extend(str(end.get("message") or "").splitlines())
+    alive = {name_of(pod) for pod in scene.pods if not _has_failed(pod)}
+    ended_at = {name_of(pod): str(end.get("finishedAt") or "") for pod in scene.pods for end in _ends(pod)}
     for pod_name, lines in scene.logs.items():
         if pod_name not in alive:
-            yield from read_signs(pod_name, lines)
+            yield from read_signs(pod_name, lines, ended_at.get(pod_name, ""))
     yield from _of_timeouts(scene)
     if scene.folder:
         yield from _of_folder(scene.folder)
 
 
-def _has_ended(pod: Json) -> bool:
-    """True if a container of the pod failed, now or before its restart."""
+def _ends(pod: Json) -> list[Json]:
+    """The ends of the pod's containers, before a restart and now."""
     ends = [
-        (when.get("terminated") or {}).get("exitCode")
+        (status.get(when) or {}).get("terminated")
         for status in container_statuses(pod)
-        for when in (status.get("state") or {}, status.get("lastState") or {})
+        for when in ("lastState", "state")
     ]
-    return any(ends) or (pod.get("status") or {}).get("phase") == "Failed"
+    return [end for end in ends if end]
+
+
+def _has_failed(pod: Json) -> bool:
+    failed = any(end.get("exitCode") for end in _ends(pod))
+    return failed or (pod.get("status") or {}).get("phase") == "Failed"
+
+
+def _pods_missing(job: Json, pods: list[Json]) -> bool:
+    """True if the job has fewer pods than its manifest asks for."""
+    spec = job.get("spec") or {}
+    replicas = (spec.get("pytorchReplicaSpecs") or {}).values()
+    wanted = sum(int(each.get("replicas") or 1) for each in replicas) or spec.get("parallelism")
+    return len(pods) < int(wanted or (spec.get("trainer") or {}).get("numNodes") or 1)
 
 
 def _of_job(job: Json, scene: Scene) -> Iterator[PodProblem]:
@@ -132,7 +141,8 @@ def _of_job(job: Json, scene: Scene) -> Iterator[PodProblem]:
         yield from held_back(job, scene.workloads)
     for event in scene.events:
         about = str((event.get("involvedObject") or {}).get("name") or "")
-        if not (about == name or about.startswith(f"{name}-")) or event.get("type") == "Normal":
+        ours = about == name or about.startswith(f"{name}-")
+        if not ours or event.get("type") == "Normal" or not _pods_missing(job, scene.pods):
             continue
         said = " ".join(str(event.get("message")).split())
         for pattern, reason, fix in REFUSALS:
@@ -148,6 +158,9 @@ def _of_job(job: Json, scene: Scene) -> Iterator[PodProblem]:
             str(one.get("reason")) for one in (job.get("status") or {}).get("conditions") or []
         )
         _, reason, grade, text = next(end for end in ENDS if re.search(end[0], f"{reasons} {message}"))
+        codes = {end.get("exitCode") for pod in scene.pods for end in _ends(pod)}
+        if codes - {0, 130, 137, 143}:  # they failed by themselves before that
+            grade = SYMPTOM
         yield PodProblem(name, reason, f"{text}: {message}" if message else text, "", grade)
     if "status" not in job and not scene.pods:
         yield from _of_manifest(job)
@@ -267,7 +280,7 @@ def _verb(scene: Scene) -> str:
         condition = state(scene.jobs[0])[0]
         if "status" not in scene.jobs[0] and not scene.pods:
             return "would not run"
-        started = any(_has_ended(pod) for pod in scene.pods)
+        started = any(_has_failed(pod) for pod in scene.pods)
         if condition in ("Pending", "Created", "Suspended") and not started:
             return "does not start"
         return "failed" if condition == "Failed" else "does not run well"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -46,18 +45,16 @@ def signs() -> list[Sign]:
     ]
 
 
-def read_signs(pod: str, lines: list[str]) -> Iterator[PodProblem]:
-    """Problems that a pod's log tells, each sign at its first line."""
-    seen: set[str] = set()
+def read_signs(pod: str, lines: list[str], at: str = "") -> list[PodProblem]:
+    """Problems that a pod's log tells, the last of them first: one before it was survived."""
+    last: dict[str, PodProblem] = {}
     for line in lines:
         for sign in signs():
-            if (match := sign.pattern.search(line)) and not (
-                sign.reason == "Exception" and REPEATED.search(line)
-            ):
-                if sign.reason not in seen:
-                    seen.add(sign.reason)
-                    first = next((group for group in match.groups() if group), "")
-                    text = sign.text.format(first.strip()[:300])
-                    evidence = (line.strip()[:300],)
-                    yield PodProblem(pod, sign.reason, text, sign.fix, sign.grade, evidence=evidence)
+            match = sign.pattern.search(line)
+            if match and not (sign.reason == "Exception" and REPEATED.search(line)):
+                first = next((group for group in match.groups() if group), "")
+                text, seen = sign.text.format(first.strip()[:300]), (line.strip()[:300],)
+                last.pop(sign.reason, None)
+                last[sign.reason] = PodProblem(pod, sign.reason, text, sign.fix, sign.grade, at, seen)
                 break
+    return [*reversed(last.values())]

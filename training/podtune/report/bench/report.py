@@ -15,8 +15,9 @@ from podtune.report.bench.groups import Group, MeasuredCell, differences, groupe
 from podtune.report.bench.records import Collect, FolderRecords, read_folder
 from podtune.report.bench.verdict import advice, cautions, failures
 from podtune.report.draw.page import Section, bullets, page, paragraph
-from podtune.report.draw.tables import Column, Table, Value
-from podtune.run.errors import CannotCreate
+from podtune.report.draw.tables import Column, Table, Value, markdown_text
+from podtune.run.errors import CannotCreate, printable
+from podtune.run.files import write_atomically
 from podtune.run.record import Json, finite
 
 PAGE, MARKDOWN, CSV = "report.html", "report.md", "report.csv"
@@ -37,9 +38,9 @@ def report(folder: Path, planner: Planner, collect: Collect) -> Json:
     records = read_folder(folder, collect)
     groups = grouped(records.sources, planner([source.record for source in records.sources]))
     try:
-        (folder / CSV).write_text(_csv(groups), encoding="utf-8")
-        (folder / MARKDOWN).write_text(_markdown(records, groups), encoding="utf-8")
-        (folder / PAGE).write_text(_page(folder, records, groups), encoding="utf-8")
+        write_atomically(folder / CSV, _csv(groups))
+        write_atomically(folder / MARKDOWN, printable(_markdown(records, groups)))
+        write_atomically(folder / PAGE, _page(folder, records, groups))
     except OSError as error:
         raise CannotCreate(
             f"cannot be written: {error.strerror}", where=str(error.filename or folder)
@@ -92,6 +93,7 @@ def _row(cell: MeasuredCell) -> dict[str, Any]:
         "loss_last": loss.last if loss else None,
         "precision": cell.record["config"].get("precision"),
         "global_batch_size": cell.record.get("global_batch_size"),
+        "per_device_batch_size": cell.record["config"].get("per_device_batch_size") or None,
         "commit": (cell.record.get("provenance") or {}).get("git_sha"),
         "record": cell.path,
     }
@@ -177,33 +179,33 @@ def _summary(records: FolderRecords, groups: Sequence[Group]) -> str:
 
 def _markdown(records: FolderRecords, groups: Sequence[Group]) -> str:
     def name(cell: MeasuredCell) -> str:
-        return f"[{cell.label}]({_href(cell.path)})"
+        # becomes a link once its label is escaped
+        return f"\ue000{_href(cell.path)}\ue001{cell.label}\ue002"
 
     lines = ["# Benchmark report", "", f"{_summary(records, groups)}. Each cell links to its record.", ""]
-    lines += [f"- {text}" for text in differences(groups)]
+    lines += _bullets(differences(groups))
     for group in groups:
-        lines += ["", f"## {group.title}", "", *(f"{text}\n" for text in advice(group))]
-        lines += [f"- {text}" for text in cautions(group)]
+        lines += [
+            "",
+            f"## {markdown_text(group.title)}",
+            "",
+            *(f"{markdown_text(text)}\n" for text in advice(group)),
+        ]
+        lines += _bullets(cautions(group))
         if group.measured:
             lines += ["", _speed_table(group, name).markdown(), "", _cost_table(group, name).markdown(), ""]
         if failed := failures(group.cells):
-            lines += ["", "Failed:", "", *(f"- {name(cell)}: {why}" for cell, why in failed)]
-    lines += _markdown_rest(records)
-    return "\n".join(lines) + "\n"
-
-
-def _markdown_rest(records: FolderRecords) -> list[str]:
-    lines = []
+            lines += ["", "Failed:", "", *_bullets(f"{name(cell)}: {why}" for cell, why in failed)]
     if records.damaged:
-        lines += ["", "## Damaged records, not used", "", *(f"- {text}" for text in records.damaged)]
+        lines += ["", "## Damaged records, not used", "", *_bullets(records.damaged)]
     if records.impossible:
-        lines += [
-            "",
-            "## Not possible",
-            "",
-            *(f"- {name}: {why}" for name, why in records.impossible.items()),
-        ]
-    return lines
+        impossible = (f"{cell}: {why}" for cell, why in records.impossible.items())
+        lines += ["", "## Not possible", "", *_bullets(impossible)]
+    return _LINK.sub(r"[\2](\1)", "\n".join(lines) + "\n")
+
+
+def _bullets(texts: Iterable[str]) -> list[str]:
+    return [f"- {markdown_text(text)}" for text in texts]
 
 
 def _page(folder: Path, records: FolderRecords, groups: Sequence[Group]) -> str:

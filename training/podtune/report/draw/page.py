@@ -48,7 +48,7 @@ def page(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
     embedded = json.dumps(finite(data or {}), ensure_ascii=False, separators=(",", ":"))
-    return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
+    text = environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         title=title,
         subtitle=subtitle,
         sections=sections,
@@ -56,6 +56,7 @@ def page(
         plotly=get_plotlyjs(),
         footer=footer,
     )
+    return text.encode("utf-8", "backslashreplace").decode()  # half a surrogate pair is no UTF-8
 
 
 def paragraph(text: str, *, kind: str = "") -> str:

@@ -13,6 +13,7 @@ import csv
 import html
 import io
 import math
+import re
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from podtune.run.errors import printable
 
 Value = str | int | float | None
 ABSENT = "–"
+_MARKDOWN = re.compile(r"[\\\[\]<|]")
 NAME_WIDTH = 30  # of a left-aligned column, before others are left out for it
 
 
@@ -95,20 +97,23 @@ class Table:
     def markdown(self) -> str:
         """A pipe table; cells that stand out are bold."""
         lines = [f"**{self.caption}**", ""] if self.caption else []
-        lines.append("| " + " | ".join(_escape_pipe(column.title) for column in self.columns) + " |")
+        lines.append("| " + " | ".join(markdown_text(column.title) for column in self.columns) + " |")
         lines.append(
             "|" + "|".join("---:" if column.align == "right" else "---" for column in self.columns) + "|"
         )
         for y, row in enumerate(self.cells()):
             shown_row = [
-                f"**{_escape_pipe(cell)}**" if (y, x) in self.best else _escape_pipe(cell)
+                f"**{markdown_text(cell)}**" if (y, x) in self.best else markdown_text(cell)
                 for x, cell in enumerate(row)
             ]
             lines.append("| " + " | ".join(shown_row) + " |")
         return "\n".join([*lines, *([""] if self.notes else []), *(f"- {note}" for note in self.notes)])
 
-    def html(self) -> str:
-        """A ``<table>`` that scrolls sideways in its own box; the first column is the row's header."""
+    def html(self, *, kind: str = "") -> str:
+        """A ``<table>`` that scrolls sideways in its own box; the first column is the row's header.
+
+        ``kind`` is its class.
+        """
         head = "".join(
             (f'<th scope="col" class="{column.align}">{html.escape(column.title)}</th>')
             for column in self.columns
@@ -126,7 +131,7 @@ class Table:
         label = html.escape(self.caption or "table", quote=True)
         return (
             '<div class="scroll" tabindex="0" role="region" '
-            f'aria-label="{label}"><table>{caption}<thead><tr>{head}</tr></thead>'
+            f'aria-label="{label}"><table class="{kind}">{caption}<thead><tr>{head}</tr></thead>'
             f"<tbody>{''.join(rows)}</tbody></table></div>{notes}"
         )
 
@@ -180,8 +185,9 @@ def duration(seconds: float | None) -> str:
     return f"{whole // 86400} d {whole % 86400 // 3600} h"
 
 
-def _escape_pipe(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
+def markdown_text(text: str) -> str:
+    """Escape what would be a link, a cell or HTML in Markdown."""
+    return _MARKDOWN.sub(r"\\\g<0>", text.replace("\n", " "))
 
 
 def _width(text: str) -> int:

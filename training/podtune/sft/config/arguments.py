@@ -39,6 +39,12 @@ class RunArguments:
     eval_split_size: Annotated[float | None, {"above": 0}] = _key(
         None, "share (below 1) or number of rows held out of the training set when there is no eval split"
     )
+    columns: dict[str, str] | None = _key(  # noqa: RUF009 - a field, as the others
+        None, "new names of columns, name: new name, such as {instruction: prompt, output: completion}"
+    )
+    drop_incomplete: bool = _key(
+        False, "leave out rows that lack a value; otherwise they are counted, named and refused"
+    )
     max_eval_rows: Annotated[int | None, {"at_least": 1}] = _key(
         None, "evaluate on the first N rows of the eval split"
     )

@@ -36,8 +36,7 @@ class Rule:
 
 def check(settings: Settings) -> None:
     """Check bounds, secrets in names, required keys and the rules. Raises :class:`UserError`."""
-    for key in settings.values:
-        _check_bounds(key, settings)
+    check_bounds(settings)
     for key, value in settings.values.items():
         if key == "notify_url":  # a secret as a whole, and recorded nowhere
             continue
@@ -57,16 +56,18 @@ def check(settings: Settings) -> None:
             raise _wrong(settings, rule.key, problem, rule.fix)
 
 
-def _check_bounds(key: str, settings: Settings) -> None:
-    value, spec = settings.values[key], settings.spec(key)
-    if value is None:
-        return
-    if isinstance(value, float) and not math.isfinite(value):
-        raise _wrong(settings, key, "must be a finite number")
-    if "at_least" in spec and value < spec["at_least"]:
-        raise _wrong(settings, key, f"must be at least {spec['at_least']}")
-    if "above" in spec and not value > spec["above"]:
-        raise _wrong(settings, key, f"must be above {spec['above']}")
+def check_bounds(settings: Settings) -> None:
+    """Check that numbers are finite and within the bounds of their keys. Raises :class:`UserError`."""
+    for key, value in settings.values.items():
+        if value is None:
+            continue
+        spec = settings.spec(key)
+        if isinstance(value, float) and not math.isfinite(value):
+            raise _wrong(settings, key, "must be a finite number")
+        if "at_least" in spec and value < spec["at_least"]:
+            raise _wrong(settings, key, f"must be at least {spec['at_least']}")
+        if "above" in spec and not value > spec["above"]:
+            raise _wrong(settings, key, f"must be above {spec['above']}")
 
 
 def _wrong(settings: Settings, key: str, problem: str, fix: str = "") -> ConfigError:
@@ -145,6 +146,12 @@ RULES = (
         "remove strategy, or fsdp",
         broken=lambda s: s.value("strategy") != "auto" and s.value("fsdp"),
     ),
+    Rule(
+        "columns",
+        "must be a mapping of names to new names",
+        "columns: {instruction: prompt, output: completion}",
+        broken=lambda s: not isinstance(s.value("columns"), dict),
+    ),
     Rule("packing", "packing needs max_length", broken=lambda s: s.value("max_length") is None),
     *(
         Rule(key, "quantised weights cannot be trained in full", "--use_peft", _lacks("use_peft"))
@@ -169,6 +176,7 @@ RULES = (
             Rule(key, ALL_ROWS.format("packing"), "leave one out", _all_set("packing")),
             Rule(key, ALL_ROWS.format("eval_split_size"), "leave one out", _all_set("eval_split_size")),
             Rule(key, ALL_ROWS.format("group_by_length"), "leave one out", _grouped),
+            Rule(key, ALL_ROWS.format("drop_incomplete"), "leave one out", _all_set("drop_incomplete")),
             Rule(
                 key,
                 "one worker reads the stream",

@@ -16,9 +16,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from podtune.run.errors import ConfigError, UsageError, near
-from podtune.run.yaml_text import read_mapping
+from podtune.run.yaml_text import load, read_mapping
 from podtune.sft.config.keys import Settings, Value, environment, known_keys, shown
-from podtune.sft.config.rules import check
+from podtune.sft.config.rules import check, check_bounds
 
 _LAUNCHER_KEYS = ("config_file", "main_process_ip", "main_process_port", "machine_rank", "num_machines")
 RENAMED = {  # keys of older TRL and transformers that people still paste
@@ -84,6 +84,12 @@ def merged(layers: list[tuple[str, dict[str, Value]]]) -> Settings:
     Raises:
         UserError: as :func:`read`.
     """
+    settings = _typed(layers)
+    check(settings)
+    return settings
+
+
+def _typed(layers: list[tuple[str, dict[str, Value]]]) -> Settings:
     for where, layer in layers:
         _refuse_deepspeed(layer, where)
         _launcher_keys(layer, where)
@@ -94,9 +100,7 @@ def merged(layers: list[tuple[str, dict[str, Value]]]) -> Settings:
         for key, value in layer.items():
             values[key] = convert(key, value, where)
             source[key] = where
-    settings = Settings(values, source)
-    check(settings)
-    return settings
+    return Settings(values, source)
 
 
 def _refuse_deepspeed(layer: Mapping[str, Value], where: str) -> None:
@@ -150,18 +154,37 @@ _DECIDES_CODE = re.compile(r"(PYTHON|LD_|DYLD_).*|PATH|CC|CXX", re.IGNORECASE)
 def read_yaml(path: Path) -> dict[str, Value]:
     """Read a training YAML. Its ``env:`` mapping is put into this process's environment, as TRL does."""
     content = read_mapping(path, fix="give --config an existing YAML file")
+    os.environ.update(_variables(content, str(path)))
+    return content
+
+
+def check_yaml(text: str, where: str) -> None:
+    """Check names, types and bounds of the keys in the text of a training YAML. Needs no torch.
+
+    Raises:
+        UserError: as :func:`read`, but for contradictions and for keys that are needed and absent: the
+            command line may say more.
+    """
+    content = load(text, where) or {}
+    if not isinstance(content, dict):
+        raise ConfigError("is not a mapping of keys to values", where=where)
+    _variables(content, where)
+    check_bounds(_typed([(where, content)]))
+
+
+def _variables(content: dict[str, Value], where: str) -> dict[str, str]:
+    """Take ``env`` out of a training YAML."""
     variables = content.pop("env", None) or {}
     if not isinstance(variables, dict):
-        raise ConfigError("env is not a mapping of names to values", where=str(path))
-    for name, value in variables.items():
+        raise ConfigError("env is not a mapping of names to values", where=where)
+    for name in variables:
         if _DECIDES_CODE.fullmatch(str(name)):
             raise ConfigError(
                 f"env sets {name}, which decides what code runs",
-                where=str(path),
+                where=where,
                 fix="leave it out; who trusts it sets it where the run is started",
             )
-        os.environ[str(name)] = str(value)
-    return content
+    return {str(name): str(value) for name, value in variables.items()}
 
 
 def _command_line(argv: Sequence[str]) -> tuple[dict[str, Value], str | None]:

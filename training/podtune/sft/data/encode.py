@@ -8,6 +8,7 @@ plain fast ones take TRL's own way, row by row.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +17,14 @@ import numpy as np
 from podtune.run.errors import DataError, UserError
 from podtune.run.garbage import gc_paused
 from podtune.sft.data.chat import ChatRenderer, TemplateArguments, span_mask
-from podtune.sft.data.shapes import RowShape, as_messages, bad_cell, cell_problem
+from podtune.sft.data.shapes import RowShape, as_messages, bad_row, check_cells, joined
 from podtune.sft.data.token_batch import IGNORED, MaskedRows, TokenBatch
-from podtune.sft.data.tokenizer import TokenizeOptions, is_plain_fast, training_template
+from podtune.sft.data.tokenizer import (
+    TokenizeOptions,
+    check_tokenizer,
+    is_plain_fast,
+    training_template,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -39,9 +45,8 @@ class Encoder:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, options: TokenizeOptions, shape: RowShape) -> None:
         self.tokenizer, self.options, self.shape = tokenizer, options, shape
-        self.templated = shape.conversational or (
-            shape.name == "question-answer" and bool(tokenizer.chat_template)
-        )
+        self.warnings = check_tokenizer(tokenizer, options, shape)
+        self.templated = shape.templated(tokenizer.chat_template)
         self.template = training_template(tokenizer, options) if self.templated else None
         self.chat = ChatRenderer(tokenizer, self.template)
         with_completion = shape.name in ("prompt-completion", "question-answer")
@@ -60,13 +65,16 @@ class Encoder:
         Raises:
             UserError: a row that cannot be encoded, by its number (from 1).
         """
-        self._check_cells(columns, first_row)
+        rows = [dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True)]
+        for number, row in enumerate(rows, first_row + 1):
+            self._check_row(row, f"row {number}")
         try:
             with gc_paused():  # a batch is millions of objects
-                rows = self._masked(columns)
+                masked = self._masked(columns)
         except Exception as error:  # a template may raise anything; find the row
             raise self._name_row(columns, first_row, error) from error
-        return TokenBatch.of(rows, self.options.max_length, self.options.truncation_mode)
+        batch = TokenBatch.of(masked, self.options.max_length, self.options.truncation_mode)
+        return dataclasses.replace(batch, blank=sum(map(self.shape.answers_nothing, rows)))
 
     def _masked(self, columns: Columns) -> MaskedRows:
         if self.shape.name == "tokenized":
@@ -98,6 +106,8 @@ class Encoder:
         if self.shape.name == "text":
             return None, [self._with_eos(text) for text in columns[names[0]]]
         prompts, completions = columns[names[0]], columns[names[1]]
+        if self.shape.context in columns:
+            prompts = list(map(joined, prompts, columns[self.shape.context]))
         if self.shape.name == "question-answer" and self.templated:
             prompts = [[{"role": "user", "content": text}] for text in prompts]
             completions = [[{"role": "assistant", "content": text}] for text in completions]
@@ -203,15 +213,12 @@ class Encoder:
                 rows.masks[row] = mask if before is None else before & mask
         return rows
 
-    def _check_cells(self, columns: Columns, first_row: int) -> None:
-        most = MAX_ROW_CHARACTERS
+    def _check_row(self, row: dict[str, Any], where: str) -> None:
+        check_cells(row, self.shape, where)
         for name in self.shape.columns:
-            for row, value in enumerate(columns[name], first_row + 1):
-                problem = cell_problem(value, self.shape.cell)
-                if problem is None and isinstance(value, str) and len(value) > most:
-                    problem = f"holds {len(value) / 2**20:.0f} Mi characters; the most is {most // 2**20} Mi"
-                if problem:
-                    raise bad_cell(f"row {row}", name, problem)
+            if isinstance(row[name], str) and len(row[name]) > MAX_ROW_CHARACTERS:
+                size, most = len(row[name]) // 2**20, MAX_ROW_CHARACTERS // 2**20
+                raise bad_row(where, f"column '{name}' holds {size} Mi characters; the most is {most} Mi")
 
     def _name_row(self, columns: Columns, first_row: int, error: Exception) -> UserError:
         """The error of the first row that cannot be encoded alone, or ``error`` of the batch."""

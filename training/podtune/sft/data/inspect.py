@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
 import itertools
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +20,7 @@ from podtune.sft.data.inspect_report import (
     Truncated,
 )
 from podtune.sft.data.load import load_split
+from podtune.sft.data.rows import pack, packed_tokens, trained_too
 from podtune.sft.data.source import DataSource
 from podtune.sft.data.stats import Stats
 from podtune.sft.data.token_batch import IGNORED
@@ -30,10 +29,10 @@ from podtune.sft.data.tokenizer import TokenizeOptions
 from podtune.sft.source.model import Origin
 
 if TYPE_CHECKING:
+    from datasets import Dataset
     from numpy.typing import NDArray
     from transformers import PreTrainedTokenizerBase
 
-_PACK_ROWS = 1000  # TRL packs that many rows at a time
 _BARS = 10
 _EXAMPLE_CHARACTERS = 1200
 
@@ -47,6 +46,7 @@ def inspect(
     batch_size: int = 8,
     vocabulary: int | None = None,
     stop_ids: frozenset[int] = frozenset(),
+    held_out: DataSource | None = None,
 ) -> Report:
     """Tokenise ``source`` as training would and describe the result.
 
@@ -58,13 +58,16 @@ def inspect(
         batch_size: rows of a batch, for the share of padding.
         vocabulary: rows of the model's embedding, if known.
         stop_ids: tokens that end generation, beside the tokenizer's EOS.
+        held_out: the rows to evaluate on, of which those are counted that are trained, too.
 
     Raises:
         UserError: a row, or a tokenizer, that training would refuse.
     """
     raw = load_split(source)
-    made = tokenised(raw, source, tokenizer, options, vocabulary=vocabulary)
+    made = tokenised(source, tokenizer, options, rows=raw, vocabulary=vocabulary)
     stats, warnings = made.stats, list(made.warnings)
+    if held_out is not None:
+        warnings += trained_too(made, tokenised(held_out, tokenizer, options, vocabulary=vocabulary))
     ids, labels, offsets = _flat(made.dataset)
     lengths = np.diff(offsets)
     if tokenizer.eos_token_id is not None:
@@ -91,8 +94,10 @@ def inspect(
         max_length=options.max_length,
         truncated=_truncated(stats, options),
         empty_mask=EmptyMask(stats.rows_dropped, stats.rows_untrained),
+        exact_doubles=stats.rows_doubled,
+        blank_answers=stats.rows_blank,
         stop_token=StopToken(names, stop_rows, round(stop_share, 4)),
-        packing=Packing(pack_length, _packing_fill(lengths, pack_length)) if pack_length else None,
+        packing=Packing(pack_length, _packing_fill(made.dataset, pack_length)) if pack_length else None,
         padding=Padding(batch_size, _padding_waste(lengths, batch_size)),
         warnings=warnings,
         examples=[_segments(tokenizer, ids, labels, offsets, row) for row in _chosen(len(lengths))],
@@ -110,19 +115,11 @@ def _truncated(stats: Stats, options: TokenizeOptions) -> Truncated:
 
 def _flat(dataset: Any) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int64]]:
     """The token ids and labels of all rows end to end, and where rows begin and end."""
-    table = dataset.data.table.combine_chunks()
-    ids, labels = table.column("input_ids"), table.column("labels")
-    lengths = np.concatenate(
-        [chunk.value_lengths().to_numpy() for chunk in ids.chunks] or [np.zeros(0, np.int64)]
-    )
-    offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)
+    import pyarrow.compute as pc
 
-    def values(column: Any) -> NDArray[np.int32]:
-        return np.concatenate(
-            [chunk.flatten().to_numpy() for chunk in column.chunks] or [np.zeros(0, np.int32)]
-        )
-
-    return values(ids), values(labels), offsets
+    ids, labels = (dataset.data.column(name) for name in ("input_ids", "labels"))
+    offsets = np.concatenate(([0], np.cumsum(pc.list_value_length(ids).to_numpy()))).astype(np.int64)
+    return pc.list_flatten(ids).to_numpy(), pc.list_flatten(labels).to_numpy(), offsets
 
 
 def _stop_trained(labels: NDArray[np.int32], offsets: NDArray[np.int64], stops: frozenset[int]) -> int:
@@ -169,40 +166,18 @@ def _round_up(value: float) -> int:
         step *= 10
 
 
-def _packing_fill(lengths: NDArray[np.int64], max_length: int) -> float:
-    """Share of packed rows that is tokens, with TRL's best fit decreasing, a thousand rows at a time."""
-    packs = sum(
-        _packs(lengths[start : start + _PACK_ROWS], max_length)
-        for start in range(0, len(lengths), _PACK_ROWS)
-    )
-    return round(float(np.minimum(lengths, max_length).sum()) / (max(1, packs) * max_length), 4)
-
-
-def _packs(lengths: NDArray[np.int64], max_length: int) -> int:
-    spaces: list[int] = []  # free tokens of the packs so far, ascending
-    packs = 0
-    for length in sorted(np.minimum(lengths, max_length).tolist(), reverse=True):
-        if not length:
-            continue
-        at = bisect.bisect_left(spaces, length)
-        if at < len(spaces):
-            space = spaces.pop(at)
-        else:
-            space, packs = max_length, packs + 1
-        bisect.insort(spaces, space - length)
-    return packs
+def _packing_fill(dataset: Dataset, max_length: int) -> float:
+    """Share of packed rows that is tokens."""
+    packed = pack(dataset, max_length, seed=None)
+    return round(packed_tokens(packed)["tokens"] / max(1, len(packed) * max_length), 4)
 
 
 def _padding_waste(lengths: NDArray[np.int64], batch_size: int) -> float:
     """Share of padded batches that is padding, rows shuffled."""
     shuffled = np.random.default_rng(0).permutation(lengths)
-    padded = sum(int(batch.max()) * len(batch) for batch in _batches(shuffled, batch_size))
+    batches = np.split(shuffled, range(batch_size, len(shuffled), batch_size))
+    padded = sum(int(batch.max()) * len(batch) for batch in batches)
     return round(1 - float(lengths.sum()) / max(1, padded), 4)
-
-
-def _batches(lengths: NDArray[np.int64], batch_size: int) -> Iterator[NDArray[np.int64]]:
-    for start in range(0, len(lengths), batch_size):
-        yield lengths[start : start + batch_size]
 
 
 def _chosen(rows: int) -> list[int]:

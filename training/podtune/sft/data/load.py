@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from podtune.run.errors import DataError, UsageError
 from podtune.sft.data import files
 from podtune.sft.data.readers import Row, batches, rows
+from podtune.sft.data.shapes import RowShape, detect, no_rows
 from podtune.sft.data.source import DataSource, local_path
 from podtune.sft.source import hub
 
@@ -30,17 +31,43 @@ def load_split(source: DataSource) -> Dataset:
         UserError: as :func:`check_source`.
     """
     if source.mixture:
-        return _load_mixture(source)
-    path = source.path
-    if path is None:
-        return hub.load(source.name or "", source.config, source.split)
-    folder = files.find(path)
-    selected = folder.files(source.split)
-    dataset = _load_saved(folder, source) if folder.saved else _load_files(selected, folder.format)
-    dataset = _slice(dataset, source.split)
+        dataset = _load_mixture(source)
+    elif source.path is None:
+        dataset = hub.load(source.name or "", source.config, source.split)
+    else:
+        folder = files.find(source.path)
+        selected = folder.files(source.split)
+        dataset = _load_saved(folder, source) if folder.saved else _load_files(selected, folder.format)
+        dataset = _slice(dataset, source.split)
+    if renames := source.renames(dataset.column_names):
+        taken = {*dataset.column_names}.intersection(renames.values()).difference(renames)
+        dataset = dataset.remove_columns([*taken]).rename_columns(renames)
+    if source.drop_incomplete:
+        dataset = _complete(dataset, source.text_field)
     if not len(dataset):
-        raise DataError("the data set holds no rows", where=str(source), fix="give a file with rows in it")
+        raise no_rows(str(source))
     return dataset
+
+
+def shape_of(dataset: Dataset, text_field: str = "text") -> RowShape:
+    """The shape of a loaded data set, by its columns and first row.
+
+    Raises:
+        UserError: no known shape.
+    """
+    first = next(iter(dataset), None)
+    if first is None:
+        raise no_rows("data set")
+    return detect(first, "data set", text_field)
+
+
+def _complete(dataset: Dataset, text_field: str) -> Dataset:
+    """The rows of ``dataset`` in which no value is missing that would be trained."""
+    columns = shape_of(dataset, text_field).columns
+    cells = dataset.select_columns(list(columns)).with_format("arrow")[:]
+    valid = [cells[name].is_valid().to_pylist() for name in columns]
+    rows = [row for row, there in enumerate(zip(*valid, strict=True)) if all(there)]
+    return dataset if len(rows) == len(dataset) else dataset.select(rows)
 
 
 def _load_saved(folder: files.Folder, source: DataSource) -> Dataset:
@@ -62,8 +89,12 @@ def _load_files(paths: tuple[Path, ...], form: files.Format) -> Dataset:
     if form in ("parquet", "json") and sum(path.stat().st_size for path in paths) > IN_MEMORY_BYTES:
         return datasets.load_dataset(form, data_files=[str(path) for path in paths], split="train")
     if form in ("json", "csv"):
-        content = [row for path in paths for _, row in rows(path, form)]
-        return datasets.Dataset(_table_of_rows(content), fingerprint=uuid.uuid4().hex)
+        places, content = [], []
+        for path in paths:
+            for position, row in rows(path, form):
+                places.append(f"{path}, {position}")
+                content.append(row)
+        return datasets.Dataset(_table_of_rows(content, places), fingerprint=uuid.uuid4().hex)
     tables = [_table(path, form) for path in paths]
     try:
         table = pa.concat_tables(
@@ -86,17 +117,20 @@ def _table(path: Path, form: files.Format) -> pa.Table:
     return pa.Table.from_batches(found).replace_schema_metadata(None) if found else pa.table({})
 
 
-def _table_of_rows(content: list[Row]) -> pa.Table:
+def _table_of_rows(content: list[Row], places: list[str]) -> pa.Table:
     import pyarrow as pa
 
     names = dict.fromkeys(name for row in content for name in row)
-    return pa.table({name: _column([row.get(name) for row in content]) for name in names})
+    return pa.table({name: _column(name, [row.get(name) for row in content], places) for name in names})
 
 
-def _column(cells: list[Any]) -> pa.Array:
+def _column(name: str, cells: list[Any], places: list[str]) -> pa.Array:
     """``cells`` as an Arrow array that gives back exactly them, as JSON (datasets' ``Json``) where none can.
 
     Arrow fills absent keys with nulls, widens a 1 beside 1.5 and refuses mixed types.
+
+    Raises:
+        UserError: an integer beyond 64 bits, which the datasets library does not read back.
     """
     import pyarrow as pa
 
@@ -106,8 +140,19 @@ def _column(cells: list[Any]) -> pa.Array:
             return array
     except (pa.ArrowException, OverflowError):
         pass
+    for cell, place in zip(cells, places, strict=True):
+        if _widest(cell) >= 2**64:
+            what = f"column '{name}' holds a whole number of more than 64 bits"
+            raise DataError(what, where=place, fix="write it as text, in double quotes")
     texts = [None if cell is None else json.dumps(cell, ensure_ascii=False) for cell in cells]
     return pa.ExtensionArray.from_storage(pa.json_(), pa.array(texts, pa.string()))
+
+
+def _widest(cell: Any) -> int:
+    """The largest whole number in a cell, as unsigned as 64 bits hold it."""
+    if isinstance(cell, dict | list):
+        return max(map(_widest, cell.values() if isinstance(cell, dict) else cell), default=0)
+    return max(cell, -2 * cell - 1) if isinstance(cell, int) else 0
 
 
 def _canonical(cells: list[Any]) -> str:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,17 +38,22 @@ def rows_at(path: Path, split: str = "train") -> Iterator[Row]:
         yield from (row for _, row in rows(file, folder.format))
 
 
-def rows(path: Path, form: Format) -> Iterator[tuple[str, Row]]:
+def rows(
+    path: Path, form: Format, columns: Callable[[str], bool] = lambda name: True
+) -> Iterator[tuple[str, Row]]:
     """The rows of one file and their positions, "line 7" or "row 7", counted from 1.
 
-    A CSV row's line is the one where it ends.
+    A CSV row's line is the one where it ends. In Parquet and Arrow the cells of columns whose names are not
+    among ``columns`` are None: they need not be readable.
 
     Raises:
         UserError: an empty or damaged file; in JSON and CSV what is wrong, by line.
     """
     if form in COLUMNAR:
-        for batch, first in _numbered_batches(path, form):
-            yield from _rows_of(batch, first)
+        first = 1
+        for batch in batches(path, form):
+            yield from _rows_of(batch, first, columns)
+            first += batch.num_rows
         return
     _not_empty(path)
     try:
@@ -56,20 +62,6 @@ def rows(path: Path, form: Format) -> Iterator[tuple[str, Row]]:
         raise NotFound(
             f"cannot be read: {error}", where=str(path), fix="copy or make the file again"
         ) from None
-
-
-def rows_to_check(path: Path, form: Format, columns: Collection[str]) -> Iterator[tuple[str, Row]]:
-    """The rows that a check of ``columns`` has to look at, as :func:`rows` gives them.
-
-    In Parquet and Arrow the cells of other columns are None: they need not be readable.
-    """
-    if form not in COLUMNAR:
-        yield from rows(path, form)
-        return
-    for batch, first in _numbered_batches(path, form):
-        # Arrow vouches for every cell of such a batch, so that its first row stands for the rest: a check
-        # cell by cell takes twenty times as long.
-        yield from _rows_of(batch.slice(0, 1) if _is_plain_text(batch, columns) else batch, first, columns)
 
 
 def _not_empty(path: Path) -> None:
@@ -140,49 +132,19 @@ def _validate(batch: pa.RecordBatch) -> None:
             column.validate(full=True)
         except pa.ArrowInvalid as error:
             # text that is not UTF-8 is left to those who can name the row
-            if not (_is_string(column.type) and "UTF8" in str(error)):
+            is_text = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
+            if not (is_text and "UTF8" in str(error)):
                 raise
 
 
-def _numbered_batches(path: Path, form: Format) -> Iterator[tuple[pa.RecordBatch, int]]:
-    """The batches, each with the number of its first row."""
-    first = 1
-    for batch in batches(path, form):
-        yield batch, first
-        first += batch.num_rows
-
-
-def _rows_of(
-    batch: pa.RecordBatch, first: int, columns: Collection[str] | None = None
-) -> Iterator[tuple[str, Row]]:
+def _rows_of(batch: pa.RecordBatch, first: int, columns: Callable[[str], bool]) -> Iterator[tuple[str, Row]]:
     names = batch.schema.names
     decoded = [
-        _cells(column) if columns is None or name in columns else [None] * len(column)
+        _cells(column) if columns(name) else [None] * len(column)
         for name, column in zip(names, batch.columns, strict=True)
     ]
     for number, cells in enumerate(zip(*decoded, strict=True), first):
         yield f"row {number}", dict(zip(names, cells, strict=True))
-
-
-def _is_plain_text(batch: pa.RecordBatch, columns: Collection[str]) -> bool:
-    """Return True if all cells of ``columns`` are text in UTF-8, none of them null."""
-    import pyarrow as pa
-
-    try:
-        for name, column in zip(batch.schema.names, batch.columns, strict=True):
-            if name in columns:
-                if column.null_count or not _is_string(column.type):
-                    return False
-                column.validate(full=True)
-    except pa.ArrowInvalid:
-        return False
-    return True
-
-
-def _is_string(kind: pa.DataType) -> bool:
-    import pyarrow as pa
-
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def _cells(array: pa.Array) -> list[Any]:
@@ -273,8 +235,11 @@ def _object(value: Any, where: str) -> Row:
 
 def _csv(path: Path) -> Iterator[tuple[str, Row]]:
     csv.field_size_limit(2**31 - 1)  # the default of 128 KiB refuses long answers
-    delimiter = "\t" if ".tsv" in path.suffixes else ","
-    reader = csv.DictReader((line for _, line in _lines(path)), delimiter=delimiter, strict=True)
+    lines = (line for _, line in _lines(path))
+    names = next(lines, "")
+    # spreadsheets of many countries write semicolons: what the line of names has, if no comma
+    delimiter = "\t" if ".tsv" in path.suffixes else max("," if "," in names else ",;\t", key=names.count)
+    reader = csv.DictReader(itertools.chain([names], lines), delimiter=delimiter, strict=True)
 
     def refuse(what: str, fix: str) -> DataError:
         return DataError(what, where=f"{path}, line {reader.reader.line_num}", fix=fix)

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from podtune.run.errors import ConfigError, DataError, UsageError
 from podtune.sft.data.batching import row_lengths
-from podtune.sft.data.load import load_split
+from podtune.sft.data.load import load_split, shape_of
 from podtune.sft.data.source import Sources
+from podtune.sft.data.stats import row_hashes
 from podtune.sft.data.stream import BUFFER, TokenStream
 from podtune.sft.data.token_batch import IGNORED
-from podtune.sft.data.tokenise import Tokenised, tokenised, tokenised_source
+from podtune.sft.data.tokenise import Tokenised, tokenised
 from podtune.sft.data.tokenizer import TokenizeOptions, tokenizer_hash
 
 if TYPE_CHECKING:
@@ -123,30 +128,21 @@ def token_rows(
     name = sources.train.name or [str(entry["path"]) for entry in sources.train.mixture]
     info = DatasetInfo(name, tokenizer_hash(tokenizer)[:12])
     rows: Dataset | TokenStream
+    made: Tokenised | None = None
+    common: dict[str, Any] = {"vocabulary": vocabulary, "cache_dir": sources.cache_dir}
     if sources.streaming:
         rows, info, warnings = _stream(sources, tokenizer, options, vocabulary, info)
-    elif raw is None:
-        made = tokenised_source(
-            sources.train, tokenizer, options.tokens, vocabulary=vocabulary, cache_dir=sources.cache_dir
-        )
-        rows, info, warnings = _training_set(made, options, info)
     else:
-        made = tokenised(
-            raw, sources.train, tokenizer, options.tokens, vocabulary=vocabulary, cache_dir=sources.cache_dir
-        )
+        made = tokenised(sources.train, tokenizer, options.tokens, rows=raw, **common)
         rows, info, warnings = _training_set(made, options, info)
     if sources.train.path is not None and sources.train.config:
         warnings.append("dataset_config has no effect: the rows are local files")
     if raw_eval is None:
         return TokenRows(rows, None, None, info, tuple(warnings))
-    scored = tokenised(
-        raw_eval,
-        sources.evaluation or sources.train,
-        tokenizer,
-        options.eval_tokens,
-        vocabulary=vocabulary,
-        cache_dir=sources.cache_dir,
-    )
+    held_out = sources.evaluation or sources.train
+    scored = tokenised(held_out, tokenizer, options.eval_tokens, rows=raw_eval, **common)
+    if made is not None:
+        warnings += trained_too(made, scored)
     info = dataclasses.replace(
         info,
         eval_rows=len(scored.dataset),
@@ -164,7 +160,7 @@ def _raw(sources: Sources, options: RowOptions) -> tuple[Dataset | None, Dataset
     held_out = sources.evaluation
     raw, raw_eval = None, load_split(held_out) if held_out is not None else None
     if not sources.streaming and held_out is None and (size := options.eval_split_size):
-        raw, raw_eval = split_off(load_split(sources.train), size, options.seed)
+        raw, raw_eval = split_off(load_split(sources.train), size, options.seed, sources.train.text_field)
     if raw_eval is None and options.eval_for:
         raise UsageError(
             "evaluation is asked for and there is no eval split",
@@ -225,21 +221,49 @@ def _stream(
     return stream, info, warnings
 
 
-def split_off(rows: Dataset, size: float, seed: int) -> tuple[Dataset, Dataset]:
-    """``rows`` as train and test, with a share or number of rows in the latter.
+def split_off(rows: Dataset, size: float, seed: int, text_field: str = "text") -> tuple[Dataset, Dataset]:
+    """``rows`` as train and test, with a share or number of rows in the latter, both in their order.
+
+    Which they are is decided by a hash of the question, so that rows which ask the same are on one side.
 
     Raises:
         UserError: one of the two would be empty.
     """
-    try:
-        parts = rows.train_test_split(test_size=int(size) if size >= 1 else size, seed=seed)
-    except ValueError:
+    shape = shape_of(rows, text_field)
+    asked = rows.select_columns([name for name in shape.read if name in rows.column_names])
+    groups: dict[bytes, list[int]] = {}
+    batches = ((*batch, zip(*batch.values(), strict=True)) for batch in asked.iter(1000))
+    cells = (dict(zip(names, row, strict=True)) for *names, rows_of in batches for row in rows_of)
+    for number, row in enumerate(cells):
+        text = json.dumps([seed, shape.asked(row)], sort_keys=True, default=str)
+        groups.setdefault(hashlib.sha256(text.encode()).digest(), []).append(number)
+    room = int(size) if size >= 1 else math.ceil(size * len(rows))
+    test: list[int] = []
+    for _, group in sorted(groups.items()):
+        if len(test) + len(group) <= room:
+            test += group
+    if not 0 < len(test) < len(rows):
         raise ConfigError(
-            f"eval_split_size is {size:g}, and the set has {len(rows)} rows: one part would be empty",
+            f"eval_split_size is {size:g}, and the set has {len(rows)} rows, of which {len(groups)} "
+            "differ in what they ask: one part would be empty",
             where="eval_split_size",
-            fix="hold fewer rows out, or give --eval_dataset_name",
-        ) from None
-    return parts["train"], parts["test"]
+            fix="hold fewer or more rows out, or give --eval_dataset_name",
+        )
+    train = sorted(set(range(len(rows))).difference(test))
+    return rows.select(train), rows.select(sorted(test))
+
+
+def trained_too(train: Tokenised, held_out: Tokenised) -> list[str]:
+    """A warning if rows to evaluate on are trained as well."""
+    trained = set(_hashes(train.dataset))
+    if count := sum(row in trained for row in _hashes(held_out.dataset)):
+        return [f"{count} of {len(held_out.dataset)} rows held out are also trained, token for token"]
+    return []
+
+
+def _hashes(dataset: Dataset) -> Iterator[int]:
+    for chunk in dataset.data.column("input_ids").chunks:
+        yield from row_hashes(chunk.values.to_numpy(), chunk.offsets.to_numpy())
 
 
 def filled(rows: Dataset, multiple: int) -> Dataset:
@@ -288,17 +312,12 @@ def packed_tokens(dataset: Dataset) -> dict[str, int]:
 
 def cut_by_packing(dataset: Dataset, max_length: int, strategy: str) -> list[str]:
     """A warning if packing cuts rows: ``bfd`` drops the tokens beyond ``max_length``."""
-    import pyarrow.compute as pc
-
-    rows = dataset.with_format("arrow")
-    lengths = pc.list_value_length(
-        rows.data.column("input_ids") if rows._indices is None else rows[:]["input_ids"]
-    )
-    longer = pc.sum(pc.greater(lengths, max_length)).as_py() or 0
+    lengths = row_lengths(dataset)
+    longer = sum(length > max_length for length in lengths)
     if strategy != "bfd" or not longer:
         return []
     return [
         f"{longer} of {len(dataset)} rows are longer than max_length {max_length} and packing cuts them "
-        f"(the longest: {pc.max(lengths).as_py()} tokens); packing_strategy bfd_split keeps the rest as rows "
+        f"(the longest: {max(lengths)} tokens); packing_strategy bfd_split keeps the rest as rows "
         "of its own"
     ]

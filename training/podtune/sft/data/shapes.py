@@ -12,9 +12,10 @@ Name = Literal["tokenized", "prompt-completion", "messages", "text", "question-a
 Cell = Literal["text", "messages", "ids"]
 Messages = list[dict[str, Any]]
 
+EXTRAS = ("tools", "chat_template_kwargs", "prompt", "completion", "completion_mask", "assistant_masks")
 UNDERSTOOD = """messages (or conversations): a list of {role, content}
       prompt, completion: both text, or both lists of {role, content}
-      question, answer: text
+      question, answer: text (or instruction, input and output, as Alpaca has them)
       text: text (another name with --dataset_text_field)
       input_ids, and labels if not every token is trained: whole numbers"""
 
@@ -25,18 +26,55 @@ class RowShape:
 
     Attributes:
         name: the task.
-        columns: the columns it needs, in order.
+        columns: the columns it needs, in order, by the names that they have in the set.
         cell: what a cell of those columns holds.
+        context: a column with more of the question, which may be empty (Alpaca's ``input``); if there is one.
     """
 
     name: Name
     columns: tuple[str, ...]
     cell: Cell
+    context: str = ""
+
+    @property
+    def read(self) -> tuple[str, ...]:
+        """All columns that decide a row's tokens, if they are there."""
+        return tuple(dict.fromkeys((*self.columns, *filter(None, [self.context]), *EXTRAS)))
 
     @property
     def conversational(self) -> bool:
         """True if the rows are lists of messages, which need a chat template."""
         return self.cell == "messages"
+
+    def templated(self, chat_template: object) -> bool:
+        """True if a tokenizer's ``chat_template`` renders the rows: messages, or question and answer."""
+        return self.conversational or (self.name == "question-answer" and bool(chat_template))
+
+    def asked(self, row: Mapping[str, Any]) -> Any:
+        """The part of a row that is not to be learnt: question, prompt, or the messages before the last."""
+        if self.name == "messages":
+            return row[self.columns[0]][:-1]
+        return [row[self.columns[0]], row.get(self.context)]
+
+    def lacks(self, row: Mapping[str, Any]) -> str:
+        """The problem of the first value that is missing, as a sentence; empty if none is."""
+        for column in self.columns:
+            if column not in row:
+                return f"column '{column}' is missing (the row has: {', '.join(map(str, row)) or 'none'})"
+            if row[column] is None:
+                return f"column '{column}' is null"
+        return ""
+
+    def answers_nothing(self, row: Mapping[str, Any]) -> bool:
+        """True if an answer of the row is blank: nothing, or nothing but spaces."""
+        if self.cell == "ids" or self.name == "text":
+            return False
+        answer = row[self.columns[-1]]
+        if isinstance(answer, str):
+            return not answer.strip()
+        turns = [turn for turn in as_messages(answer) if turn.get("role") == "assistant"]
+        texts = [turn["content"] for turn in turns if isinstance(turn.get("content"), str)]
+        return any(not text.strip() for text in texts) and not any(turn.get("tool_calls") for turn in turns)
 
 
 @dataclass(frozen=True)
@@ -46,23 +84,30 @@ class NotText:
     problem: str
 
 
-def known_columns(text_field: str) -> set[str]:
-    """The columns that can be trained, or that tell one shape from another."""
-    shapes = (
-        "prompt",
-        "completion",
-        "messages",
-        "conversations",
-        "question",
-        "answer",
-        "input_ids",
-        "labels",
-    )
-    return {*shapes, text_field}
+def may_be_trained(name: str, text_field: str) -> bool:
+    """True of a column that can be trained, or that tells one shape from another."""
+    shapes = ("prompt", "completion", "messages", "conversations", "question", "answer")
+    others = ("instruction", "input", "output", "input_ids", "labels")
+    return name == text_field or name.lower() in (*shapes, *others)
+
+
+def named(row: Mapping[str, Any]) -> dict[str, Any]:
+    """``row`` under the names that are known: in lower case, and Alpaca's as question and answer."""
+    row = {name.lower(): value for name, value in row.items()} | dict(row)
+    if row.get("instruction") is not None and not {"question", "prompt", "text"} & set(row):
+        row |= {"question": joined(row["instruction"], row.get("input")), "answer": row.get("output")}
+    return row
+
+
+def joined(question: str, context: str | None) -> str:
+    """A question and the text that it is about."""
+    return f"{question}\n\n{context}" if context else question
 
 
 def detect(first: Mapping[str, Any], where: str, text_field: str = "text") -> RowShape:
     """The shape of rows that look like ``first`` (column to value).
+
+    Names in another case than ours are taken where no shape is made of the names as they are.
 
     Raises:
         UserError: no known set of columns; says which were found and which are understood.
@@ -72,42 +117,53 @@ def detect(first: Mapping[str, Any], where: str, text_field: str = "text") -> Ro
         raise DataError(
             "the rows hold images; podtune trains text", where=where, fix="give a set without image columns"
         )
-    if "input_ids" in columns:
-        return RowShape(
-            "tokenized", ("input_ids", "labels") if "labels" in columns else ("input_ids",), "ids"
-        )
-    if {"prompt", "completion"} <= columns:
-        return RowShape("prompt-completion", ("prompt", "completion"), _kind(first["prompt"]))
-    for name in ("messages", "conversations"):
-        if name == "conversations" and {name, text_field} <= columns and not _is_from_value(first[name]):
-            continue  # TRL trains the text
-        if name in columns:
-            return RowShape("messages", (name,), "messages")
-    if text_field in columns:
-        return RowShape("text", (text_field,), "text")
-    if {"question", "answer"} <= columns:
-        return RowShape("question-answer", ("question", "answer"), "text")
-    named = ", ".join(map(str, first)) or "none"
-    hint = "rename the columns to one of these"
+    for names in ({name: name for name in first}, {name.lower(): name for name in first}):
+        if shape := _shape(first, names, text_field):
+            return shape
+    found = ", ".join(map(str, first)) or "none"
+    hint = "rename the columns to one of these, in the file or by `columns: {name: new name}`"
     if {"chosen", "rejected"} & columns:
         hint = (
             "this is a preference set; supervised fine-tuning needs one answer a row. Rename the columns "
             "to one of these"
         )
     raise DataError(
-        f"the columns make no shape that can be trained: found {named}",
+        f"the columns make no shape that can be trained: found {found}",
         where=where,
         fix=f"{hint}:\n      {UNDERSTOOD}",
     )
 
 
+def _shape(first: Mapping[str, Any], names: dict[str, str], text_field: str) -> RowShape | None:
+    """The shape that columns make by our names for them, ``names``; None if they make none."""
+
+    def of(name: Name, cell: Cell, *columns: str, context: str = "") -> RowShape:
+        return RowShape(name, tuple(names[column] for column in columns), cell, names.get(context, ""))
+
+    known = names.keys()
+    if "input_ids" in known:
+        return of("tokenized", "ids", "input_ids", *(["labels"] if "labels" in known else []))
+    if {"prompt", "completion"} <= known:
+        cell: Cell = "messages" if isinstance(first[names["prompt"]], list) else "text"
+        return of("prompt-completion", cell, "prompt", "completion")
+    for name in ("messages", "conversations"):
+        if name not in known:
+            continue
+        # TRL trains the text beside conversations that are not of the older form
+        if name == "messages" or text_field not in known or _is_from_value(first[names[name]]):
+            return of("messages", "messages", name)
+    if text_field in known:
+        return of("text", "text", text_field)
+    if {"question", "answer"} <= known:
+        return of("question-answer", "text", "question", "answer")
+    if {"instruction", "output"} <= known:
+        return of("question-answer", "text", "instruction", "output", context="input")
+    return None
+
+
 def _is_from_value(value: Any) -> bool:
     """True for the older form of messages; also for a cell that is not known yet."""
     return value is None or bool(isinstance(value, list) and value and "from" in (value[0] or ()))
-
-
-def _kind(value: Any) -> Cell:
-    return "messages" if isinstance(value, list) else "text"
 
 
 def cell_problem(value: Any, cell: Cell) -> str | None:
@@ -174,21 +230,33 @@ def _short(value: Any) -> str:
 
 
 def as_messages(value: Sequence[dict[str, Any]]) -> Messages:
-    """Messages with role and content; ``from`` and ``value`` are their older names."""
-    renamed = {"from": "role", "value": "content"}
-    return [{renamed.get(key, key): item for key, item in message.items()} for message in value]
+    """Messages with role and content; older are the names from and value, the roles human and gpt."""
+    renamed, roles = {"from": "role", "value": "content"}, {"human": "user", "gpt": "assistant"}
+    return [
+        {
+            renamed.get(key, key): roles.get(item, item) if key == "from" else item
+            for key, item in message.items()
+        }
+        for message in value
+    ]
 
 
 def check_cells(row: Mapping[str, Any], shape: RowShape, where: str) -> None:
     """Raise :class:`UserError` for the first cell of ``row`` that is missing, null or of another type."""
+    if lacking := shape.lacks(row):
+        raise bad_row(where, lacking)
     for column in shape.columns:
-        problem = f"is missing (the row has: {', '.join(map(str, row)) or 'none'})"
-        if column in row:
-            problem = cell_problem(row[column], shape.cell) or ""
-        if problem:
-            raise bad_cell(where, column, problem)
+        if problem := cell_problem(row[column], shape.cell):
+            raise bad_row(where, f"column '{column}' {problem}")
+    if shape.context and (problem := cell_problem(row.get(shape.context) or "", "text")):
+        raise bad_row(where, f"column '{shape.context}' {problem}")
 
 
-def bad_cell(where: str, column: str, problem: str) -> UserError:
-    """The error for one cell of the row ``where``."""
-    return DataError(f"column '{column}' {problem}", where=where, fix="correct the row or remove it")
+def no_rows(where: str) -> UserError:
+    """The error for a data set without rows."""
+    return DataError("the data set holds no rows", where=where, fix="give a file with rows in it")
+
+
+def bad_row(where: str, problem: str) -> UserError:
+    """The error for the row ``where``."""
+    return DataError(problem, where=where, fix="correct the row or remove it")

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from podtune.run.errors import ConfigError, DataError, UsageError, UserError
+from podtune.run.errors import ConfigError, DataError, UsageError, UserError, warn
 from podtune.sft.data import files
 from podtune.sft.data.cache import default_folder_if_usable
-from podtune.sft.data.readers import COLUMNAR, rows_to_check
-from podtune.sft.data.shapes import RowShape, check_cells, detect, known_columns
+from podtune.sft.data.readers import COLUMNAR, Row, rows
+from podtune.sft.data.shapes import RowShape, check_cells, detect, may_be_trained, no_rows
 from podtune.sft.data.stamps import FileStampCache
 from podtune.sft.source import copies, hub, object_store
 
@@ -40,6 +40,9 @@ class DataSource:
         mixture: entries of TRL's DatasetMixtureConfig; they take the place of ``name``.
         mixture_test_size: the mixture's test_split_size.
         seed: of the mixture's train and test split.
+        text_field: the column of plain text.
+        columns: pairs of a column's name in the files and the one that it gets.
+        drop_incomplete: leave out rows in which a value is missing.
     """
 
     name: str | None = None
@@ -48,13 +51,32 @@ class DataSource:
     mixture: tuple[dict[str, Any], ...] = ()
     mixture_test_size: float | None = None
     seed: int = 42
+    text_field: str = "text"
+    columns: tuple[tuple[str, str], ...] = ()
+    drop_incomplete: bool = False
 
     @property
     def path(self) -> Path | None:
         """The local file or folder, or None for a hub name and for mixtures."""
         return local_path(self.name) if self.name and not self.mixture else None
 
-    def stamped(self, cache_dir: Path | None, text_field: str) -> FileStampCache:
+    def renames(self, names: Iterable[str]) -> dict[str, str]:
+        """The new names of those columns among ``names`` that ``columns`` renames.
+
+        Raises:
+            UserError: a column is there neither under its old name nor under its new one.
+        """
+        names = set(names)
+        for old, new in self.columns:
+            if not {old, new} & names:
+                raise DataError(
+                    f"there is no column '{old}' to rename; found {', '.join(sorted(names))}",
+                    where=str(self),
+                    fix="name columns of the data in `columns`",
+                )
+        return {old: new for old, new in self.columns if old in names and old != new}
+
+    def stamped(self, cache_dir: Path | None) -> FileStampCache:
         """The fingerprint of the rows as ``cache_dir`` knows it; unknown where not all files are local."""
         files_of: Iterable[Path] = ()
         if self.path is not None and cache_dir is not None:
@@ -62,7 +84,8 @@ class DataSource:
                 folder = files.find(self.path)
                 every = folder.root.rglob("*") if folder.saved else folder.files(self.split)
                 files_of = sorted(path for path in every if path.is_file())
-        return FileStampCache(cache_dir, files_of, self.split, text_field)
+        how = (self.split, self.text_field, repr(self.columns), str(self.drop_incomplete))
+        return FileStampCache(cache_dir, files_of, *how)
 
     def fetch(self) -> None:
         """Have a copy of what lies in object storage, see :func:`podtune.sft.source.copies.fetch`."""
@@ -88,7 +111,6 @@ class Sources:
         eval_name: True if the configuration names a data set for evaluation.
         test_split: the split it names; None if it names none, and one is looked for.
         evaluates: True if it evaluates at all; rows that nobody asks for are not read.
-        text_field: the column of plain text.
         streaming: the key that asks for streaming; empty if none does.
         cache: the folder for tokenised data that the configuration names; None: the Hugging Face cache.
     """
@@ -98,7 +120,6 @@ class Sources:
     eval_name: bool = False
     test_split: str | None = None
     evaluates: bool = True
-    text_field: str = "text"
     streaming: str = ""
     cache: str | None = None
 
@@ -125,16 +146,19 @@ class Sources:
             mixture=mixture,
             mixture_test_size=values.get("test_split_size"),
             seed=42 if seed is None else int(seed),
+            text_field=values.get("dataset_text_field") or "text",
+            columns=tuple((values.get("columns") or {}).items()),
+            drop_incomplete=bool(values.get("drop_incomplete")),
         )
         eval_name = values.get("eval_dataset_name")
+        alone: dict[str, Any] = {"name": str(eval_name), "config": None, "split": "train", "mixture": ()}
         return cls(
             train,
-            DataSource(name=str(eval_name)) if eval_name else train,
+            dataclasses.replace(train, **alone) if eval_name else train,
             bool(eval_name),
             # a name that only repeats the default is looked for like the default
             None if values.get("dataset_test_split") == "test" else values.get("dataset_test_split"),
             bool(eval_name or any(values.get(key) not in (None, False, 0, "no") for key in EVALUATES)),
-            values.get("dataset_text_field") or "text",
             next((key for key in STREAMING if values.get(key)), ""),
             values.get("tokenized_cache"),
         )
@@ -173,12 +197,19 @@ class Sources:
         if self.eval_name:
             self.held_out.fetch()
         for source in (self.train, self.evaluation):
-            known = source and source.stamped(self.cache_dir, self.text_field).read()
-            if source is not None and known is None:
-                check_source(source, text_field=self.text_field)
+            if source is not None and source.stamped(self.cache_dir).read() is None:
+                check_source(source)
 
     def __str__(self) -> str:
         return str(self.train)
+
+
+def renamed(row: Row, renames: Mapping[str, str]) -> Row:
+    """``row`` with new names for columns; those that had such a name are left out."""
+    if not renames:
+        return row
+    taken = set(renames.values()).difference(renames)
+    return {renames.get(name, name): cell for name, cell in row.items() if name not in taken}
 
 
 def local_path(name: str) -> Path | None:
@@ -213,7 +244,7 @@ def find_eval_split(source: DataSource) -> DataSource | None:
     return dataclasses.replace(source, split=choice) if choice else None
 
 
-def check_source(source: DataSource, *, text_field: str = "text") -> None:
+def check_source(source: DataSource) -> None:
     """Find bad data before anything heavy is imported or a GPU is used: a second or two for 100,000 rows.
 
     Raises:
@@ -221,7 +252,7 @@ def check_source(source: DataSource, *, text_field: str = "text") -> None:
             a hub that cannot be reached.
     """
     for entry in source.mixture:
-        _check_mixture_entry(entry, text_field)
+        _check_mixture_entry(entry, source)
     if source.mixture:
         return
     path = source.path
@@ -229,10 +260,10 @@ def check_source(source: DataSource, *, text_field: str = "text") -> None:
         hub.check(source.name or "")
         return
     folder = files.find(path)
-    _check_files(folder.files(source.split), folder.format, text_field)
+    _check_files(folder.files(source.split), folder.format, source)
 
 
-def _check_mixture_entry(entry: dict[str, Any], text_field: str) -> None:
+def _check_mixture_entry(entry: dict[str, Any], mixture: DataSource) -> None:
     keys = ("path", "name", "data_dir", "data_files", "split", "columns", "fraction")
     unknown = [key for key in entry if key not in keys]
     if unknown or not entry.get("path"):
@@ -240,26 +271,49 @@ def _check_mixture_entry(entry: dict[str, Any], text_field: str) -> None:
         raise UsageError(what, where="datasets", fix=f"an entry has the keys {', '.join(keys)}")
     if entry.get("data_files") or entry.get("data_dir"):
         return  # patterns and builders are the datasets library's to resolve
-    check_source(
-        DataSource(name=str(entry["path"]), config=entry.get("name"), split=entry.get("split") or "train"),
-        text_field=text_field,
-    )
+    its: dict[str, Any] = {"config": entry.get("name"), "split": entry.get("split") or "train"}
+    check_source(dataclasses.replace(mixture, name=str(entry["path"]), mixture=(), **its))
 
 
-def _check_files(paths: Iterable[Path], form: files.Format, text_field: str) -> None:
-    """Check every row of local files, as far as :data:`CHECK_SECONDS` go."""
+def _check_files(paths: Iterable[Path], form: files.Format, source: DataSource) -> None:
+    """Check every row of local files, as far as :data:`CHECK_SECONDS` go; missing values all at once."""
     end_s = time.monotonic() + CHECK_SECONDS
     shape: RowShape | None = None
-    path = Path()
+    path, incomplete = Path(), list[tuple[str, str]]()
+    old = {name for name, _ in source.columns}
     for path in paths:
-        for position, row in rows_to_check(path, form, known_columns(text_field)):
+        renames: dict[str, str] | None = None
+        for position, row in rows(
+            path, form, lambda name: name in old or may_be_trained(name, source.text_field)
+        ):
+            renames = source.renames(row) if renames is None else renames
+            row = renamed(row, renames)
+            where = f"{path}, {position}"
             if shape is None:
-                shape = detect(row, f"{path}, {position}" if form == "json" else str(path), text_field)
+                shape = detect(row, where if form == "json" else str(path), source.text_field)
             missing = next((column for column in shape.columns if column not in row), None)
             if missing and form in COLUMNAR:
                 raise DataError(f"there is no column '{missing}'; found {', '.join(row)}", where=str(path))
-            check_cells(row, shape, f"{path}, {position}")
+            if problem := shape.lacks(row):
+                incomplete.append((where, problem))
+            else:
+                check_cells(row, shape, where)
             if time.monotonic() > end_s:
                 break  # to the next file: the columns of its first row are checked in any case
     if shape is None:
-        raise DataError("the data set holds no rows", where=str(path), fix="give a file with rows in it")
+        raise no_rows(str(path))
+    if incomplete and not source.drop_incomplete:
+        raise _incomplete(incomplete)
+    if incomplete:
+        warn(f"{source}: {len(incomplete)} rows lack a value and are left out (drop_incomplete)")
+
+
+def _incomplete(rows: list[tuple[str, str]]) -> UserError:
+    """The error for rows without a value, of which the first five are named."""
+    (where, problem), *more = rows
+    for place, other in more[:4]:
+        problem += f"\n    {place}: {other}"
+    if more:
+        problem = f"{len(rows)} rows lack a value: {problem}" + ("\n    ..." if len(rows) > 5 else "")
+    fix = "correct or remove such rows, or leave them out with drop_incomplete: true"
+    return DataError(problem, where=where, fix=fix)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from podtune.sft.data.token_batch import IGNORED, TokenBatch
 from podtune.sft.data.tokenizer import TokenizeOptions
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 
 @dataclass
@@ -26,6 +32,8 @@ class Stats:
         highest_id: the largest token id.
         rows_diverged: rows whose rendered prompt is not the start of the rendered row; training then sees
             another context than generation will.
+        rows_doubled: rows whose tokens are exactly those of an earlier row.
+        rows_blank: rows that came in with a blank answer.
         fingerprint: of the rows that came in, see :func:`podtune.sft.data.fingerprint`.
     """
 
@@ -39,7 +47,12 @@ class Stats:
     longest: int = 0
     highest_id: int = -1
     rows_diverged: int = 0
+    rows_doubled: int = 0
+    rows_blank: int = 0
     fingerprint: str = ""
+
+    def __post_init__(self) -> None:
+        self._seen: set[int] = set()  # no field: it is not kept
 
     @property
     def rows_dropped(self) -> int:
@@ -64,6 +77,9 @@ class Stats:
         self.longest = max(self.longest, batch.longest)
         self.highest_id = max(self.highest_id, int(batch.ids.max(initial=-1)))
         self.rows_diverged += batch.diverged
+        self.rows_blank += batch.blank
+        self._seen.update(row_hashes(batch.ids, batch.offsets))
+        self.rows_doubled = self.rows_kept - len(self._seen)
 
     def warnings(self, options: TokenizeOptions) -> list[str]:
         """Sentences for people about rows that are cut, left out, untrained or rendered in two ways."""
@@ -84,6 +100,10 @@ class Stats:
                 f"{self.rows_untrained} of {self.rows} rows have nothing to train: they are empty, "
                 "or their loss mask is"
             )
+        if self.rows_doubled:
+            warnings.append(f"{self.rows_doubled} of {self.rows} rows are exact doubles of an earlier row")
+        if self.rows_blank:
+            warnings.append(f"{self.rows_blank} of {self.rows} rows have a blank answer")
         if self.rows_diverged:
             warnings.append(
                 f"in {self.rows_diverged} of {self.rows} rows the prompt alone is not how the whole row "
@@ -91,3 +111,9 @@ class Stats:
                 "that merge over the border): the model will see another context when it answers"
             )
         return warnings
+
+
+def row_hashes(ids: NDArray[np.int32], offsets: NDArray[np.int32]) -> Iterator[int]:
+    """A hash of each row's tokens, for this process alone: row i is ``ids[offsets[i]:offsets[i + 1]]``."""
+    for start, end in itertools.pairwise(offsets.tolist()):
+        yield hash(ids[start:end].tobytes())

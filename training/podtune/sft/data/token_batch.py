@@ -42,6 +42,7 @@ class TokenBatch:
         dropped: rows left without a trained token by the cut.
         diverged: rows whose prompt is not how the complete row starts.
         longest: tokens of the longest row before the cut.
+        blank: rows that came in with a blank answer.
     """
 
     ids: NDArray[np.int32]
@@ -53,6 +54,7 @@ class TokenBatch:
     dropped: int = 0
     diverged: int = 0
     longest: int = 0
+    blank: int = 0
 
     @classmethod
     def of(cls, rows: MaskedRows, max_length: int | None, truncation_mode: str) -> TokenBatch:

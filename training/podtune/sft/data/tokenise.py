@@ -2,7 +2,7 @@
 
     sources = Sources.of({"dataset_name": "datasets/qa"})
     sources.check()                                            # no torch; bad data ends here
-    made = tokenised_source(sources.train, tokenizer, TokenizeOptions(max_length=1024), cache_dir=folder)
+    made = tokenised(sources.train, tokenizer, TokenizeOptions(max_length=1024), cache_dir=folder)
     made.dataset, made.stats
 
 The columns of a row: shapes.py. Its source: source.py. Its encoding: encode.py.
@@ -27,14 +27,12 @@ from podtune.run.progress import progress
 from podtune.sft.data import cache
 from podtune.sft.data.encode import Encoder
 from podtune.sft.data.fingerprint import fingerprint
-from podtune.sft.data.load import load_split
-from podtune.sft.data.shapes import RowShape, detect
+from podtune.sft.data.load import load_split, shape_of
 from podtune.sft.data.source import DataSource
 from podtune.sft.data.stats import Stats
 from podtune.sft.data.token_batch import TokenBatch
 from podtune.sft.data.tokenizer import (
     TokenizeOptions,
-    check_tokenizer,
     tokenizer_hash,
     training_template,
     unknown_roles,
@@ -44,11 +42,10 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import PreTrainedTokenizerBase
 
-_VERSION = 5  # raise it when the same input gives other tokens, counts or warnings
+_VERSION = 6  # raise it when the same input gives other tokens, counts or warnings
 _BATCH_ROWS = 2000
 _BATCH_BYTES = 16 * 2**20
 SCHEMA = pa.schema([("input_ids", pa.list_(pa.int32())), ("labels", pa.list_(pa.int32()))])
-EXTRAS = ("tools", "chat_template_kwargs", "prompt", "completion", "completion_mask", "assistant_masks")
 
 
 @dataclass(frozen=True)
@@ -86,56 +83,17 @@ class Tokenised:
         }
 
 
-def shape_of(dataset: Dataset, text_field: str = "text") -> RowShape:
-    """The shape of a loaded data set, by its columns and first row.
-
-    Raises:
-        UserError: no known shape.
-    """
-    first = next(iter(dataset), None)
-    if first is None:
-        raise DataError("the data set holds no rows", fix="give a file with rows in it")
-    return detect(first, "data set", text_field)
-
-
-def tokenised_source(
-    source: DataSource,
-    tokenizer: PreTrainedTokenizerBase,
-    options: TokenizeOptions,
-    *,
-    vocabulary: int | None = None,
-    cache_dir: Path | None = None,
-    wait_s: float = cache.WAIT_S,
-) -> Tokenised:
-    """Tokenise the rows that lie at ``source``, which are not read if the cache knows its files.
-
-    See :func:`tokenised` for arguments and errors.
-    """
-    stamped = source.stamped(cache_dir, options.dataset_text_field)
-    known = stamped.read()
-    if known and cache_dir and (entry := cache.read(cache_dir, cache_key(known, tokenizer, options))):
-        made = _mapped(options, *entry, True)
-        _check_vocabulary(made.stats.highest_id, tokenizer, vocabulary, source)
-        return made
-    rows = load_split(source)
-    made = tokenised(
-        rows, source, tokenizer, options, vocabulary=vocabulary, cache_dir=cache_dir, wait_s=wait_s
-    )
-    stamped.write(made.stats.fingerprint)
-    return made
-
-
 def tokenised(
-    rows: Dataset,
     source: DataSource,
     tokenizer: PreTrainedTokenizerBase,
     options: TokenizeOptions,
     *,
+    rows: Dataset | None = None,
     vocabulary: int | None = None,
     cache_dir: Path | None = None,
     wait_s: float = cache.WAIT_S,
 ) -> Tokenised:
-    """Tokenise ``rows``: columns ``input_ids`` and ``labels``, equal to those of TRL 1.16's SFTTrainer.
+    """Tokenise rows: columns ``input_ids`` and ``labels``, equal to those of TRL 1.16's SFTTrainer.
 
     Question and answer become prompt and completion: messages where the tokenizer has a chat template, else
     plain text with a line break between. With ``cache_dir``, the result lies there under the hash of all that
@@ -143,10 +101,10 @@ def tokenised(
     work. Without, it is in memory.
 
     Args:
-        rows: those to tokenise.
-        source: where they come from, for messages.
+        source: where the rows come from.
         tokenizer: of the model.
         options: what becomes tokens, and which are trained.
+        rows: those to tokenise; None: all at ``source``, which are not read if the cache knows its files.
         vocabulary: rows of the model's embedding; None if it is not known.
         cache_dir: folder of the cache.
         wait_s: the longest wait for another process that does this work.
@@ -155,11 +113,37 @@ def tokenised(
         UserError: a row that cannot be encoded, no trained token at all, a tokenizer that lacks what is
             needed, or a cache that cannot be written; errors about a row name where it came from.
     """
+    stamped = source.stamped(cache_dir if rows is None else None)
+    known = stamped.read()
+    if known and cache_dir and (entry := cache.read(cache_dir, cache_key(known, tokenizer, options))):
+        made = _mapped(options, *entry, True)
+    else:
+        rows = load_split(source) if rows is None else rows
+        made = _made(rows, source, tokenizer, options, cache_dir, wait_s)
+        stamped.write(made.stats.fingerprint)
+    if vocabulary is not None and (highest := made.stats.highest_id) >= vocabulary:
+        token = tokenizer.convert_ids_to_tokens(highest)
+        raise DataError(
+            f"token {token!r} has the id {highest}, and the model has {vocabulary} embeddings",
+            where=str(source),
+            fix="leave that token out of the rows, or use a model whose embeddings were resized for it",
+        )
+    return made
+
+
+def _made(
+    rows: Dataset,
+    source: DataSource,
+    tokenizer: PreTrainedTokenizerBase,
+    options: TokenizeOptions,
+    cache_dir: Path | None,
+    wait_s: float,
+) -> Tokenised:
     with naming(source):
         shape = shape_of(rows, options.dataset_text_field)
-        warnings = check_tokenizer(tokenizer, options, shape) + unknown_roles(rows, tokenizer, shape)
-        stats = Stats(fingerprint=fingerprint(rows))
         encoder = Encoder(tokenizer, options, shape)
+        warnings = encoder.warnings + unknown_roles(rows, tokenizer, shape)
+        stats = Stats(fingerprint=fingerprint(rows))
         encoded = _encoded(rows, encoder, stats)
         if cache_dir is None:
             table = pa.Table.from_batches(list(encoded), SCHEMA)
@@ -174,20 +158,7 @@ def tokenised(
 
             key = cache_key(stats.fingerprint, tokenizer, options)
             made = _mapped(options, *cache.get_or_make(cache_dir, key, write, wait_s=wait_s))
-    _check_vocabulary(made.stats.highest_id, tokenizer, vocabulary, source)
     return made
-
-
-def _check_vocabulary(
-    highest_id: int, tokenizer: PreTrainedTokenizerBase, vocabulary: int | None, source: DataSource
-) -> None:
-    if vocabulary is not None and highest_id >= vocabulary:
-        token = tokenizer.convert_ids_to_tokens(highest_id)
-        raise DataError(
-            f"token {token!r} has the id {highest_id}, and the model has {vocabulary} embeddings",
-            where=str(source),
-            fix="leave that token out of the rows, or use a model whose embeddings were resized for it",
-        )
 
 
 def _info(stats: Stats, encoder: Encoder, warnings: list[str]) -> cache.Info:
@@ -239,8 +210,7 @@ def _encoded(dataset: Dataset, encode: Encoder, stats: Stats) -> Iterator[pa.Rec
     Raises:
         UserError: a row that cannot be encoded, or none of them has a token to train.
     """
-    columns = (*encode.shape.columns, *EXTRAS)
-    needed = [name for name in dict.fromkeys(columns) if name in dataset.column_names]
+    needed = [name for name in encode.shape.read if name in dataset.column_names]
     rows = dataset.with_format(None).select_columns(needed)
     per_row = max(1, rows.data.nbytes // max(1, len(rows.data)))
     step = max(1, min(_BATCH_ROWS, _BATCH_BYTES // per_row))

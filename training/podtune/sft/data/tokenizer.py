@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from podtune.run.errors import ConfigError, NotFound, UserError
-from podtune.sft.data.shapes import RowShape
+from podtune.sft.data.shapes import RowShape, as_messages
 from podtune.sft.source.model import Origin, base_of, explained, locate_model
 
 if TYPE_CHECKING:
@@ -117,11 +117,6 @@ def check_tokenizer(
 ) -> list[str]:
     """Make sure that the tokenizer can train ``shape``; return warnings.
 
-    Args:
-        tokenizer: the tokenizer.
-        options: of the rows.
-        shape: of the data set.
-
     Raises:
         UserError: no template, padding or EOS token where one is needed; each says what to set.
     """
@@ -136,16 +131,11 @@ def check_tokenizer(
             "set --chat_template_path to a .jinja file or to a model that has one, for example "
             "HuggingFaceTB/SmolLM3-3B",
         )
-    if options.assistant_only_loss and not (
-        shape.conversational or (shape.name == "question-answer" and tokenizer.chat_template)
-    ):
+    templated = shape.templated(tokenizer.chat_template)
+    if options.assistant_only_loss and not templated:
         raise refuse("assistant_only_loss needs rows of messages", f"leave it off; the rows are {shape.name}")
-    training_template(tokenizer, options)
-    plain = (
-        not shape.conversational
-        and shape.name != "tokenized"
-        and not (shape.name == "question-answer" and tokenizer.chat_template)
-    )
+    template = training_template(tokenizer, options)
+    plain = shape.name != "tokenized" and not templated
     if tokenizer.eos_token_id is None and plain:
         raise refuse(
             "it has no EOS token, so the model could not learn where an answer ends",
@@ -153,11 +143,11 @@ def check_tokenizer(
         )
     if tokenizer.pad_token_id is None:
         raise refuse("it has no padding token", "set --pad_token to a token that is never part of an answer")
-    return _tokenizer_warnings(tokenizer, options, shape)
+    return _tokenizer_warnings(tokenizer, options, shape, template)
 
 
 def _tokenizer_warnings(
-    tokenizer: PreTrainedTokenizerBase, options: TokenizeOptions, shape: RowShape
+    tokenizer: PreTrainedTokenizerBase, options: TokenizeOptions, shape: RowShape, template: str | None
 ) -> list[str]:
     warnings = []
     if tokenizer.eos_token_id is None:
@@ -173,9 +163,7 @@ def _tokenizer_warnings(
     if options.assistant_only_loss and shape.name != "tokenized":
         from trl.chat_template_utils import is_chat_template_stop_token_trained
 
-        if not is_chat_template_stop_token_trained(
-            tokenizer, chat_template=training_template(tokenizer, options)
-        ):
+        if not is_chat_template_stop_token_trained(tokenizer, chat_template=template):
             warnings.append(
                 "the chat template leaves the stop token outside of {% generation %}: the model "
                 "will not learn to stop"
@@ -188,12 +176,8 @@ def unknown_roles(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, shape: R
     if not shape.conversational:
         return []
     rows = dataset.select_columns(list(shape.columns))[:1000]
-    roles = {
-        message.get("role") or message.get("from")
-        for name in shape.columns
-        for chat in rows[name]
-        for message in chat or ()
-    }
+    chats = [chat for name in shape.columns for chat in rows[name] if chat]
+    roles = {message.get("role") for chat in chats for message in as_messages(chat)}
     template = str(tokenizer.chat_template)
     unknown = sorted(
         role
@@ -203,10 +187,8 @@ def unknown_roles(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, shape: R
     if not unknown:
         return []
     return [
-        (
-            f"the chat template may not know the role {', '.join(unknown)}; those that templates know are "
-            f"{', '.join(ROLES)}"
-        )
+        f"the chat template may not know the role {', '.join(unknown)}; those that templates know are "
+        f"{', '.join(ROLES)}"
     ]
 
 

@@ -22,8 +22,9 @@ from podtune.run.errors import (
     UsageError,
 )
 from podtune.sft.data.readers import rows_at
+from podtune.sft.data.shapes import Messages
 from podtune.sft.generate.answers import by_length
-from podtune.sft.model.template import Messages, prompt_and_answer
+from podtune.sft.model.template import prompt_and_answer
 
 OUTPUTS = (".parquet", ".jsonl")
 Prompt = str | Messages

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from podtune.run.errors import UsageError, warn
-from podtune.sft.model.template import Messages, prompt_ids, stop_token_ids
+from podtune.sft.data.shapes import Messages
+from podtune.sft.model.template import prompt_ids, stop_token_ids
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

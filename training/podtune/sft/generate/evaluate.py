@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from podtune.run.record import Json
+from podtune.sft.data.shapes import Messages
 from podtune.sft.generate.answers import Sampling, answer, by_length
 from podtune.sft.model.load import load_model
-from podtune.sft.model.template import Messages, prompt_and_answer, scored_ids
+from podtune.sft.model.template import prompt_and_answer, scored_ids
 from podtune.sft.source.model import Origin, locate_model
 
 if TYPE_CHECKING:

@@ -13,7 +13,6 @@ from podtune.plan.shapes import Opaque, Shape
 from podtune.run.errors import UserError
 from podtune.sft.data.tokenizer import load_tokenizer
 from podtune.sft.model.flops import Parameters, counted_flops_per_token, flops_per_token, parameter_count
-from podtune.sft.model.template import has_generation_markers, stop_token_trained
 from podtune.sft.source.model import Origin, base_of, load_config, locate_model
 
 if TYPE_CHECKING:
@@ -138,8 +137,10 @@ def model_info(
 
 
 def _tokenizer_info(origin: Origin, config: PreTrainedConfig, trust_remote_code: bool) -> TokenizerInfo:
+    from trl.chat_template_utils import has_generation_markers, is_chat_template_stop_token_trained
+
     tokenizer = load_tokenizer(origin, trust_remote_code=trust_remote_code)
-    markers = has_generation_markers(tokenizer)
+    markers = has_generation_markers(tokenizer.chat_template or "")
     return TokenizerInfo(
         size=len(tokenizer),
         fits_embedding=max(tokenizer.get_vocab().values()) < config.get_text_config().vocab_size,
@@ -149,7 +150,7 @@ def _tokenizer_info(origin: Origin, config: PreTrainedConfig, trust_remote_code:
         pad_is_eos=tokenizer.pad_token_id is not None and tokenizer.pad_token_id == tokenizer.eos_token_id,
         chat_template=bool(tokenizer.chat_template),
         generation_markers=markers,
-        stop_token_trained=stop_token_trained(tokenizer) if markers else None,
+        stop_token_trained=is_chat_template_stop_token_trained(tokenizer) if markers else None,
     )
 
 

@@ -7,11 +7,11 @@ stop token belongs to the frame of the conversation and is not trained.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from podtune.run.errors import ConfigError, DataError
+from podtune.sft.data.shapes import Messages, as_messages, named
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -30,8 +30,6 @@ CHAT_TEMPLATE = (
     "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
 )
 
-Messages = list[dict[str, Any]]
-
 
 def prompt_and_answer(row: dict[str, Any]) -> tuple[str | Messages, str | None]:
     """Split a row of any shape into prompt and answer; plain text is the answer to an empty prompt.
@@ -39,14 +37,9 @@ def prompt_and_answer(row: dict[str, Any]) -> tuple[str | Messages, str | None]:
     Raises:
         UserError: none of the shapes.
     """
+    row = named(row)
     if turns := row.get("messages") or row.get("conversations"):
-        messages = [
-            {
-                "role": turn.get("role") or turn.get("from"),
-                "content": turn.get("content") or turn.get("value"),
-            }
-            for turn in turns
-        ]
+        messages = as_messages(turns)
         last = max(
             (at for at, turn in enumerate(messages) if turn["role"] == "assistant"), default=len(messages)
         )
@@ -123,31 +116,6 @@ def stop_token_ids(tokenizer: PreTrainedTokenizerBase, generation_config: Any = 
     configured = getattr(generation_config, "eos_token_id", None)
     ids = set(configured if isinstance(configured, list) else [configured]) | {tokenizer.eos_token_id}
     return sorted(token for token in ids if token is not None)
-
-
-def has_generation_markers(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Return whether the template marks the tokens that assistant-only loss trains."""
-    template = tokenizer.chat_template
-    text = template.get("default", "") if isinstance(template, dict) else template or ""
-    return re.search(r"\{%-?\s*generation\s*-?%\}", text) is not None
-
-
-def stop_token_trained(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Return whether a marked assistant turn ends with a special token, by which the model learns to stop."""
-    turns = [
-        {"role": "user", "content": "a"},
-        {"role": "assistant", "content": "b"},
-        {"role": "user", "content": "c"},
-    ]
-    rendered = _rendered(tokenizer, turns, return_assistant_tokens_mask=True)
-    marked = [
-        token
-        for token, trained in zip(rendered["input_ids"], rendered["assistant_masks"], strict=True)
-        if trained
-    ]
-    while marked and not tokenizer.decode([marked[-1]]).strip():
-        marked.pop()
-    return bool(marked) and marked[-1] in tokenizer.get_added_vocab().values()
 
 
 def _without_template(tokenizer: PreTrainedTokenizerBase, prompt: str | Messages) -> str | Messages:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from accelerate import DistributedDataParallelKwargs, DistributedType, PartialState
 from datasets import Dataset, IterableDataset
+from peft import PeftModel
 from transformers import PrinterCallback
 from transformers.integrations import KubeflowCallback
 from trl import SFTConfig, SFTTrainer
@@ -29,6 +30,7 @@ from podtune.sft.cpu.rms_norm import patch_rms_norm
 from podtune.sft.data.batching import ROW, LengthGrouped, NumberedBatches, balance, row_lengths
 from podtune.sft.train.early import stopped_early
 from podtune.sft.train.job_status import JobStatus
+from podtune.sft.train.lora import fuse_adapters
 from podtune.sft.train.loss import (
     fused_loss,
     fused_loss_unsupported_reason,
@@ -146,6 +148,11 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
             leave_casts_to_autocast(self.model)
             if args.device.type == "cpu" and args.bf16 and not args.torch_compile:
                 patch_rms_norm(self.model)
+        if isinstance(self.model, PeftModel) and not args.torch_compile:  # which fuses by itself
+            half = torch.bfloat16 if args.bf16 else torch.float16
+            amp = half if self.accelerator.native_amp else None
+            # FSDP shards weights of one dtype
+            fuse_adapters(self.model, amp, cast_base=bool(amp) and not self.is_fsdp_enabled)
         self.remove_callback(PrinterCallback)  # podtune.sft.train.progress says it in one tidy line
         if self.pop_callback(KubeflowCallback):
             self.add_callback(JobStatus)
