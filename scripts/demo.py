@@ -16,9 +16,10 @@ import json
 import os
 import subprocess
 import time
-import zlib
 from pathlib import Path
 from typing import Any
+
+from podtune.report.compare.answers import readable
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -109,16 +110,10 @@ def answer_lines(answers: dict[str, Any]) -> list[str]:
         verdict = "right" if sample in right else f"wrong: {sample['reference']}"
         lines += [
             f"  {sample['prompt']}",
-            f"    before   {readable(sample['base'])}",
+            f"    before   {readable(sample['base'])[:90]}",
             f"    after    {sample['tuned'][:90]}   ({verdict})",
         ]
     return lines
-
-
-def readable(text: str) -> str:
-    """A short answer as it is, and ``(noise)`` for what a model of random weights says."""
-    repeats = len(zlib.compress(text.encode())) < len(text) // 2
-    return "(noise)" if repeats or "\ufffd" in text or not 0 < len(text) < 90 else text
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from podtune.run.errors import MARKER
 from podtune.run.follow import read_record
 from podtune.run.heartbeat import HEARTBEAT_FILE, life
 from podtune.run.log_lines import parse, train_line
+from podtune.run.manifest import MANIFEST
 from podtune.run.metrics_log import MetricsLog, read_metrics
 from podtune.run.record import new_record
 
@@ -131,7 +132,7 @@ def test_a_damaged_manifest_is_seen_and_the_checkpoint_before_is_used(tmp_path: 
         checkpoint.commit(
             staging_dir, tmp_path / staging_dir.name, step, {"learning_rate": 1e-3, "tokens": 7}
         )
-    file = tmp_path / "checkpoint-2" / checkpoint.MANIFEST
+    file = tmp_path / "checkpoint-2" / MANIFEST
     text = file.read_text()
     true = json.loads(text)
     for case in range(CASES // 5):

@@ -1,6 +1,7 @@
 """The planner's formulas give the papers' own examples, and what our benchmark counted."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -500,3 +501,14 @@ def test_the_precision_that_a_fine_tune_has_is_planned_for_every_card() -> None:
             shape_of("tinygpt-124m"), strategy="single", world_size=1, hardware=row, precision=precision
         )
         assert plan.step_time_s
+
+
+def test_the_table_shows_no_unknown_bytes_three_digits_and_ends_with_advice() -> None:
+    lines = run("--params", "70e9", "--world-size", "8", "--hardware", "H100").stdout.splitlines()
+    rows = {line.split()[0]: re.split(r"\s{2,}", line) for line in lines[3:] if "  " in line}
+    assert rows["tensor"][8] == "–"
+    assert re.fullmatch(r"at least [\d,]+ ms", rows["tensor"][10])
+    assert re.fullmatch(r"1,760 ms", rows["ddp"][10])
+    assert re.match(r"Nothing fits: \S+ needs [\d.]+ GiB of H100's [\d.]+; 16 of them hold it", lines[-1])
+    small = run("--model", "tinygpt-124m", "--world-size", "2", "--hardware", "H100").stdout.splitlines()[-1]
+    assert re.match(r"Take \S+: (the fastest|within 1 %)", small), small

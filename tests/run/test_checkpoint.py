@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from support.resume_keys import KEY
 
-from podtune.run import checkpoint
+from podtune.run import checkpoint, output_volume
 from podtune.run.errors import UserError, report
+from podtune.run.manifest import MANIFEST, flushed_files
 
 UMASK = os.umask(0o022)
 os.umask(UMASK)
@@ -46,7 +47,7 @@ def test_the_newest_complete_checkpoint_is_found_with_what_it_was(tmp_path: Path
 def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_used(tmp_path: Path, harm: str) -> None:
     save(tmp_path, 1)
     newest = save(tmp_path, 2)
-    weights, manifest = newest / "model.safetensors", newest / checkpoint.MANIFEST
+    weights, manifest = newest / "model.safetensors", newest / MANIFEST
     if harm == "missing":
         weights.unlink()
     elif harm == "truncated":
@@ -97,27 +98,27 @@ def test_rotation_keeps_the_newest_and_the_best(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot be written"):
-        checkpoint.check_writable(tmp_path / "file" / "output")
+        output_volume.check_writable(tmp_path / "file" / "output")
 
 
 def test_looking_whether_a_folder_can_be_written_leaves_the_volume_as_it_was(tmp_path: Path) -> None:
     """Pods of one job look at the same time: none may take away a folder that another has just made."""
-    checkpoint.check_writable(tmp_path / "new" / "run")
+    output_volume.check_writable(tmp_path / "new" / "run")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_volume_that_the_checkpoints_will_not_fit_on_is_refused_with_both_figures(tmp_path: Path) -> None:
     each = shutil.disk_usage(tmp_path).free // 2
     with pytest.raises(UserError, match=r"GiB are free and checkpoints of .* GiB need about .* GiB more"):
-        checkpoint.check_space(tmp_path, each, 2)
-    checkpoint.check_space(tmp_path, 2**20, 2)
-    assert [checkpoint.size_text(size) for size in (3 * 2**20, 1.5 * 2**30)] == ["3 MiB", "1.5 GiB"]
+        output_volume.check_space(tmp_path, each, 2)
+    output_volume.check_space(tmp_path, 2**20, 2)
+    assert [output_volume.size_text(size) for size in (3 * 2**20, 1.5 * 2**30)] == ["3 MiB", "1.5 GiB"]
 
 
 def test_checkpoints_that_are_there_count_as_written(tmp_path: Path) -> None:
     save(tmp_path, 1)
     each = sum(file.stat().st_size for file in (tmp_path / "checkpoint-1").rglob("*") if file.is_file())
-    assert checkpoint.missing_bytes(tmp_path, each, 2) == 2 * each
+    assert output_volume.missing_bytes(tmp_path, each, 2) == 2 * each
 
 
 def test_a_full_disk_has_a_code_of_its_own_and_a_fix(capsys: pytest.CaptureFixture[str]) -> None:
@@ -129,13 +130,13 @@ def test_a_full_disk_has_a_code_of_its_own_and_a_fix(capsys: pytest.CaptureFixtu
 
 def test_a_flipped_bit_anywhere_in_the_newest_checkpoint_is_seen(tmp_path: Path) -> None:
     newest, dice = save(tmp_path, 2), random.Random(3)
-    for path in (newest / checkpoint.MANIFEST, newest / "model.safetensors"):
+    for path in (newest / MANIFEST, newest / "model.safetensors"):
         content = path.read_bytes()
         for place in [*range(0, len(content), 7), *(dice.randrange(len(content)) for _ in range(100))]:
             flipped = bytearray(content)
             flipped[place] ^= 1 << dice.randrange(7)
             path.write_bytes(flipped)
-            same = path.name == checkpoint.MANIFEST and _same_json(flipped, content)  # white space
+            same = path.name == MANIFEST and _same_json(flipped, content)  # white space
             assert same or checkpoint.damage(newest), (
                 path.name,
                 place,
@@ -165,7 +166,7 @@ def _same_json(one: bytes, other: bytes) -> bool:
 )
 def test_an_odd_manifest_is_damage_and_the_checkpoint_before_is_used(tmp_path: Path, manifest: str) -> None:
     save(tmp_path, 1)
-    (save(tmp_path, 2) / checkpoint.MANIFEST).write_text(manifest)
+    (save(tmp_path, 2) / MANIFEST).write_text(manifest)
     found, _ = checkpoint.newest_complete(tmp_path)
     assert found is not None
     assert found.step == 1
@@ -202,7 +203,7 @@ def test_a_link_among_a_checkpoints_files_is_not_read_and_every_user_may_read_th
     (staging_dir / "model.safetensors").write_bytes(b"w")
     (staging_dir / "model.safetensors").chmod(0o600)  # as safetensors leaves it
     (staging_dir / "environment").symlink_to("/proc/self/environ")
-    assert list(checkpoint.entries_of(staging_dir)) == ["model.safetensors"]
+    assert list(flushed_files(staging_dir)) == ["model.safetensors"]
     checkpoint.commit(staging_dir, tmp_path / "checkpoint-1", 1, FACTS)
     saved = tmp_path / "checkpoint-1"
     assert (saved / "model.safetensors").stat().st_mode & 0o777 == 0o666 & ~UMASK

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from podtune.run import checkpoint
+from podtune.run import output_volume
 from podtune.run.errors import IO, PEER_LOST, PeerLost, UserError, exit_code, warn
 
 PACKAGE = Path(__file__).parents[2] / "training" / "podtune"
@@ -52,7 +52,7 @@ def test_a_volume_that_held_checkpoints_and_cannot_be_written_now_is_tried_again
 
     monkeypatch.setattr(Path, "write_bytes", read_only)
     with pytest.raises(UserError, match="Read-only"):
-        checkpoint.check_writable(tmp_path)
+        output_volume.check_writable(tmp_path)
     (tmp_path / "checkpoint-5").mkdir()
     with pytest.raises(PeerLost, match="at the moment"):
-        checkpoint.check_writable(tmp_path)
+        output_volume.check_writable(tmp_path)

@@ -97,7 +97,7 @@ def compare(*runs: StrPath | Run) -> dict[str, Any]:
 
     if len(runs) < 2:
         raise UsageError("a comparison needs two runs", where="compare", fix="name a second one")
-    return compare_runs([run if isinstance(run, Run) else load(run) for run in runs])
+    return compare_runs([run if isinstance(run, Run) else load(run) for run in runs]).as_json()
 
 
 def lint(*manifests: StrPath) -> Verdict:

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 from podtune.machine.facts import cpu_threads
-from podtune.run import checkpoint
+from podtune.run import output_volume
 from podtune.run.distributed import cleanup_distributed, setup_distributed
 from podtune.run.errors import OK, PREEMPTED, reader_left, working
 from podtune.run.exit import exit_after
@@ -73,7 +73,7 @@ def check_inputs(settings: Settings, *, is_main: bool) -> None:
     settings.sources.check()
     if is_main and (url := values.get("publish")):
         object_store.check_writable(url)
-    checkpoint.check_writable(Path(values["output_dir"]))
+    output_volume.check_writable(Path(values["output_dir"]))
 
 
 def fine_tune(settings: Settings, world: World) -> int:

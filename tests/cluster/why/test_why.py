@@ -418,6 +418,16 @@ def test_a_manifest_that_no_cluster_has_seen_is_answered_by_lint(tmp_path: Path)
     assert (found.cause.reason, found.sentence[:29]) == ("PT005", "PyTorchJob run would not run:")
 
 
+def test_each_of_several_jobs_that_were_saved_gets_its_own_answer(tmp_path: Path) -> None:
+    other = {**job("Running"), "metadata": {"name": "run-2"}}
+    items = [job(), ended(137, reason="OOMKilled"), other, pod("run-2-master-0", "Running")]
+    text = yaml.safe_dump_all([{"apiVersion": "v1", **each} for each in items])
+    (tmp_path / "all.yaml").write_text(text)
+    shown = podtune("why", str(tmp_path / "all.yaml")).stdout.splitlines()
+    assert shown[0].startswith("PyTorchJob run failed: run-master-0: pytorch was killed")
+    assert shown[-1] == "PyTorchJob run-2 runs, and nothing is wrong with its pods"
+
+
 def run_folder(folder: Path, **record: Any) -> Path:
     (folder / "run.json").write_text(json.dumps({"schema": "podtune.run/1", "status": "error", **record}))
     return folder

@@ -19,10 +19,12 @@ from typer.testing import CliRunner, Result
 
 from podtune.cli import app
 from podtune.report.compare import view
+from podtune.report.compare.answers import wilson
 from podtune.report.compare.comparison import compare
 from podtune.report.compare.figures import interpolate
-from podtune.report.compare.page import html_page
+from podtune.report.compare.page import html_page, swept
 from podtune.report.draw.tables import shown
+from podtune.report.runs import listing
 from podtune.report.runs.runs import load_run
 from podtune.run.errors import UserError
 from podtune.run.record import METRICS_FILE, RUN_FILE, write_json
@@ -132,7 +134,7 @@ def test_a_run_that_failed_or_has_no_loss_is_left_out_by_name_and_the_others_are
         ]
     third = make_run("third", floor=2.0, learning_rate=5e-3, steps=200)
     assert comparison(good, worse, third, empty)["verdict"]["text"].startswith(
-        "Best of 3: good has the lower"
+        "Best of 3: good has the lowest"
     )
 
 
@@ -263,6 +265,101 @@ def test_twins_and_old_copies_are_refused_and_a_name_twice_is_told_apart(
         ),
     ):
         compare([load_run(first), load_run(copy)])
+
+
+def test_runs_of_the_same_work_get_no_verdict_on_speed(make_run: RunMaker) -> None:
+    """Only the learning rate and the machine's mood differ."""
+
+    def measured(rate: float) -> dict[str, Any]:
+        return {"measurements": {"tokens_per_s": rate}}
+
+    slow, fast = (
+        make_run(name, learning_rate=rate, record=measured(speed))
+        for name, rate, speed in (("slow", 1e-3, 4000.0), ("fast", 3e-4, 6000.0))
+    )
+    found = comparison(slow, fast)["speed"]
+    assert (found["faster"], found["ratio"]) == (None, 1.5)
+    assert found["text"].startswith("No verdict on speed: nothing that changes it differs")
+    packed = make_run("packed", config={"packing": True}, record=measured(6000.0))
+    found = comparison(slow, packed)["speed"]
+    assert (found["faster"], found["exceeds_noise"]) == ("packed", True)
+    assert "packed is 1.50 times as fast as slow: 6,000 against 4,000 tokens/s, more than" in found["text"]
+
+
+def test_the_noise_of_a_speed_is_its_spread_between_logging_windows(make_run: RunMaker) -> None:
+    """A machine of two speeds: the mean of many steps has a tiny error, and says nothing."""
+    lines = [
+        line | {"tokens_per_s": 3000.0 + 3000 * (line["step"] % 2)}
+        for line in train_lines(*((step, 3.0) for step in range(1, 40)))
+    ]
+    runs = [
+        make_run(
+            name, lines=lines, config={"packing": packing}, record={"measurements": {"tokens_per_s": rate}}
+        )
+        for name, packing, rate in (("a", True, 5000.0), ("b", False, 4200.0))
+    ]
+    found = comparison(*runs)["speed"]
+    assert (found["faster"], found["exceeds_noise"]) == (None, False)
+    assert found["text"].startswith("Speed is the same within the spread between their logging windows")
+
+
+def test_answers_decide_by_a_binomial_interval(make_run: RunMaker) -> None:
+    def answering(name: str, share: float, rows: int = 400) -> Path:
+        tuned = {"answers": {"rows": rows, "base": {"exact_match": 0.0}, "tuned": {"exact_match": share}}}
+        return make_run(name, record={"measurements": tuned})
+
+    good, bad, alike, few = (
+        answering("good", 0.905),
+        answering("bad", 0.223),
+        answering("alike", 0.89),
+        answering("few", 1.0, 20),
+    )
+    found = comparison(bad, good)["answers"]
+    assert found["better"] == "good"
+    assert (
+        "good answers 90.5% of 400 held-out rows exactly, bad 22.3%: better by 68.2 points" in found["text"]
+    )
+    assert found["interval"] == pytest.approx([0.628, 0.728], abs=1e-3)
+    found = comparison(good, alike)["answers"]
+    assert (found["better"], "neither is better" in found["text"]) == (None, True)
+    assert comparison(good, few)["answers"] is None
+    assert wilson(1.0, 20)[0] < 0.9  # 20 of 20 is not certainty
+    rows = listing.rows_of([load_run(good), load_run(few)])
+    assert [row.values["exact_match"] for row in rows] == [0.905, 1.0]
+    assert "exact" in listing.table(rows).text()
+
+
+def test_a_sweep_s_page_has_its_name_the_swept_values_the_best_first_and_a_curve_over_them(
+    make_run: RunMaker,
+) -> None:
+    rates = [1e-5 * 3**power for power in range(6)]
+    folders = [
+        make_run(
+            f"learning_rate-{rate:g}_seed-{seed}_{index}ab{seed}cd",
+            learning_rate=rate,
+            seed=seed,
+            steps=100,
+        )
+        for index, rate in enumerate(rates)
+        for seed in (1, 2)
+    ]
+    runs = [load_run(folder) for folder in folders]
+    found = compare(runs)
+    assert found.names[0] == "learning_rate-1e-05_seed-1"  # unique without the hash
+    page = html_page(found, runs, "Sweep rates").replace(get_plotlyjs(), "")
+    assert "<h1>Sweep rates</h1>" in page
+    first = re.search(r"<tbody>(.*?)</tbody>", page, re.DOTALL)
+    assert first
+    shown_rates = re.findall(
+        r'<tr>.*?<td class="left">ok</td><td class="left">[12]</td><td class="left">([^<]*)</td>', first[1]
+    )
+    assert float(shown_rates[0]) == pytest.approx(rates[-1])
+    assert first[1].count(" best") >= 1
+    assert "Eval loss over learning_rate" in page
+    (chart,) = swept(found)
+    assert chart.log_x
+    assert [curve.name for curve in chart.series] == ["seed 1", "seed 2"]
+    assert list(chart.series[0].places["learning_rate"]) == pytest.approx(rates)
 
 
 def test_one_run_or_a_folder_that_is_none_is_refused(make_run: RunMaker, tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def places(value: Any) -> Iterator[tuple[Any, Any]]:
 def every_view(good: Path, odd: Path) -> None:
     runs = [load_run(good), load_run(odd)]
     found = compare(runs)
-    json.dumps(found)
+    json.dumps(found.as_json())
     view.text(found, width=80)
     view.markdown(found)
     html_page(found, runs).encode()

@@ -271,7 +271,7 @@ def test_the_tracker_of_a_run_that_has_ended_is_waited_for_and_that_of_a_running
     assert holder.stdin
     assert holder.stdout
     holder.stdout.readline()
-    once = {"follow": False, "forever": False, "rebuild": False, "as_json": True}
+    once = {"follow": False, "rebuild": False, "as_json": True}
     with pytest.raises(UserError, match="another process is writing this run"):
         sync(running, repo, **once)
     end = threading.Timer(1.0, holder.stdin.close)

@@ -14,6 +14,7 @@ from support.resume_keys import KEY
 
 from podtune.run import checkpoint
 from podtune.run.errors import UserError
+from podtune.run.manifest import MANIFEST
 from podtune.run.world import World
 from podtune.sft.source.object_store import Remote
 from podtune.sft.train.uploader import CheckpointUploader
@@ -97,7 +98,7 @@ def test_a_store_that_cuts_fails_or_dawdles_loses_nothing(
     bucket.saved(commit(bucket.output_dir, 2), Path(), last=True)
     failed = bucket.finish(30)
     object_store.mend()
-    complete = f"checkpoint-2/{checkpoint.MANIFEST}" in bucket.remote.listing()
+    complete = f"checkpoint-2/{MANIFEST}" in bucket.remote.listing()
     assert complete is (failed == "") is (how == "slow"), "an upload is complete, or invisible and said"
 
 

@@ -22,12 +22,6 @@ def aim_sync(
         bool,
         typer.Option("--follow", help="Continue until the run ends; for a folder of runs, until stopped."),
     ] = False,
-    forever: Annotated[
-        bool,
-        typer.Option(
-            "--forever", help="With --follow: stay after the run ended, for a pod that serves one volume."
-        ),
-    ] = False,
     rebuild: Annotated[
         bool, typer.Option("--rebuild", help="Write every point again, from the top of the files.")
     ] = False,
@@ -45,7 +39,7 @@ def aim_sync(
     from podtune.run.aim.sync import sync
 
     working("opening the Aim repository")
-    raise typer.Exit(sync(run_dir, repo, follow=follow, forever=forever, rebuild=rebuild, as_json=as_json))
+    raise typer.Exit(sync(run_dir, repo, follow=follow, rebuild=rebuild, as_json=as_json))
 
 
 def aim_ui(

@@ -48,12 +48,12 @@ def plan(
     hardware: Annotated[str, typer.Option(help=f"{', '.join(ROWS)}.")] = "L40S",
     interconnect: Interconnect = None,
     nodes: Nodes = None,
-    micro_batches: Annotated[int | None, typer.Option(help="Of the pipelines.")] = None,
+    micro_batches: Annotated[int | None, typer.Option(help="Micro-batches of the pipelines.")] = None,
     accumulation: Annotated[int, typer.Option(help="Forward and backward passes a step.")] = 1,
     activation_checkpointing: Annotated[str, typer.Option(help=f"{', '.join(RECOMPUTE)}.")] = "none",
     optimizer: Annotated[str, typer.Option(help=f"{', '.join(OPTIMIZERS)}.")] = "adamw",
     lora_r: Lora = None,
-    lora_dropout: Annotated[float, typer.Option(help="Of LoRA's inputs.")] = 0.0,
+    lora_dropout: Annotated[float, typer.Option(help="Dropout of LoRA's inputs.")] = 0.0,
     quantized: Quantized = False,
     fused_head: FusedHead = False,
     as_json: AsJson = False,
@@ -128,6 +128,47 @@ def _print(setup: TrainingSetup, row: Hardware, link: Link | None, *, as_json: b
     typer.echo(_table(plans))
     for name, why in refused.items():
         typer.echo(f"  {name}: not possible here: {why}")
+    typer.echo(_advice(plans, setup, row, link))
+
+
+CLOSE = 1.01  # times the fastest within which formulas see no difference
+
+
+def _advice(plans: list[Plan], setup: TrainingSetup, row: Hardware, link: Link | None) -> str:
+    """The plan to take, or what would hold the model where none fits."""
+    from podtune.report.bench.groups import simplicity
+
+    known = [plan for plan in plans if plan.fits and plan.bytes_per_step is not None and plan.step_time_s]
+    if not known:
+        return _enough(plans, setup, row, link)
+    fastest = min(known, key=lambda plan: plan.step_time_s or 0.0)
+    close = [plan for plan in known if (plan.step_time_s or 0.0) <= CLOSE * (fastest.step_time_s or 0.0)]
+    chosen = min(close, key=lambda plan: simplicity(plan.strategy))
+    why = "the fastest that fits" if chosen is fastest else "within 1 % of the fastest that fits, and simpler"
+    return f"Take {chosen.strategy}: {why}, by formula."
+
+
+def _enough(plans: list[Plan], setup: TrainingSetup, row: Hardware, link: Link | None) -> str:
+    """How many of the GPUs hold the model, sharded fully, where as many as asked for do not."""
+    from dataclasses import replace
+
+    from podtune.plan.plan import estimate
+
+    least = min(plans, key=lambda plan: plan.total_gib)
+    text = (
+        f"Nothing fits: {least.strategy} needs {least.total_gib:.1f} GiB of {row.name}'s {row.memory_gib:.1f}"
+    )
+    for times in (2, 4, 8, 16, 32, 64):
+        more = replace(
+            setup,
+            strategy="fsdp",
+            world_size=setup.world_size * times,
+            batch_size=setup.batch_size * times,
+            nodes=None,
+        )
+        if estimate(more, row, interconnect=link).fits:
+            return f"{text}; {more.world_size} of them hold it with fsdp and a batch of {more.batch_size}."
+    return f"{text}; smaller batches, LoRA or --activation-checkpointing full take less."
 
 
 def _count(text: str) -> int:
@@ -164,12 +205,20 @@ def _row(plan: Plan) -> list[Value]:
     return [
         plan.strategy,
         *(None if gib is None else f"{gib:.2f}" for gib in memory),
-        _bytes(plan.bytes_per_step),
+        None if plan.bytes_per_step is None else _bytes(plan.bytes_per_step),
         f"{plan.bubble_share:.0%}",
-        None if plan.step_time_s is None else f"{plan.step_time_s * 1000:.1f} ms",
+        _step(plan),
         None if plan.fits is None else "yes" if plan.fits else "NO",
         plan.limited_by or None,
     ]
+
+
+def _step(plan: Plan) -> str | None:
+    """Three digits: formulas know no more. Without the bytes sent it is the least."""
+    if plan.step_time_s is None:
+        return None
+    least = "at least " if plan.bytes_per_step is None else ""
+    return f"{least}{float(f'{plan.step_time_s * 1000:.3g}'):,.10g} ms"
 
 
 def _bytes(count: float) -> str:

@@ -170,7 +170,7 @@ def _show_in_aim(run_dir: Path, repo: str) -> None:
     from podtune.run.aim.sync import sync
 
     try:
-        sync(run_dir, repo, follow=False, forever=False, rebuild=False, as_json=False)
+        sync(run_dir, repo, follow=False, rebuild=False, as_json=False)
     except UserError as error:
         warn(f"Aim: {error.what}; later: podtune aim-sync {run_dir} --repo {repo}")
 

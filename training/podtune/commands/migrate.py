@@ -5,11 +5,14 @@ from __future__ import annotations
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from podtune.run.errors import DATA, DataError, printable
+
+if TYPE_CHECKING:
+    from podtune.cluster.lint.documents import Document
 
 
 class Kind(StrEnum):
@@ -40,29 +43,15 @@ def migrate(
 
     from podtune.cluster.job.pytorchjob import LABEL
     from podtune.cluster.lint.check import lint
-    from podtune.cluster.lint.documents import read
-    from podtune.cluster.lint.sources import read_sources
-    from podtune.cluster.lint.targets import Target, parse
+    from podtune.cluster.lint.targets import parse
     from podtune.cluster.migrate.compare import compare, differences
     from podtune.cluster.migrate.migrate import migrate as rewrite
 
-    sources = read_sources([str(file)])
-    if sources.problems:
-        raise sources.problems[0]
-    (source,) = sources.texts
-    before = lint([source], target=Target()).findings
-    for finding in before:
-        if finding.code < "PT010":  # not what the API server would read; PT008 is a variable left
-            raise DataError(finding.message, where=f"{file}:{finding.line}", fix=finding.fix)
-    documents = read(source[1], str(file))[0]
-    jobs = [document for document in documents if document.kind == "PyTorchJob"]
-    if not jobs or any(job.holder for job in jobs):
-        what = f"the PyTorchJob is inside a {jobs[0].holder}" if jobs else "there is no PyTorchJob"
-        raise DataError(what, where=str(file), fix="give a manifest of the PyTorchJob itself")
+    documents, known = _read(file)
     written: list[dict[str, object]] = []
     lost: list[str] = []
     for document in documents:
-        if document not in jobs:
+        if document.kind != "PyTorchJob":
             written.append(document.content)
             if LABEL in str(document.content):
                 lost.append(f"{document.kind} {document.name} selects by {LABEL}..., which the new pods lack")
@@ -78,7 +67,6 @@ def migrate(
         lost += [f"{document.name}: {what}" for what in (*result.lost, *differences(ranks))]
     text = yaml.safe_dump_all(written, sort_keys=False, width=110)
     print(text, end="")
-    known = {finding.code for finding in before}
     for version in ("2.2", "2.4"):
         after = lint([("-", text)], target=parse(f"trainer={version}")).findings
         lost += [
@@ -88,6 +76,28 @@ def migrate(
         _say(f"no equal: {what}")
     if lost:
         raise typer.Exit(DATA)
+
+
+def _read(file: Path) -> tuple[list[Document], set[str]]:
+    """The documents of ``file``, and the codes of what lint finds in them already."""
+    from podtune.cluster.lint.check import lint
+    from podtune.cluster.lint.documents import read
+    from podtune.cluster.lint.sources import read_sources
+
+    sources = read_sources([str(file)])
+    if sources.problems:
+        raise sources.problems[0]
+    (source,) = sources.texts
+    before = lint([source]).findings
+    for finding in before:
+        if finding.code < "PT010":  # not what the API server would read; PT008 is a variable left
+            raise DataError(finding.message, where=f"{file}:{finding.line}", fix=finding.fix)
+    documents = read(source[1], str(file))[0]
+    jobs = [document for document in documents if document.kind == "PyTorchJob"]
+    if not jobs or any(job.holder for job in jobs):
+        what = f"the PyTorchJob is inside a {jobs[0].holder}" if jobs else "there is no PyTorchJob"
+        raise DataError(what, where=str(file), fix="give a manifest of the PyTorchJob itself")
+    return documents, {finding.code for finding in before}
 
 
 def _say(text: str) -> None:

@@ -151,7 +151,7 @@ def compare(
                 fix="give a file in an existing folder",
             ) from None
     if as_json:
-        print(json.dumps(finite(comparison), indent=2))
+        print(json.dumps(finite(comparison.as_json()), indent=2))
     elif as_markdown:
         print(printable(view.markdown(comparison)))
     else:

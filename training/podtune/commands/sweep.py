@@ -147,7 +147,7 @@ def job_name(trial: Trial) -> str:
 
 def _compare(folders: list[Path], output: Path, *, quiet: bool) -> None:
     """Print the verdict, and write the page."""
-    from podtune.report.compare import page, view
+    from podtune.report.compare import page
     from podtune.report.compare.comparison import compare
     from podtune.report.runs.runs import load_run
     from podtune.run.record import RUN_FILE
@@ -157,7 +157,9 @@ def _compare(folders: list[Path], output: Path, *, quiet: bool) -> None:
     if len(runs) < 2:
         return
     comparison = compare(runs)
-    (output / "compare.html").write_text(page.html_page(comparison, runs), encoding="utf-8")
+    (output / "compare.html").write_text(
+        page.html_page(comparison, runs, f"Sweep {output.name}"), encoding="utf-8"
+    )
     if not quiet:
-        typer.echo(printable("\n".join(view.conclusions(comparison))))
+        typer.echo(printable("\n".join(comparison.conclusions)))
         typer.echo(f"page    {output / 'compare.html'}")

@@ -27,7 +27,9 @@ def why(
             help="A job or pod, a run's folder, or saved logs and objects; else the newest job.",
         ),
     ] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="The answer as JSON, podtune.why/1.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="The answer as JSON, podtune.why/1; a list for several jobs.")
+    ] = False,
     namespace: Namespace = "",
     context: Context = "",
 ) -> None:
@@ -47,8 +49,12 @@ def why(
 
     path = Path(subject)
     scene = from_files(path) if subject and path.exists() else _from_cluster(subject, namespace, context)
-    answer = explain(scene)
-    print(json.dumps(asdict(answer), indent=2) if as_json else as_text(answer))
+    answers = [explain(one) for one in scene.by_job()]
+    if as_json:
+        content = [asdict(answer) for answer in answers]
+        print(json.dumps(content[0] if len(content) == 1 else content, indent=2))
+    else:
+        print("\n".join(map(as_text, answers)))
 
 
 def as_text(answer: Answer) -> str:

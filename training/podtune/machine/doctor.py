@@ -19,8 +19,8 @@ from podtune.machine import facts
 from podtune.machine.building import c_compiler
 from podtune.machine.checks import DEADLINE_S, Check, Result
 from podtune.machine.facts import TorchBuild, torch_build, usable_cpus
-from podtune.run.checkpoint import check_writable
 from podtune.run.errors import UserError
+from podtune.run.output_volume import check_writable
 
 GIB, MIB = 2**30, 2**20
 SMALL_DISK_GIB, NO_DISK_GIB = 20.0, 1.0

@@ -26,6 +26,7 @@ from podtune.plan.layout import Layout
 from podtune.plan.messages import Collective, collectives
 from podtune.plan.models import GLOBAL_BATCH_SIZE
 from podtune.plan.setup import PLANNED, TrainingSetup
+from podtune.plan.shapes import Opaque
 from podtune.plan.states import checkpoint_bytes, whole_states
 from podtune.run.errors import UsageError, UserError
 
@@ -44,6 +45,7 @@ RECOMPUTE: dict[str, float] = {
 }
 # The share of the compute behind which a strategy's messages hide. DDP and ZeRO-2 reduce gradients during the
 # backward pass, full sharding gathers and reduces all along. Others' messages sit between dependent products.
+SENDS_ACTIVATIONS = ("naive-mp", "pipeline-gpipe", "pipeline-1f1b", "tensor")
 OVERLAP = {"ddp": 2 / 3, "zero2": 2 / 3, "fsdp-grad-op": 1.0, "fsdp": 1.0, "hsdp": 1.0, "zero3": 1.0}
 
 
@@ -69,7 +71,7 @@ class Plan:
     buffers_gib: float
     total_gib: float
     checkpoint_gib: float
-    bytes_per_step: float
+    bytes_per_step: float | None
     bubble_share: float
     flops_per_step: float
     compute_time_s: float | None
@@ -139,7 +141,10 @@ def estimate(
         buffers_gib=buffers / GIB,
         total_gib=total / GIB,
         checkpoint_gib=checkpoint_bytes(setup) / GIB,
-        bytes_per_step=sum(item.bytes_per_rank for item in sent),
+        # what these send are activations, whose size follows from the shape
+        bytes_per_step=None
+        if isinstance(shape, Opaque) and setup.strategy in SENDS_ACTIVATIONS
+        else sum(item.bytes_per_rank for item in sent),
         bubble_share=layout.bubble,
         flops_per_step=flops,
         compute_time_s=times.compute if times else None,

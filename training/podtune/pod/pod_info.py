@@ -176,7 +176,7 @@ def _data_digest(name: object) -> str | None:
 
 def _checkpoint_bytes(config: Mapping[str, Any]) -> int | None:
     """Bytes that the checkpoints kept, and one being written, still need; None for LoRA or a hub's model."""
-    from podtune.run.checkpoint import checkpoint_bytes, missing_bytes
+    from podtune.run.output_volume import checkpoint_bytes, missing_bytes
 
     model = local_path(str(config.get("model_name_or_path") or "")) or Path()
     if (

@@ -9,33 +9,21 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
 import json
 import os
-import re
 import shutil
-import socket
 from collections.abc import Collection
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from podtune.run.errors import (
-    CannotCreate,
     ConfigError,
     DataError,
-    PeerLost,
-    platform_fault,
 )
-from podtune.run.files import apply_umask, digest, open_regular, regular_files, write_atomically
+from podtune.run.files import apply_umask, digest, regular_files, write_atomically
+from podtune.run.manifest import MANIFEST, NAME, Damaged, Facts, Manifest, flushed_files, read_manifest
 
-MANIFEST = "podtune-manifest.json"
-SCHEMA = "podtune.checkpoint/2"
 SAVING = ".saving"
-_NAME = re.compile(r"checkpoint-(\d+)")
-#: of a manifest: a :class:`ResumeKey`, and how far the run was
-Facts = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -88,24 +76,11 @@ class Checkpoint:
 def commit(staging_dir: Path, target: Path, step: int, facts: Facts) -> None:
     """Make the finished ``staging_dir`` visible as ``target``: manifest, flush, rename. Rank 0, last."""
     apply_umask(staging_dir)
-    write_atomically(staging_dir / MANIFEST, manifest_of(step, facts, entries_of(staging_dir)))
+    write_atomically(staging_dir / MANIFEST, Manifest(step, facts, flushed_files(staging_dir)).text())
     if target.exists():  # the same step again, after a damaged one was resumed over
         quarantine(target)
     staging_dir.rename(target)
     _flush_folder(target.parent)
-
-
-def _flushed_entry(path: Path) -> dict[str, Any]:
-    with open_regular(path) as file:
-        os.fsync(file.fileno())
-        return {"bytes": os.fstat(file.fileno()).st_size, "xxh3_128": digest(path)}
-
-
-def _own_digest(manifest: dict[str, Any]) -> str:
-    """The hash of a manifest's content, whatever its order and white space."""
-    import xxhash
-
-    return xxhash.xxh3_128_hexdigest(json.dumps(manifest, sort_keys=True).encode(errors="surrogatepass"))
 
 
 def _flush_folder(folder: Path) -> None:
@@ -114,54 +89,6 @@ def _flush_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-class Damaged(Exception):
-    """A checkpoint, or its manifest, that is not as it was written; the text says what is wrong."""
-
-
-@dataclass(frozen=True)
-class Manifest:
-    """The manifest of a checkpoint; of each file the bytes and their hash."""
-
-    step: int
-    facts: Facts
-    files: dict[str, tuple[int, str]]
-
-
-def read_manifest(content: bytes, name: str) -> Manifest:
-    """Parse the manifest of the checkpoint called ``name``.
-
-    Raises:
-        Damaged: it is not as it was written, or that of another one.
-    """
-    try:
-        manifest = json.loads(content)
-        own = manifest.pop("xxh3_128", None)
-        step, facts = manifest["step"], manifest["facts"]
-        files = {file: (entry["bytes"], entry["xxh3_128"]) for file, entry in manifest["files"].items()}
-    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
-        raise Damaged("its manifest cannot be read") from None
-    if own != _own_digest(manifest):
-        raise Damaged("its manifest has changed since it was written")
-    if type(step) is not int or not isinstance(facts, dict):
-        raise Damaged("its manifest cannot be read")
-    if (named := _NAME.fullmatch(name)) and int(named[1]) != step:
-        raise Damaged(f"its manifest is of step {step}")
-    return Manifest(step, facts, files)
-
-
-def manifest_of(step: int, facts: Facts, files: dict[str, Any]) -> str:
-    """Write the text of a manifest; ``files`` by name, see :func:`entries_of`."""
-    manifest = {"schema": SCHEMA, "step": step, "facts": facts, "files": files}
-    return json.dumps(manifest | {"xxh3_128": _own_digest(manifest)}, indent=1)
-
-
-def entries_of(folder: Path) -> dict[str, Any]:
-    """Describe the files in ``folder`` for a manifest, each flushed to the volume; links are left out."""
-    files = regular_files(folder)
-    with ThreadPoolExecutor(4) as pool:
-        return dict(zip(files, pool.map(_flushed_entry, files.values()), strict=True))
 
 
 def read(path: Path) -> Checkpoint:
@@ -223,7 +150,7 @@ def _files(folder: Path) -> set[str]:
 
 def is_name(name: str) -> bool:
     """True for ``checkpoint-N``."""
-    return bool(_NAME.fullmatch(name))
+    return bool(NAME.fullmatch(name))
 
 
 def checkpoints(output_dir: Path) -> list[Path]:
@@ -233,7 +160,7 @@ def checkpoints(output_dir: Path) -> list[Path]:
     by_step = [
         (int(match[1]), path)
         for path in output_dir.iterdir()
-        if (match := _NAME.fullmatch(path.name)) and path.is_dir() and not path.is_symlink()
+        if (match := NAME.fullmatch(path.name)) and path.is_dir() and not path.is_symlink()
     ]
     return [path for _, path in sorted(by_step)]
 
@@ -324,73 +251,3 @@ def check_resume(checkpoint: Checkpoint, key: ResumeKey, *, allowed: bool) -> li
             fix="undo the change, use another output_dir, or say --allow_resume_change",
         )
     return differs
-
-
-def check_writable(output_dir: Path) -> None:
-    """Write and remove a file in ``output_dir``, or in the folder where it will be made.
-
-    Nothing else is created or removed: the other pods may be looking at the same volume.
-
-    Raises:
-        UserError: says which folder and why.
-        PeerLost: the volume fails, and held checkpoints before: to be tried again.
-    """
-    existing = next(
-        folder for folder in (output_dir.absolute(), *output_dir.absolute().parents) if folder.exists()
-    )
-    probe = existing / f".write-test-{socket.gethostname()}-{os.getpid()}"
-    try:
-        probe.write_bytes(b"podtune")
-        probe.unlink()
-    except OSError as error:
-        was_writable = error.errno != errno.EROFS or checkpoints(output_dir)
-        if was_writable and platform_fault(error):
-            raise PeerLost(f"{output_dir}: cannot be written at the moment: {error.strerror}") from None
-        raise CannotCreate(
-            f"cannot be written: {error.strerror or error}",
-            where=str(output_dir),
-            fix="mount the volume read-write, or set output_dir to a folder that this user may write",
-        ) from None
-
-
-def checkpoint_bytes(weights: int, optim: str, *, model_only: bool) -> int:
-    """Estimate the size of a checkpoint from the bytes of trained ``weights``.
-
-    Adam keeps two moments, each as large as they are.
-    """
-    adam = optim.startswith("adamw") and "bit" not in optim and not model_only
-    return weights * (3 if adam else 1)
-
-
-def check_space(output_dir: Path, checkpoint_bytes: int, limit: int | None) -> None:
-    """Compare what the checkpoints will take with the free space, before any step is paid for.
-
-    ``checkpoint_bytes`` is of one; ``limit`` of them are kept (None counts as one, the least that a run
-    needs) while another is written.
-
-    Raises:
-        UserError: the volume will be full before the run ends.
-    """
-    needed, free = missing_bytes(output_dir, checkpoint_bytes, limit), shutil.disk_usage(output_dir).free
-    if needed > free:
-        raise CannotCreate(
-            f"{size_text(free)} are free and checkpoints of {size_text(checkpoint_bytes)} need about "
-            f"{size_text(needed)} more",
-            where=str(output_dir),
-            fix="free space or enlarge the volume (persistence.output.size), lower save_total_limit, or set "
-            "save_only_model "
-            "(which cannot be resumed)",
-        )
-
-
-def size_text(count: float) -> str:
-    """``count`` bytes in GiB, below one in MiB."""
-    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
-
-
-def missing_bytes(output_dir: Path, checkpoint_bytes: int, limit: int | None) -> int:
-    """Compute the bytes that ``limit`` checkpoints and one being written need beside those that are there."""
-    held = sum(
-        file.stat().st_size for path in checkpoints(output_dir) for file in path.rglob("*") if file.is_file()
-    )
-    return max(0, checkpoint_bytes * ((limit or 1) + 1) - held)

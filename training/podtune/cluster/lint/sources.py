@@ -28,7 +28,7 @@ KUSTOMIZATIONS = ("kustomization.yaml", "kustomization.yml", "Kustomization")
 
 @dataclass
 class Sources:
-    """What the files hold, what could not be read, and the templates that are no YAML yet."""
+    """Contents of the files, those that could not be read, and templates, which are no YAML yet."""
 
     texts: list[tuple[str, str]] = field(default_factory=list)  # name, text
     problems: list[UserError] = field(default_factory=list)

@@ -228,8 +228,9 @@ def _overrides(spec: Json) -> Iterator[tuple[Place, str, Json]]:
 def long_step_names(content: Json, version: str) -> Iterator[Diagnostic]:
     """Names of replicated jobs, of a runtime or of patches, that this version of Trainer finds too long."""
     most = MAX_STEP_NAME.get(version, 253)
-    own = [(STEP_PLACE, str(step.get("name"))) for step in replicated_jobs(content)]
-    for place, name in [*own, *((place, name) for place, name, _ in _overrides(dig(content, "spec")))]:
+    names = [(STEP_PLACE, str(step.get("name"))) for step in replicated_jobs(content)]
+    names += [(place, name) for place, name, _ in _overrides(dig(content, "spec"))]
+    for place, name in names:
         if len(name) > most:
             message = f"the replicated job {name} has {len(name)} characters, Trainer {version} takes {most}"
             yield Diagnostic(place, message, fix="a shorter name", code="PT005")

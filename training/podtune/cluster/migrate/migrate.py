@@ -172,7 +172,7 @@ def _rendezvous(job: Json, to: To, nodes: int, *, pet: bool) -> list[Json]:
 
 
 def _job_spec(job: Json, template: Json, result: Migration) -> Json:
-    """How pods are started again: restartPolicy and backoffLimit as fields of a Job."""
+    """The fields of a Job for restartPolicy and backoffLimit: when pods are started again."""
     replicas = pytorchjob.replica_specs(pytorchjob.with_defaults(job))
     policies = {role: replica["restartPolicy"] for role, replica in replicas.items()}
     policy = next(iter(policies.values()))
@@ -190,7 +190,7 @@ def _job_spec(job: Json, template: Json, result: Migration) -> Json:
 
 
 def _run_policy(job: Json, to: To, result: Migration) -> Json:
-    """What else of runPolicy the other kind has."""
+    """The rest of runPolicy, as far as the other kind has it."""
     policy = dig(job, "spec", "runPolicy")
     kept = {
         key: policy[key]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,8 @@ class Scene:
         """Sort objects of Kubernetes into their lists; those of other kinds are left out."""
         for each in objects:
             kind = str(each.get("kind") or "")
-            if not isinstance(each.get("metadata"), dict):
+            parts = [each.get(key) or {} for key in ("metadata", "spec", "status")]
+            if not all(isinstance(part, dict) for part in parts) or not parts[0].get("name"):
                 continue
             lists = {"Pod": self.pods, "Event": self.events, "PersistentVolumeClaim": self.claims}
             target = {**lists, "Workload": self.workloads}.get(kind, self.jobs if kind in JOBS else None)
@@ -51,6 +52,34 @@ class Scene:
             match = PREFIX.match(line)
             pod = (match[1] or match[2]) if match else name
             self.logs.setdefault(pod, []).append(STAMP.sub("", line[match.end() :] if match else line))
+
+    def by_job(self) -> list[Scene]:
+        """A scene for each job, by the names of pods, events and logs, which begin with the job's."""
+        if len(self.jobs) < 2:
+            return [self]
+        names = sorted((str(job["metadata"]["name"]) for job in self.jobs), key=len, reverse=True)
+
+        def owner(name: str) -> str:
+            return next((job for job in names if name == job or name.startswith(f"{job}-")), "")
+
+        def of(job: str, objects: list[Json]) -> list[Json]:
+            return [each for each in objects if owner(str(each["metadata"]["name"])) == job]
+
+        return [
+            replace(
+                self,
+                jobs=[job],
+                pods=of(name, self.pods),
+                events=[
+                    each
+                    for each in self.events
+                    if owner(str((each.get("involvedObject") or {}).get("name"))) in ("", name)
+                ],
+                logs={pod: lines for pod, lines in self.logs.items() if owner(pod) == name},
+            )
+            for job in self.jobs
+            for name in [str(job["metadata"]["name"])]
+        ]
 
 
 def from_files(path: Path) -> Scene:

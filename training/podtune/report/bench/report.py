@@ -93,6 +93,7 @@ def _row(cell: MeasuredCell) -> dict[str, Any]:
         "loss_last": loss.last if loss else None,
         "precision": cell.record["config"].get("precision"),
         "global_batch_size": cell.record.get("global_batch_size"),
+        "per_device_batch_size": cell.record["config"].get("per_device_batch_size") or None,
         "commit": (cell.record.get("provenance") or {}).get("git_sha"),
         "record": cell.path,
     }

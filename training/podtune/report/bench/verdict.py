@@ -54,6 +54,8 @@ def _scaling(group: Group) -> list[str]:
     alone = max((cell.throughput or 0 for cell in group.measured if cell.world_size == 1), default=0)
     gain = (best.throughput or 0) / alone if alone else best.efficiency * best.world_size
     share = f"{best.strategy} keeps {best.efficiency:.0%} of the ideal against {best.efficiency_of}"
+    if group.scaling == "weak":
+        share += " with the same rows a process"
     if gain <= 1 + CLEAR_LOSS:
         return [
             f"Stay with one process unless it does not fit: no strategy does clearly more work with "

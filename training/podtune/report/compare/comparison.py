@@ -1,55 +1,132 @@
-"""Comparison of runs: differences, limits, metrics at equal places, and a verdict. No torch.
+"""Comparison of runs: differences, limits, metrics at equal places, and verdicts. No torch.
 
-:func:`compare` returns plain data (the JSON of ``podtune compare``); podtune.report.compare.view shows it.
-Losses are in nats per token. Every metric at a common place is linearly interpolated between the two recorded
-points around it, and says so.
+:func:`compare` returns what ``podtune compare`` shows; its JSON is :meth:`Comparison.as_json`. Losses are in
+nats per token. Every metric at a common place is linearly interpolated between the two recorded points around
+it, and says so.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import asdict
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from podtune.report.compare.figures import IDENTITY, at_equal, final_figures, flat, settings
-from podtune.report.compare.verdict import excluded, speed, verdict
+from podtune.report.compare.answers import Answered, answered
+from podtune.report.compare.figures import (
+    IDENTITY,
+    EqualPlace,
+    Figures,
+    at_equal,
+    final_figures,
+    flat,
+    settings,
+)
+from podtune.report.compare.speed import Speed, speed
+from podtune.report.compare.verdict import Verdict, excluded, verdict
 from podtune.report.runs.runs import AXES, Run, unique_names
 from podtune.run.errors import ConfigError, DataError
 from podtune.run.record import Json
 
+HASH = re.compile(r"(?<=.)_[0-9a-f]{6}$")  # that a sweep puts behind the name of a run
 
-def compare(runs: Sequence[Run]) -> Json:
-    """The comparison of two or more runs as JSON-ready data.
 
-    Keys: ``runs``, ``differences`` (by group), ``not_comparable``, ``at_equal`` (step, tokens, time),
-    ``final``, ``verdict``, ``speed``, ``problems``.
+@dataclass(frozen=True)
+class Identity:
+    """A run's name, place and state, and of its ``record`` what tells runs apart."""
+
+    name: str
+    path: str
+    status: str
+    reason: str
+    started_at: str | None
+    attempts: int
+    record: Json
+
+    def as_json(self) -> Json:
+        """The entry of ``runs``."""
+        fields: Json = dict(vars(self))
+        record: Json = fields.pop("record")
+        return fields | record
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A key whose value is not the same in all runs; None is absent."""
+
+    key: str
+    values: Sequence[Any]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two or more runs side by side; sequences have an entry a run."""
+
+    runs: Sequence[Identity]
+    differences: Mapping[str, Sequence[Difference]]  # by group
+    not_comparable: Sequence[str]
+    at_equal: Mapping[str, Sequence[EqualPlace]]  # by axis: step, tokens, time
+    final: Sequence[Figures]
+    verdict: Verdict
+    answers: Answered | None
+    speed: Speed | None
+    problems: Sequence[str]
+
+    @property
+    def names(self) -> list[str]:
+        return [run.name for run in self.runs]
+
+    @property
+    def conclusions(self) -> list[str]:
+        """A sentence on losses, one on answers and one on speed, where they can be said."""
+        return [each.text for each in (self.verdict, self.answers, self.speed) if each]
+
+    def as_json(self) -> Json:
+        """The JSON of ``podtune compare``."""
+        return {
+            "schema": "podtune.compare/1",
+            **asdict(self),
+            "runs": [run.as_json() for run in self.runs],
+            "verdict": self.verdict.as_json(),
+        }
+
+
+def compare(runs: Sequence[Run]) -> Comparison:
+    """Compare two or more runs.
 
     Raises:
         UserError: one folder twice, or two records of one run that contradict each other.
     """
     _refuse_twins(runs)
-    names = unique_names([(run.name, run.path) for run in runs])
+    names = short_names(unique_names([(run.name, run.path) for run in runs]))
     why_not = excluded(runs)
-    measured_speed = speed(runs, names)
     ranked = [run for run, why in zip(runs, why_not, strict=True) if not why]
     ranked_names = [name for name, why in zip(names, why_not, strict=True) if not why]
     blocked, remarks = _comparability(ranked, ranked_names) if ranked else ([], [])
-    return {
-        "schema": "podtune.compare/1",
-        "runs": [_facts(run, name) for run, name in zip(runs, names, strict=True)],
-        "differences": _differences(runs),
-        "not_comparable": blocked + remarks + _incomplete(runs, names),
-        "at_equal": {axis: at_equal(runs, axis, why_not) for axis in AXES},
-        "final": [final_figures(run) for run in runs],
-        "verdict": verdict(runs, names, blocked, why_not).as_json(),
-        "speed": asdict(measured_speed) if measured_speed else None,
-        "problems": [problem for run in runs for problem in run.problems],
-    }
+    differences = _differences(runs)
+    changed = {row.key for rows in differences.values() for row in rows}
+    return Comparison(
+        runs=[_identity(run, name) for run, name in zip(runs, names, strict=True)],
+        differences=differences,
+        not_comparable=blocked + remarks + _incomplete(runs, names),
+        at_equal={axis: at_equal(runs, axis, why_not) for axis in AXES},
+        final=[final_figures(run) for run in runs],
+        verdict=verdict(runs, names, blocked, why_not),
+        answers=None if blocked else answered(runs, names),
+        speed=speed(runs, names, changed),
+        problems=[problem for run in runs for problem in run.problems],
+    )
 
 
-def _differences(runs: Sequence[Run]) -> dict[str, list[Json]]:
+def short_names(names: Sequence[str]) -> list[str]:
+    """``names`` without the hashes that a sweep appends, where they are unique without."""
+    short = [HASH.sub("", name) for name in names]
+    return short if len(set(short)) == len(names) else list(names)
+
+
+def _differences(runs: Sequence[Run]) -> dict[str, list[Difference]]:
     return {
         "config": difference([flat(settings(run)) for run in runs]),
         "data": difference([flat(run.record.get("data")) for run in runs]),
@@ -83,27 +160,27 @@ def _refuse_twins(runs: Sequence[Run]) -> None:
                 )
 
 
-def _facts(run: Run, name: str) -> Json:
-    return {
-        "name": name,
-        "path": str(run.path),
-        "status": run.status,
-        "reason": run.record.get("reason") or "",
-        "started_at": run.record.get("started_at"),
-        "attempts": len(run.record.get("attempts") or []),
-        **{key: run.record[key] for key in IDENTITY if key in run.record},
-    }
+def _identity(run: Run, name: str) -> Identity:
+    return Identity(
+        name=name,
+        path=str(run.path),
+        status=run.status,
+        reason=run.record.get("reason") or "",
+        started_at=run.record.get("started_at"),
+        attempts=len(run.record.get("attempts") or []),
+        record={key: run.record[key] for key in IDENTITY if key in run.record},
+    )
 
 
 def _provenance(run: Run, key: str) -> Any:
     return (run.record.get("provenance") or {}).get(key)
 
 
-def difference(sides: Sequence[Json]) -> list[Json]:
-    """Return ``{"key": ..., "values": [one a run]}`` for keys whose values differ; None is absent."""
-    keys = list(dict.fromkeys(key for side in sides for key in side))
+def difference(sides: Sequence[Json]) -> list[Difference]:
+    """The keys whose values differ."""
+    keys = dict.fromkeys(key for side in sides for key in side)
     return [
-        {"key": key, "values": [side.get(key) for side in sides]}
+        Difference(key, [side.get(key) for side in sides])
         for key in keys
         if any(not _same(side.get(key), sides[0].get(key)) for side in sides[1:])
     ]
@@ -119,7 +196,7 @@ def _comparability(runs: Sequence[Run], names: Sequence[str]) -> tuple[list[str]
     """Reasons not to compare losses at all, and other reservations, each with the values found."""
     blocked, remarks = [], []
     differences = _differences(runs)
-    changed = {row["key"]: row["values"] for group in ("config", "data") for row in differences[group]}
+    changed = {row.key: row.values for group in ("config", "data") for row in differences[group]}
     if "mode" in changed:
         blocked.append(f"anything but time: the modes differ ({_list(names, changed['mode'])})")
     data_key = next((key for key in ("eval_fingerprint", "fingerprint") if key in changed), None)
@@ -142,10 +219,9 @@ def _comparability(runs: Sequence[Run], names: Sequence[str]) -> tuple[list[str]
             "metrics at equal steps: the global batch differs "
             f"({_list(names, changed['global_batch_size'])}); look at equal tokens or time"
         )
-    hardware = {row["key"]: row["values"] for row in differences["hardware"]}
-    if hardware:
-        key, values = next(iter(hardware.items()))
-        remarks.append(f"speed, memory and equal times: the hardware differs ({key}: {_list(names, values)})")
+    for row in differences["hardware"][:1]:
+        found = _list(names, row.values)
+        remarks.append(f"speed, memory and equal times: the hardware differs ({row.key}: {found})")
     return blocked, remarks
 
 

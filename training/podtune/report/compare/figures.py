@@ -7,6 +7,7 @@ import math
 import operator
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from podtune.report.runs.runs import Curve, Run
@@ -25,6 +26,19 @@ IDENTITY = (
     "seed",
 )
 IGNORED_CONFIG = {"output_dir", "run_name", "logging_dir", "aim_repo", "resume_from_checkpoint", "experiment"}
+
+
+Figures = dict[str, float | int | None]  # by name; None was not measured
+
+
+@dataclass(frozen=True)
+class EqualPlace:
+    """A metric of all runs at one place; ``interpolated`` where a run recorded none there."""
+
+    metric: str
+    at: float
+    values: Sequence[float | None]
+    interpolated: Sequence[bool]
 
 
 def settings(run: Run) -> Json:
@@ -68,14 +82,14 @@ def by_place(curve: Curve) -> Curve:
     return list(pairs), list(pairs.values())
 
 
-def at_equal(runs: Sequence[Run], axis: str, why_not: Sequence[str | None]) -> list[Json]:
+def at_equal(runs: Sequence[Run], axis: str, why_not: Sequence[str | None]) -> list[EqualPlace]:
     """Rows of each compared metric at about 25, 50, 75 and 100 % of the stretch that all ranked runs cover.
 
     Places where all of them recorded the metric are preferred; else it is interpolated, but not before a
     curve's second point: a straight line down from the untrained model is far from any loss. ``why_not``: why
     a run is not ranked.
     """
-    rows: list[Json] = []
+    rows = []
     for split, metric in COMPARED:
         curves = [by_place(run.curve(split, metric, axis)) for run in runs]
         ranked = [places for (places, _), why in zip(curves, why_not, strict=True) if not why]
@@ -96,24 +110,24 @@ def at_equal(runs: Sequence[Run], axis: str, why_not: Sequence[str | None]) -> l
                 continue
             values = [interpolate(curve, place) for curve in curves]
             rows.append(
-                {
-                    "metric": f"{split} {metric}",
-                    "at": place,
-                    "values": [value[0] if value else None for value in values],
-                    "interpolated": [bool(value and value[1]) for value in values],
-                }
+                EqualPlace(
+                    metric=f"{split} {metric}",
+                    at=place,
+                    values=[value[0] if value else None for value in values],
+                    interpolated=[bool(value and value[1]) for value in values],
+                )
             )
     return rows
 
 
-def final_figures(run: Run) -> Json:
-    """The figures at the end of a run; what was not measured is None."""
+def final_figures(run: Run) -> Figures:
+    """The figures at the end of a run."""
     mean, _, count = train_end(run)
     measured = run.measurements
     loss, step_time, peaks = measured.loss or Losses(), measured.step_time_s, measured.peak_memory_gib
-    figures: Json = {
-        "steps": measured.steps or _whole(run.last("train", "step")),
-        "tokens": measured.tokens or _whole(run.last("train", "tokens")),
+    figures: Figures = {
+        "steps": measured.steps or run.counted("step"),
+        "tokens": measured.tokens or run.counted("tokens"),
         "seconds": run.seconds(),
         "eval loss": run.last("eval", "loss") if run.entries.get("eval") else loss.eval,
         "best eval loss": run.best("eval", "loss"),
@@ -137,12 +151,12 @@ def final_figures(run: Run) -> Json:
     return figures | answers | _task_scores(measured.tasks or {})
 
 
-def _task_scores(tasks: Json) -> Json:
+def _task_scores(tasks: Json) -> Figures:
     """Metrics of the tuned model by ``podtune eval``.
 
     A name says how the task was run where it was not the task's own way: such scores are not comparable.
     """
-    figures: Json = {}
+    figures: Figures = {}
     for task, score in mapping(tasks.get("scores")).items():
         asked = flat(mapping(score).get("asked"))
         # no examples are a way of their own: the task may have some
@@ -154,10 +168,6 @@ def _task_scores(tasks: Json) -> Json:
             if not metric.endswith("_stderr") and number(value) is not None:
                 figures[f"{task} {metric}{way}"] = value
     return figures
-
-
-def _whole(value: float | None) -> int | None:
-    return None if value is None else int(value)
 
 
 def train_end(run: Run) -> tuple[float | None, float | None, int]:

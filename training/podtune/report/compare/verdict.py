@@ -1,4 +1,4 @@
-"""Verdict on losses and on speed: the best run, its lead, and the noise of that lead. No torch."""
+"""Verdict on losses: the best run, its lead, and the noise of that lead. No torch."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 
 from podtune.report.compare.figures import by_place, flat, interpolate, settings, train_end
+from podtune.report.compare.speed import CLEAR
 from podtune.report.runs.runs import Run
 from podtune.run.record import Json
 
 LAST_EVALUATIONS = 8
-CLEAR = 2.0  # a difference counts when it is more than two standard deviations of its noise
 BUDGET_TOLERANCE = 0.02
 SEEDS = ("seed", "data_seed")
-UNITS = ("tokens_per_s", "samples_per_s")
 UNDECIDED = "Which is better cannot be said."
 
 
@@ -62,19 +61,6 @@ class Verdict:
         ranking = [{"name": each.name, "loss": each.loss, "noise": each.noise} for each in self.ranking]
         fields = {("left_out" if key == "excluded" else key): value for key, value in asdict(self).items()}
         return fields | {"ranking": ranking}
-
-
-@dataclass(frozen=True)
-class Speed:
-    """Rates of the runs; ``faster`` is None within the spread of the steps (``noise``, relative)."""
-
-    metric: str
-    values: Sequence[float | None]
-    faster: str | None
-    ratio: float
-    noise: float | None
-    exceeds_noise: bool | None
-    text: str
 
 
 def excluded(runs: Sequence[Run]) -> list[str | None]:
@@ -135,8 +121,7 @@ def verdict(
     for index, loss in zip(ranked, losses, strict=True):
         values[index] = loss
     decided = _decide(candidates, split, where)
-    text = f"Best of {len(candidates)}: {decided.text}" if len(candidates) > 2 else decided.text
-    return replace(decided, text=text + without, excluded=apart, values=values)
+    return replace(decided, text=decided.text + without, excluded=apart, values=values)
 
 
 def _decide(candidates: Sequence[Candidate], split: str, where: str) -> Verdict:
@@ -154,7 +139,7 @@ def _decide(candidates: Sequence[Candidate], split: str, where: str) -> Verdict:
     exceeds = None if noise is None else difference > CLEAR * noise
     metric = "eval loss" if split == "eval" else "training loss"
     return Verdict(
-        text=_sentence(best, second, f"{metric} {where}", noise, basis),
+        text=_sentence(ranking, f"{metric} {where}", noise, basis),
         excluded={},
         better=None if exceeds is False or difference == 0 else best.name,
         metric=metric,
@@ -198,13 +183,17 @@ def _candidates(
     ]
 
 
-def _sentence(best: Candidate, second: Candidate, what: str, noise: float | None, basis: str) -> str:
+def _sentence(ranking: Sequence[Candidate], what: str, noise: float | None, basis: str) -> str:
+    best, second = ranking[:2]
+    several = len(ranking) > 2
     difference = second.loss - best.loss
     if difference == 0:
-        return f"No difference: {what} is {best.loss:.4f} for both {best.name} and {second.name}."
+        same = "The best two are equal" if several else "No difference"
+        return f"{same}: {what} is {best.loss:.4f} for both {best.name} and {second.name}."
     share = f" ({difference / second.loss:.1%})" if second.loss else ""
+    who = f"Best of {len(ranking)}: {best.name} has the lowest" if several else f"{best.name} has the lower"
     lead = (
-        f"{best.name} has the lower {what}: {best.loss:.4f} against {second.loss:.4f} of {second.name}, "
+        f"{who} {what}: {best.loss:.4f} against {second.loss:.4f} of {second.name}, "
         f"{difference:.4f} less{share}. "
     )
     if noise is None:
@@ -265,35 +254,3 @@ def _spread(values: Sequence[float]) -> float | None:
     for _ in range(order):
         rest = [right - left for left, right in pairwise(rest)]
     return math.sqrt(statistics.fmean(item * item for item in rest) / math.comb(2 * order, order))
-
-
-def speed(runs: Sequence[Run], names: Sequence[str]) -> Speed | None:
-    """Find the faster run, and whether by more than the spread of its steps; None unless two measured it."""
-    rates_by_key = {key: [getattr(run.measurements, key) or 0.0 for run in runs] for key in UNITS}
-    key = max(UNITS, key=lambda key: sum(rate > 0 for rate in rates_by_key[key]))
-    rates = rates_by_key[key]
-    if sum(rate > 0 for rate in rates) < 2:
-        return None
-    errors = [_relative_error(run) for run in runs]
-    best, second = sorted(range(len(rates)), key=rates.__getitem__, reverse=True)[:2]
-    ratio = rates[best] / rates[second]
-    left, right = errors[best], errors[second]
-    noise = None if left is None or right is None else math.hypot(left, right)
-    exceeds = None if noise is None else ratio - 1 > CLEAR * noise
-    against = f"{rates[best]:,.0f} against {rates[second]:,.0f} {key.replace('_per_s', '/s')}"
-    spread = "" if noise is None else f"the spread of the steps ({CLEAR * noise:.1%})"
-    if exceeds is False:
-        text = f"Speed is the same within {spread}: {against}."
-    else:
-        more = f", more than {spread}" if spread else ""
-        text = f"{names[best]} is {ratio:.2f} times as fast as {names[second]}: {against}{more}."
-    faster = None if exceeds is False else names[best]
-    return Speed(key, [rate or None for rate in rates], faster, ratio, noise, exceeds, text)
-
-
-def _relative_error(run: Run) -> float | None:
-    """Standard error of the mean step time, relative to it."""
-    step_time = run.measurements.step_time_s
-    if step_time is None or step_time.std is None or step_time.mean <= 0 or step_time.n < 1:
-        return None
-    return step_time.std / math.sqrt(step_time.n) / step_time.mean

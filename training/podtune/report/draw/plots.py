@@ -106,7 +106,7 @@ class Lines:
     """Curves over one of ``axes`` (name -> label with unit).
 
     ``runs``: each is a run of the page, named and switched by the page's legend. ``log``: the y axis is
-    logarithmic from the start.
+    logarithmic from the start, ``from_zero`` begins at 0: a change of 2 % is no cliff.
     """
 
     title: str
@@ -116,6 +116,9 @@ class Lines:
     note: str = ""
     runs: bool = False
     log: bool = False
+    log_x: bool = False
+    ticks: Sequence[float] = ()
+    from_zero: bool = False
     smooth: bool = False
 
     @property
@@ -134,9 +137,15 @@ class Lines:
             "height": 310,
             "hovermode": "x unified" if len(curves) <= UNIFIED else "closest",
             "showlegend": not self.runs and len(curves) > 1,
-            "yaxis": {"type": "log" if self.log else "linear"},
+            "xaxis": {"type": "log"} if self.log_x else {"rangemode": "tozero"},
+            "yaxis": {
+                "type": "log" if self.log else "linear",
+                "rangemode": "tozero" if self.from_zero else "normal",
+            },
             "meta": {axis: _text(label) for axis, label in axes.items()},
         }
+        if self.ticks:
+            layout["xaxis"] |= {"tickvals": [*self.ticks], "ticktext": [f"{tick:g}" for tick in self.ticks]}
         notes = [self.note] if self.note else []
         longest = max((len(curve.values) for curve in curves), default=0)
         if longest > POINTS:
@@ -180,7 +189,10 @@ class Bar:
 
 @dataclass(frozen=True)
 class Bars:
-    """Horizontal bars from zero, one row a label, side by side or ``stacked``, hollow if ``planned``."""
+    """Horizontal bars from zero, one row a label, side by side or ``stacked``, hollow if ``planned``.
+
+    ``runs``: each row is a run of the page and has its colour.
+    """
 
     title: str
     unit: str
@@ -189,6 +201,7 @@ class Bars:
     note: str = ""
     stacked: bool = False
     planned: Sequence[str] = ("plan", "formula")
+    runs: bool = False
 
     @property
     def empty(self) -> bool:
@@ -221,7 +234,10 @@ class Bars:
     def _trace(self, index: int) -> go.Bar:
         import plotly.graph_objects as go
 
-        colour, hollow = COLOURS[index % len(COLOURS)], self.series[index] in self.planned
+        hollow = self.series[index] in self.planned
+        each = range(len(self.rows)) if self.runs else [index]
+        colours = [COLOURS[one % len(COLOURS)] for one in each]
+        colour = colours if self.runs else colours[0]
         values = [row.values[index] for row in self.rows]
         bar = go.Bar(
             orientation="h",

@@ -109,8 +109,11 @@ class Table:
             lines.append("| " + " | ".join(shown_row) + " |")
         return "\n".join([*lines, *([""] if self.notes else []), *(f"- {note}" for note in self.notes)])
 
-    def html(self) -> str:
-        """A ``<table>`` that scrolls sideways in its own box; the first column is the row's header."""
+    def html(self, *, kind: str = "") -> str:
+        """A ``<table>`` that scrolls sideways in its own box; the first column is the row's header.
+
+        ``kind`` is its class.
+        """
         head = "".join(
             (f'<th scope="col" class="{column.align}">{html.escape(column.title)}</th>')
             for column in self.columns
@@ -128,7 +131,7 @@ class Table:
         label = html.escape(self.caption or "table", quote=True)
         return (
             '<div class="scroll" tabindex="0" role="region" '
-            f'aria-label="{label}"><table>{caption}<thead><tr>{head}</tr></thead>'
+            f'aria-label="{label}"><table class="{kind}">{caption}<thead><tr>{head}</tr></thead>'
             f"<tbody>{''.join(rows)}</tbody></table></div>{notes}"
         )
 

@@ -22,7 +22,7 @@ from podtune.run.record import Json, Losses, number
 
 FIELDS = (
     "name", "mode", "model", "strategy", "world", "status", "steps", "tokens", "tokens_per_s",
-    "loss", "best_loss", "seconds", "device_hours", "age_s", "path",
+    "loss", "best_loss", "exact_match", "seconds", "device_hours", "age_s", "path",
 )  # fmt: skip
 
 
@@ -93,8 +93,8 @@ def _row(run: Run) -> ListedRun:
         "strategy": record.get("strategy"),
         "world": world,
         "status": status,
-        "steps": measured.steps if measured.steps is not None else _whole(run.last("train", "step")),
-        "tokens": measured.tokens if measured.tokens is not None else _whole(run.last("train", "tokens")),
+        "steps": measured.steps if measured.steps is not None else run.counted("step"),
+        "tokens": measured.tokens if measured.tokens is not None else run.counted("tokens"),
         "tokens_per_s": measured.tokens_per_s or run.last("train", "tokens_per_s"),
         "loss": _first(
             loss.eval,
@@ -103,6 +103,7 @@ def _row(run: Run) -> ListedRun:
             run.last("train", "loss"),
         ),
         "best_loss": min(filter(None, (run.best("eval", "loss"), loss.eval)), default=None),
+        "exact_match": exact[0] if (exact := run.exact_share()) else None,
         "seconds": seconds,
         "device_hours": seconds / 3600 * world if seconds is not None and isinstance(world, int) else None,
         "age_s": time.time() - run.started_at,
@@ -118,10 +119,6 @@ def _row(run: Run) -> ListedRun:
             "stalled": going.stalled,
         }
     return ListedRun(values, record, run.problems)
-
-
-def _whole(value: float | None) -> int | None:
-    return None if value is None else int(value)
 
 
 def _first(*values: object) -> float | None:
@@ -151,18 +148,19 @@ def table(rows: Sequence[ListedRun]) -> Table:
     """The rows as people read them. The time's cost is the wall clock, and devices times hours."""
     columns = [
         Column("name"),
-        Column("mode", drop=7),
-        Column("strategy", drop=3),
-        Column("world", "right", drop=4),
+        Column("mode", drop=8),
+        Column("strategy", drop=4),
+        Column("world", "right", drop=5),
         Column("status"),
-        Column("steps", "right", drop=2),
-        Column("tokens", "right", drop=6),
-        Column("tokens/s", "right", drop=5),
+        Column("steps", "right", drop=3),
+        Column("tokens", "right", drop=7),
+        Column("tokens/s", "right", drop=6),
         Column("loss", "right"),
         Column("best", "right", drop=1),
-        Column("time", "right", drop=8),
-        Column("device h", "right", 3, drop=9),
-        Column("age", "right", drop=10),
+        Column("exact", "right", 3, drop=2),
+        Column("time", "right", drop=9),
+        Column("device h", "right", 3, drop=10),
+        Column("age", "right", drop=11),
     ]
     body = []
     for row in rows:
@@ -179,11 +177,16 @@ def table(rows: Sequence[ListedRun]) -> Table:
                 values["tokens_per_s"],
                 values["loss"],
                 values["best_loss"],
+                values["exact_match"],
                 duration(values["seconds"]),
                 values["device_hours"],
                 duration(values["age_s"]),
             ]
         )
+    if not any(row.values["exact_match"] is not None for row in rows):
+        place = [column.title for column in columns].index("exact")
+        columns.pop(place)
+        body = [[*cells[:place], *cells[place + 1 :]] for cells in body]
     return Table(columns, body)
 
 

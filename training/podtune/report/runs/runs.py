@@ -23,7 +23,17 @@ from podtune.run.follow import state
 from podtune.run.garbage import gc_paused
 from podtune.run.heartbeat import read_beat
 from podtune.run.metrics_log import each_entry
-from podtune.run.record import METRICS_FILE, RUN_FILE, SCHEMA, Json, Losses, Measurements, number, sound
+from podtune.run.record import (
+    METRICS_FILE,
+    RUN_FILE,
+    SCHEMA,
+    Json,
+    Losses,
+    Measurements,
+    mapping,
+    number,
+    sound,
+)
 
 AXES = {"step": "step", "tokens": "tokens", "time": "time since start (s)"}
 Curve = tuple[list[float], list[float]]
@@ -95,6 +105,11 @@ class Run:
                 return value
         return None
 
+    def counted(self, metric: str) -> int | None:
+        """The last recorded value of a training line's count."""
+        value = self.last("train", metric)
+        return None if value is None or not math.isfinite(value) else int(value)
+
     def best(self, split: str, metric: str) -> float | None:
         """The lowest finite value, or None."""
         losses = [
@@ -103,6 +118,12 @@ class Run:
             if (value := number(entry.get(metric))) is not None and math.isfinite(value)
         ]
         return min(losses, default=None)
+
+    def exact_share(self) -> tuple[float, int] | None:
+        """Share of held-out rows that the tuned model answers exactly, and their number."""
+        answers = self.measurements.answers or {}
+        share, rows = number(mapping(answers.get("tuned")).get("exact_match")), number(answers.get("rows"))
+        return None if share is None or not rows else (share, int(rows))
 
     def curve(self, split: str, metric: str, axis: str = "step") -> Curve:
         """Finite points of a metric over ``step``, ``tokens`` (of all ranks) or ``time`` (s since start)."""

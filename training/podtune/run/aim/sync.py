@@ -19,12 +19,11 @@ from podtune.run.record import RUN_FILE
 FOLLOW_POLL_S = 2.0
 
 
-def sync(root: Path, repo: str, *, follow: bool, forever: bool, rebuild: bool, as_json: bool) -> int:
+def sync(root: Path, repo: str, *, follow: bool, rebuild: bool, as_json: bool) -> int:
     """Write the runs at or below ``root`` to the Aim repository ``repo``; return the exit code.
 
     Args:
         follow: continue until the run at ``root`` has ended, with runs below it until stopped.
-        forever: continue after that, too.
 
     Raises:
         UserError: no such folder, no run in it, Aim is not installed, or the repository cannot be written.
@@ -48,7 +47,7 @@ def sync(root: Path, repo: str, *, follow: bool, forever: bool, rebuild: bool, a
                 fix = "give the --output_dir of a run"
                 raise NotFound(f"no run here: no {RUN_FILE} in it or below it", where=str(root), fix=fix)
             ended = [syncer.update(run_dir) for run_dir in run_dirs]
-            if not follow or stop.is_set() or (run_dirs == [root] and all(ended) and not forever):
+            if not follow or stop.is_set() or (run_dirs == [root] and all(ended)):
                 return OK
             stop.wait(FOLLOW_POLL_S)
     finally:

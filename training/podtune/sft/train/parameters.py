@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from podtune.run.checkpoint import checkpoint_bytes
+from podtune.run.output_volume import checkpoint_bytes
 
 
 def trained_parameters(model: Any) -> int:

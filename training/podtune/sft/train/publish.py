@@ -12,9 +12,10 @@ from typing import Any
 
 from accelerate import PartialState
 
-from podtune.run.checkpoint import MANIFEST, SAVING
+from podtune.run.checkpoint import SAVING
 from podtune.run.errors import warn
 from podtune.run.files import apply_umask
+from podtune.run.manifest import MANIFEST
 from podtune.run.record import Json, Losses, Measurements, mapping, number
 
 # of a checkpoint, what only training reads

@@ -8,6 +8,7 @@ from podtune.run import checkpoint
 from podtune.run.checkpoint import Checkpoint, ResumeKey
 from podtune.run.errors import ConfigError, warn
 from podtune.run.follow import read_record
+from podtune.run.manifest import Damaged
 from podtune.sft.config.options import ResumeOptions
 from podtune.sft.train.uploader import CheckpointUploader
 
@@ -46,7 +47,7 @@ def find_checkpoint(
 def _named(path: Path, *, allowed: bool) -> Checkpoint:
     try:
         return checkpoint.read(path)
-    except checkpoint.Damaged as reason:
+    except Damaged as reason:
         theirs = checkpoint.foreign(path) if allowed else None
         if theirs is None:
             why = reason if path.is_dir() else "there is no such folder"

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from podtune.run import checkpoint
+from podtune.run import output_volume
 from podtune.run.checkpoint import Checkpoint
 from podtune.run.collect import emit_record
 from podtune.run.distributed import on_main
@@ -390,4 +390,4 @@ def check_space(trainer: PodtuneTrainer, world: World) -> None:
     args = trainer.args
     if args.save_strategy != "no":
         size = estimated_checkpoint_bytes(trainer)
-        on_main(world, lambda: checkpoint.check_space(Path(args.output_dir), size, args.save_total_limit))
+        on_main(world, lambda: output_volume.check_space(Path(args.output_dir), size, args.save_total_limit))

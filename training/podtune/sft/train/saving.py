@@ -21,8 +21,8 @@ from transformers import TrainerState
 from podtune.machine.facts import GIB, free_memory
 from podtune.run import background_save, checkpoint
 from podtune.run.background_save import BackgroundSave
-from podtune.run.checkpoint import Facts
 from podtune.run.errors import warn
+from podtune.run.manifest import Facts
 from podtune.run.record import SaveTimes
 from podtune.run.world import World
 from podtune.sft.train.uploader import CheckpointUploader

@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from podtune.run import checkpoint
-from podtune.run.checkpoint import MANIFEST, SAVING, Checkpoint, Manifest
+from podtune.run.checkpoint import SAVING, Checkpoint
 from podtune.run.errors import ConfigError, DataError, UserError, warn
 from podtune.run.files import regular_files, replacing_folder, write_atomically
+from podtune.run.manifest import MANIFEST, Damaged, Files, Manifest, flushed_files, read_manifest
 from podtune.run.record import METRICS_FILE, RUN_FILE
 from podtune.run.world import World
 from podtune.sft.source.object_store import Entry, Remote
@@ -67,24 +68,21 @@ class CheckpointUploader:
                 try:
                     fits(Checkpoint(Path(name), manifest.step, manifest.facts))
                 except UserError as error:
-                    raise UserError(
-                        error.what,
-                        where=f"{self.remote.url}/{name}",
-                        fix="undo the change, give the run another run_name, or say --allow_resume_change",
-                        code=error.code,
-                    ) from None
+                    error.where = f"{self.remote.url}/{name}"
+                    error.fix = "undo the change, give the run another run_name, or say --allow_resume_change"
+                    raise
                 return self.download(name, objects)
-            except checkpoint.Damaged as reason:
+            except Damaged as reason:
                 warn(f"{self.remote.url}/{name} is not used: {reason}")
         return None
 
     def _manifest(self, name: str, objects: Mapping[str, Entry]) -> Manifest:
         if f"{name}/{MANIFEST}" not in objects:
-            raise checkpoint.Damaged("it has no manifest: its upload was broken off")
-        manifest = checkpoint.read_manifest(self.remote.read(f"{name}/{MANIFEST}") or b"", name)
+            raise Damaged("it has no manifest: its upload was broken off")
+        manifest = read_manifest(self.remote.read(f"{name}/{MANIFEST}") or b"", name)
         for file, (size, _) in manifest.files.items():
             if (entry := objects.get(f"{name}/{file}")) is None or entry.bytes != size:
-                raise checkpoint.Damaged(f"{file} is missing, or not of {size} bytes")
+                raise Damaged(f"{file} is missing, or not of {size} bytes")
         return manifest
 
     def download(self, name: str, objects: Mapping[str, Entry] | None = None) -> Checkpoint:
@@ -96,13 +94,13 @@ class CheckpointUploader:
         target, parts = self.output_dir / name, self.output_dir / SAVING
         objects = self.remote.listing(name) if objects is None else objects
         manifest = self._manifest(name, objects)
-        content = self.remote.read(f"{name}/{MANIFEST}") or b""
-        if not (target / MANIFEST).is_file() or (target / MANIFEST).read_bytes() != content:
+        text = manifest.text()
+        if not (target / MANIFEST).is_file() or (target / MANIFEST).read_text(encoding="utf-8") != text:
             print(f"fetching {self.remote.url}/{name}", flush=True)
             parts.mkdir(exist_ok=True)
             with replacing_folder(target, within=parts) as part:  # this pod's own part of it
                 self.remote.download({file: objects[f"{name}/{file}"] for file in manifest.files}, part)
-                write_atomically(part / MANIFEST, content.decode())
+                write_atomically(part / MANIFEST, text)
                 checkpoint.read(part)
         for file in (RUN_FILE, METRICS_FILE):
             wanted = self.world.is_main and not (self.output_dir / file).exists()
@@ -125,7 +123,7 @@ class CheckpointUploader:
             shutil.rmtree(self.output_dir / SAVING, ignore_errors=True)
             try:
                 self.download(resume.path.name)
-            except checkpoint.Damaged as reason:
+            except Damaged as reason:
                 problem = DataError(str(reason), where=f"{self.remote.url}/{resume.path.name}")
             except UserError as error:
                 problem = error
@@ -210,14 +208,14 @@ class CheckpointUploader:
 
     def _upload_committed(self, name: str, best: str) -> None:
         content = (self.output_dir / name / MANIFEST).read_bytes()
-        manifest = json.loads(content)
-        files = {f"{name}/{file}": self.output_dir / name / file for file in manifest["files"]}
+        manifest = read_manifest(content, name)
+        files = {f"{name}/{file}": self.output_dir / name / file for file in manifest.files}
         self.remote.remove([f"{name}/{MANIFEST}"])  # of the same step, by an earlier start
         self.remote.upload(files)
         if not self.shared:
             parts = [self._part(name, node) for node in range(1, self.world.nnodes)]
-            merged = {file: entry for part in parts for file, entry in part.items()} | manifest["files"]
-            content = checkpoint.manifest_of(manifest["step"], manifest["facts"], merged).encode()
+            merged = {file: entry for part in parts for file, entry in part.items()} | manifest.files
+            content = replace(manifest, files=merged).text().encode()
         self.publish_record()
         self.remote.write(f"{name}/{MANIFEST}", content)
         self._rotate(best)
@@ -225,18 +223,17 @@ class CheckpointUploader:
     def _part_name(self, name: str, node: int) -> str:
         return f"{name}/.part-{node}-{self._token}.json"
 
-    def _part(self, name: str, node: int) -> dict[str, Any]:
+    def _part(self, name: str, node: int) -> Files:
         """Wait for the entries of what pod ``node`` uploads of a checkpoint."""
         end = time.monotonic() + PARTS_WAIT_S
         while (content := self.remote.read(self._part_name(name, node))) is None:
             if time.monotonic() > end:
                 raise TimeoutError(f"pod {node} has not uploaded its part after {PARTS_WAIT_S:.0f} s")
             time.sleep(0.5)
-        part: dict[str, Any] = json.loads(content)
-        return part
+        return {file: (size, hashed) for file, (size, hashed) in json.loads(content).items()}
 
     def _upload_part(self, name: str, folder: Path) -> None:
-        entries = checkpoint.entries_of(folder)
+        entries = flushed_files(folder)
         self.remote.upload({f"{name}/{file}": folder / file for file in entries})
         self.remote.write(self._part_name(name, self.world.node_rank), json.dumps(entries).encode())
         shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,82 @@
+"""The volume of a run's output: that it can be written, and holds the checkpoints. Needs no torch."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import socket
+from pathlib import Path
+
+from podtune.run.checkpoint import checkpoints
+from podtune.run.errors import CannotCreate, PeerLost, platform_fault
+
+
+def check_writable(output_dir: Path) -> None:
+    """Write and remove a file in ``output_dir``, or in the folder where it will be made.
+
+    Nothing else is created or removed: the other pods may be looking at the same volume.
+
+    Raises:
+        UserError: says which folder and why.
+        PeerLost: the volume fails, and held checkpoints before: to be tried again.
+    """
+    existing = next(
+        folder for folder in (output_dir.absolute(), *output_dir.absolute().parents) if folder.exists()
+    )
+    probe = existing / f".write-test-{socket.gethostname()}-{os.getpid()}"
+    try:
+        probe.write_bytes(b"podtune")
+        probe.unlink()
+    except OSError as error:
+        was_writable = error.errno != errno.EROFS or checkpoints(output_dir)
+        if was_writable and platform_fault(error):
+            raise PeerLost(f"{output_dir}: cannot be written at the moment: {error.strerror}") from None
+        raise CannotCreate(
+            f"cannot be written: {error.strerror or error}",
+            where=str(output_dir),
+            fix="mount the volume read-write, or set output_dir to a folder that this user may write",
+        ) from None
+
+
+def checkpoint_bytes(weights: int, optim: str, *, model_only: bool) -> int:
+    """Estimate the size of a checkpoint from the bytes of trained ``weights``.
+
+    Adam keeps two moments, each as large as they are.
+    """
+    adam = optim.startswith("adamw") and "bit" not in optim and not model_only
+    return weights * (3 if adam else 1)
+
+
+def check_space(output_dir: Path, checkpoint_bytes: int, limit: int | None) -> None:
+    """Compare what the checkpoints will take with the free space, before any step is paid for.
+
+    ``checkpoint_bytes`` is of one; ``limit`` of them are kept (None counts as one, the least that a run
+    needs) while another is written.
+
+    Raises:
+        UserError: the volume will be full before the run ends.
+    """
+    needed, free = missing_bytes(output_dir, checkpoint_bytes, limit), shutil.disk_usage(output_dir).free
+    if needed > free:
+        raise CannotCreate(
+            f"{size_text(free)} are free and checkpoints of {size_text(checkpoint_bytes)} need about "
+            f"{size_text(needed)} more",
+            where=str(output_dir),
+            fix="free space or enlarge the volume (persistence.output.size), lower save_total_limit, or set "
+            "save_only_model "
+            "(which cannot be resumed)",
+        )
+
+
+def size_text(count: float) -> str:
+    """``count`` bytes in GiB, below one in MiB."""
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
+
+
+def missing_bytes(output_dir: Path, checkpoint_bytes: int, limit: int | None) -> int:
+    """Compute the bytes that ``limit`` checkpoints and one being written need beside those that are there."""
+    held = sum(
+        file.stat().st_size for path in checkpoints(output_dir) for file in path.rglob("*") if file.is_file()
+    )
+    return max(0, checkpoint_bytes * ((limit or 1) + 1) - held)
