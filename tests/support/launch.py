@@ -88,6 +88,7 @@ def _rank(module: str, argv: list[str], env: dict[str, str], log: str, namespace
     os.dup2(file, 1)
     os.dup2(file, 2)
     sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
+    multiprocessing.set_start_method("fork", force=True)  # as in a process that torchrun has started
     sys.argv = [module, *argv]
     if row_ledger.FOLDER in env:
         row_ledger.keep(Path(env[row_ledger.FOLDER]))
