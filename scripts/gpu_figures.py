@@ -4,7 +4,8 @@
     python scripts/gpu_figures.py --report build/gpu                     # docs/results/gpu.md
     python scripts/gpu_figures.py --rehearse --out DIR                   # parts 2 to 4 on a CPU, tiny
 
-Part 1: kernels, losses and exits (tests/gpu); 2: the benchmark; 3: LoRA of a 3B model; 4: all of its weights.
+Part 1: kernels, losses and exits (tests/gpu); 2: the benchmark; 3: LoRA of a 3B model; 4: all of its weights,
+and the share of each kind of kernel in a step with LoRA.
 Models have random weights that are made on the card. Each measurement is a process of its own and leaves
 DIR/NAME.json as soon as it has ended; none is begun that may not end within the minutes.
 """
@@ -128,17 +129,19 @@ def measurements(shapes: Shapes) -> list[Measurement]:
 
     lora = ("--use_peft", "--lora_r", "16", "--lora_dropout", "0")
     full, none = (("--activation_checkpointing", word) for word in ("true", "false"))
-    run("lora-checkpointed", 3, *lora, *full, speed=counted(17.5e3, 20.5e3))
-    run("lora-whole", 3, *lora, *none, speed=counted(24.7e3, 29e3))
-    run("lora-as-chosen", 3, *lora, speed=counted(24.7e3, 29e3))
+    run("lora-checkpointed", 3, *lora, *full, speed=counted(20.5e3, 23.3e3))
+    run("lora-whole", 3, *lora, *none, speed=counted(28.6e3, 32.7e3))
+    run("lora-as-chosen", 3, *lora, speed=counted(28.6e3, 32.7e3))
     run("lora-dropout", 3, *lora, "--lora_dropout", "0.05", *full, speed={})
     if importlib.util.find_spec("liger_kernel") and shapes != TINY:
-        run("lora-liger", 3, *lora, "--use_liger_kernel", "true", speed=counted(31.3e3, 35.1e3))
+        run("lora-liger", 3, *lora, "--use_liger_kernel", "true", speed=counted(37.9e3, 40.6e3))
     for length in shapes.lengths:
         wide = ("--per_device_train_batch_size", shapes.rows[1], "--max_length", length)
         run(f"lora-{shapes.rows[1]}x{length}", 3, *lora, *full, *wide, speed={})
     run("full-checkpointed", 4, *full, speed=counted(15.5e3, 17.9e3), seconds=150)
     run("full-whole", 4, *none, speed=counted(19e3, 22e3), seconds=150)
+    shares = {} if shapes == TINY else {"elementwise_share": Expected(0.3, 0.5, "counted: 0.41 of a step")}
+    run("lora-profile", 4, *lora, *none, speed=shares)
     if shapes != TINY:
         run("full-compiled", 4, *full, "--torch_compile", "true", speed={}, seconds=240)
     return found
@@ -244,8 +247,11 @@ def take(one: Measurement, model: Callable[[], Path], rows: Path) -> dict[str, A
             if one.program == "training":
                 words += ["--model_name_or_path", str(model()), "--dataset_name", str(rows)]
                 words += ["--save_strategy", "no", "--logging_steps", "1", "--seed", "7"]
-            isolated(run_program, f"podtune.{one.program}", words, limit_s=2 * one.seconds)
+            profile = rows.parent / "profile.json" if one.name.endswith("-profile") else None
+            isolated(run_program, f"podtune.{one.program}", words, profile, limit_s=2 * one.seconds)
             found["figures"] = figures(json.loads((output / "run.json").read_text()))
+            if profile:
+                found["figures"] |= json.loads(profile.read_text())
     except Exception as error:  # the other measurements are worth their minutes all the same
         traceback.print_exc()
         found["error"] = f"{type(error).__name__}: {error}"[:500]
@@ -269,11 +275,47 @@ def run_tests(words: list[str], seconds: float) -> dict[str, float]:
     return {name.partition("::")[2]: float(outcome == "PASSED") for outcome, name in outcomes}
 
 
-def run_program(module: str, words: list[str]) -> None:
-    """Run a program as it is run in a pod; the child's side."""
-    code = importlib.import_module(module).main(words)
+def run_program(module: str, words: list[str], profile: Path | None = None) -> None:
+    """Run a program as it is run in a pod; the child's side. ``profile`` gets the shares of its kernels."""
+    import torch
+    from torch.profiler import ProfilerActivity
+
+    on_gpu = torch.cuda.is_available()
+    activity = ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU
+    profiler = torch.profiler.profile(activities=[activity]) if profile else contextlib.nullcontext()
+    with profiler as kernels:
+        code = importlib.import_module(module).main(words)
+    if profile and kernels:
+        times = {
+            each.key: float(each.self_device_time_total if on_gpu else each.self_cpu_time_total)
+            for each in kernels.key_averages()
+        }
+        profile.write_text(json.dumps(shares_of_kernels(times)))
     sys.stdout.flush()
     raise SystemExit(code)
+
+
+#: kinds of kernels by what their names contain on a GPU, or of torch's operators on a CPU; the first counts
+KERNELS = {
+    "attention": ("flash", "fmha", "attention"),
+    "product": ("gemm", "cutlass", "xmma", "nvjet", "aten::mm", "aten::addmm", "aten::bmm"),
+    "elementwise": (
+        *("elementwise", "triton_poi", "reduce_kernel"),
+        *("aten::mul", "aten::add", "aten::copy_", "aten::silu"),
+    ),
+}
+
+
+def shares_of_kernels(times: dict[str, float]) -> dict[str, float]:
+    """Each kind's share of the time of all kernels; what is of no kind (optimizer, loss) has none."""
+    found = dict.fromkeys(KERNELS, 0.0)
+    for name, time_s in times.items():
+        words = name.lower()
+        kind = next((kind for kind, parts in KERNELS.items() if any(part in words for part in parts)), None)
+        if kind:
+            found[kind] += time_s
+    total = sum(times.values()) or 1.0
+    return {f"{kind}_share": round(time_s / total, 4) for kind, time_s in found.items()}
 
 
 def isolated(function: Callable[..., None], *arguments: Any, limit_s: float = 600.0) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -31,7 +32,7 @@ def rehearsed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_measurement_leaves_its_figures(rehearsed: Path) -> None:
     found = {file.stem: json.loads(file.read_text()) for file in rehearsed.glob("*.json")}
-    assert len(found) == 15
+    assert len(found) == 16
     for name, one in found.items():
         assert "error" not in one, one
         speed = "samples_per_s" if name.startswith("resnet") else "tokens_per_s"
@@ -43,6 +44,26 @@ def test_every_measurement_leaves_its_figures(rehearsed: Path) -> None:
             assert one["verdicts"] == {"memory_error": "not measured"}, name  # of a GPU's memory
         assert not (rehearsed / "run").exists()
         assert not (rehearsed / "model").exists()
+    shares = [found["lora-profile"]["figures"][f"{kind}_share"] for kind in ("product", "elementwise")]
+    assert 0.1 < sum(shares) < 1
+
+
+def test_a_kernel_counts_to_its_kind_by_its_name() -> None:
+    spec = importlib.util.spec_from_file_location("gpu_figures", SCRIPT)
+    assert spec
+    assert spec.loader
+    script = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = script  # where its dataclasses look for themselves
+    spec.loader.exec_module(script)
+    kernels = {
+        "nvjet_tst_128x256_64x4_2x1_v_bz_TNT": 40,
+        "void at::native::vectorized_elementwise_kernel<4, CUDAFunctor_add<BFloat16>>": 20,
+        "triton_poi_fused_mul_silu_0": 10,
+        "void pytorch_flash::flash_fwd_kernel<...>": 10,
+        "void at::native::multi_tensor_apply_kernel<...>": 20,
+    }
+    shares = {"attention_share": 0.1, "product_share": 0.4, "elementwise_share": 0.3}
+    assert script.shares_of_kernels(kernels) == shares
 
 
 def test_what_is_there_is_not_taken_again_and_the_minutes_are_kept(rehearsed: Path, tmp_path: Path) -> None:

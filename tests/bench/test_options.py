@@ -32,6 +32,10 @@ def refused(words: list[str], world_size: int = 1) -> str:
         (["--model", "hf:/nowhere", "--strategy", "ddp"], 2, "/nowhere has no config.json"),
         ([*TINY, "--strategy", "single"], 2, "start one, or use ddp"),
         ([*TINY, "--strategy", "ddp", "--global-batch-size", "8"], 3, "use 9 or 6 rows"),
+        (
+            [*TINY, "--strategy", "ddp", "--global-batch-size", "8", "--per-device-batch-size", "4"],
+            *(2, "the batch is given twice"),
+        ),
         ([*TINY, "--strategy", "ddp", "--accumulation", "8"], 2, "2 processes x 8 accumulation"),
         ([*TINY, "--strategy", "pipeline-gpipe"], 3, "start 2 or 4"),
         ([*TINY, "--strategy", "naive-mp"], 5, "start at most 4"),
@@ -55,6 +59,13 @@ def refused(words: list[str], world_size: int = 1) -> str:
 )
 def test_what_cannot_run_is_refused_and_says_what_would(words: list[str], world_size: int, says: str) -> None:
     assert says in refused(words, world_size)
+
+
+def test_rows_of_a_process_make_the_batch_of_all() -> None:
+    for ranks in (1, 2, 4):
+        words = [*TINY, "--strategy", "ddp" if ranks > 1 else "single", "--per-device-batch-size", "6"]
+        options, _, _ = read_options(words, World(world_size=ranks, local_world_size=ranks))
+        assert (options.global_batch_size, options.per_device_batch_size) == (6 * ranks, 6)
 
 
 def test_heads_of_a_transformers_model_count_too(tmp_path: Path) -> None:

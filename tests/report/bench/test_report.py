@@ -117,6 +117,24 @@ def test_it_advises_the_fastest_and_says_whether_processes_pay(tmp_path: Path) -
     )
 
 
+def test_weak_scaling_is_one_comparison_over_its_batches_and_says_so(tmp_path: Path) -> None:
+    """Twice the rows in 1.1 times the time: each process keeps 91% of its throughput."""
+    weak = {"config__per_device_batch_size": 8}
+    cells = [
+        record(**weak),
+        record("ddp", 2, 0.22, global_batch_size=16, measurements__tokens_per_s=2048 / 0.22, **weak),
+        record("ddp", 2, 0.15),
+    ]
+    comparisons = report_on(folder_of(tmp_path, *cells))["comparisons"]
+    titles = [each["title"] for each in comparisons]
+    assert "8 sequences a step and process (effective batch 8 on 1, 16 on 2)" in titles[0]
+    assert "8 sequences a step, " in titles[1]
+    assert "ddp keeps 91% of the ideal against single ×1 with the same rows a process" in " ".join(
+        comparisons[0]["advice"]
+    )
+    assert "per_device_batch_size" in (tmp_path / "report.csv").read_text().splitlines()[0]
+
+
 def test_among_equals_it_advises_the_simplest_and_marks_the_least_memory(tmp_path: Path) -> None:
     cells = [record("ddp", 2, 0.1101), record("zero3", 2, 0.11, measurements__peak_memory_gib={"max": 0.2})]
     folder = folder_of(tmp_path, *cells)

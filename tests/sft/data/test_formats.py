@@ -15,6 +15,7 @@ from podtune.sft.config import settings as config
 from podtune.sft.data.load import load_split
 from podtune.sft.data.rows import split_off, trained_too
 from podtune.sft.data.source import DataSource, Sources, check_source
+from podtune.sft.data.stream import TokenStream
 from podtune.sft.data.tokenise import Tokenised, tokenised
 from podtune.sft.data.tokenizer import TokenizeOptions
 from podtune.sft.model.template import prompt_and_answer
@@ -66,6 +67,8 @@ def test_columns_get_the_names_of_the_configuration(tmp_path: Path) -> None:
     source = Sources.of(values).train
     expected = made(DataSource(written(tmp_path, {"question": "a", "answer": "b"}, name="ours.jsonl")))
     assert made(source).dataset.to_dict() == expected.dataset.to_dict()
+    stream = TokenStream(source, chatml(), TokenizeOptions(), vocabulary=10**6)
+    assert next(iter(stream.dataset()))["input_ids"] == expected.dataset[0]["input_ids"]
     with pytest.raises(
         UserError, match="there is no column 'fragen' to rename; found answer, antwort, frage"
     ):

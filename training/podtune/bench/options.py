@@ -29,6 +29,9 @@ class Options:
     warmup: int = _option(5, "steps before the clock, dropped", least=0)
     repeats: int = _option(3, "how often the timed steps are run", least=1)
     global_batch_size: int = _option(0, "rows of one step over all processes (default: the model's)", least=0)
+    per_device_batch_size: int = _option(
+        0, "rows of one step and process, in place of the global batch: weak scaling", least=0
+    )
     sequence_length: int = _option(0, "tokens a row (default: the model's context)")
     micro_batches: int = _option(
         0, "pipelines: pieces that the global batch is cut into (default: 8, or what divides it)", least=0

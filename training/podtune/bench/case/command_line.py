@@ -80,7 +80,15 @@ def read_options(arguments: list[str] | None, world: World) -> tuple[Options, Si
 
 
 def _resolve(values: dict[str, Any], size: Size, entry: Entry, world: World) -> Options:
-    values["global_batch_size"] = values["global_batch_size"] or GLOBAL_BATCH_SIZE.get(values["model"], 8)
+    each = values["per_device_batch_size"]
+    if each and values["global_batch_size"]:
+        raise UsageError(
+            "the batch is given twice",
+            where="--per-device-batch-size, --global-batch-size",
+            fix="the first keeps the rows of a process (weak scaling), the second those of all (strong): one",
+        )
+    usual = GLOBAL_BATCH_SIZE.get(values["model"], 8)
+    values["global_batch_size"] = each * world.world_size or values["global_batch_size"] or usual
     if isinstance(size, ConvNet):
         if values["sequence_length"]:
             raise UsageError(f"{values['model']} reads images", where="--sequence-length", fix="leave it out")

@@ -80,7 +80,8 @@ def _communication(cells: Sequence[MeasuredCell]) -> Bars:
 
 EFFICIENCY = (
     "Throughput of n processes over n times that of one, of the same strategy where it was measured, else of "
-    "single."
+    "single. Strong scaling: one batch is divided, and time should be. Weak scaling: every process has as "
+    "many rows as one alone, and its throughput should be kept."
 )
 
 

@@ -176,10 +176,23 @@ class Group:
         """Model, precision, batch, device and commit."""
         identity = self.identity
         kind = "sequences" if identity["sequence_length"] else "images"
+        rows = f"{identity['global_batch_size']} {kind} a step"
+        if each := identity["per_device_batch_size"]:
+            batches = {cell.world_size: cell.record.get("global_batch_size") for cell in self.cells}
+            effective = ", ".join(f"{batch} on {ranks}" for ranks, batch in sorted(batches.items()))
+            rows = f"{each} {kind} a step and process (effective batch {effective})"
         return (
-            f"{identity['model']}, {identity['precision']}, {identity['global_batch_size']} {kind} a step, "
+            f"{identity['model']}, {identity['precision']}, {rows}, "
             f"{identity['device']}, commit {identity['commit'][:12]}"
         )
+
+    @property
+    def scaling(self) -> str:
+        """``weak`` where every process has its own rows, so that throughput a process should be kept.
+
+        ``strong`` where one batch is divided, so that time should be.
+        """
+        return "weak" if self.identity["per_device_batch_size"] else "strong"
 
     @property
     def measured(self) -> list[MeasuredCell]:
@@ -206,11 +219,15 @@ def identity_of(record: Json) -> dict[str, Any]:
     """Everything that two records must share to be compared."""
     config, provenance = record["config"], record.get("provenance") or {}
     hardware = provenance.get("hardware") or {}
+    each = config.get("per_device_batch_size") or None  # records from before the option have none
     versions = provenance.get("versions") or {}
     return {
         "model": record["model"],
         **{name: config.get(name) for name in SETTINGS},
-        "global_batch_size": record.get("global_batch_size") or config.get("global_batch_size"),
+        "global_batch_size": None
+        if each
+        else record.get("global_batch_size") or config.get("global_batch_size"),
+        "per_device_batch_size": each,
         "device": str(hardware.get("gpu") or hardware.get("cpu") or "unknown device"),
         "gpu": hardware.get("gpu"),
         "torch": versions.get("torch"),
