@@ -30,7 +30,7 @@ app = typer.Typer(
 def build(
     output: Annotated[Path, typer.Option(help="Folder to make: train.parquet, eval.parquet, card.json.")],
     rows: Annotated[int, typer.Option(help="At most so many rows in both files together.")] = 12_000,
-    seed: Annotated[int, typer.Option(help="Of the draw and the division.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the draw and the division.")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Make a question-answer set about the characters of Unicode. Nothing is downloaded.
