@@ -9,8 +9,14 @@ import warnings
 ALLOCATOR = "PYTORCH_ALLOC_CONF"
 
 
-def set_library_environment(threads: int) -> None:
-    """Set threads, memory allocation and quiet; what the user has set stays, but for the ``threads``."""
+def set_library_environment(threads: int, traces: str = "") -> None:
+    """Set threads, memory allocation and quiet; what the user has set stays, but for the ``threads``.
+
+    ``traces`` is where torch's Flight Recorder writes a rank's collectives when one times out, less the rank:
+    on the run's volume, as the pod's own disk goes with the pod.
+    """
+    if traces and "TORCH_NCCL_DEBUG_INFO_TEMP_FILE" not in os.environ:  # the older name
+        os.environ.setdefault("TORCH_FR_DUMP_TEMP_FILE", traces)
     os.environ.setdefault("PYTHONSAFEPATH", "1")  # as podtune.cli does, where torchrun started this program
     # torch refuses pickles of anything but tensors, whatever a library's call says: a checkpoint is a file
     # that somebody else may have written
