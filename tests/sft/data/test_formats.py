@@ -99,7 +99,7 @@ def test_missing_values_are_told_all_at_once_and_can_be_left_out(
     assert "drop_incomplete: true" in caught.value.fix
     kept = made(Sources.of({"dataset_name": source.name, "drop_incomplete": True}).train)
     assert kept.stats.rows == 7
-    assert "7 rows lack a value and are left out" in capsys.readouterr().err
+    assert "rows left out for want of a value: 7" in capsys.readouterr().err
 
 
 def test_doubles_and_blank_answers_are_counted(tmp_path: Path) -> None:

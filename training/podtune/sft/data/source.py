@@ -305,7 +305,7 @@ def _check_files(paths: Iterable[Path], form: files.Format, source: DataSource) 
     if incomplete and not source.drop_incomplete:
         raise _incomplete(incomplete)
     if incomplete:
-        warn(f"{source}: {len(incomplete)} rows lack a value and are left out (drop_incomplete)")
+        warn(f"{source}: rows left out for want of a value: {len(incomplete)} (drop_incomplete)")
 
 
 def _incomplete(rows: list[tuple[str, str]]) -> UserError:
