@@ -82,7 +82,7 @@ def test_a_sweep_makes_its_jobs_in_the_cluster_and_judges_and_compares_what_thei
         ("seed: [1]\nprocesses: 2\n", ["-f", "cpu-smoke"], "is said by the values"),
         ("seed: [1]\noptions: {dataset_name: d}\n", ["--at-once", "2"], "for a sweep in a cluster"),
         ("learning_rat: [1]\n", ["-f", "cpu-smoke"], "did you mean 'learning_rate'"),
-        ("seed: [1]\n", ["-f", "cpu-smoke", "--set", "config=[1]"], "is not a training YAML"),
+        ("seed: [1]\n", ["-f", "cpu-smoke", "--set", "config=[1]"], "is not a mapping of keys to values"),
     ],
 )
 def test_what_is_wrong_with_a_sweep_is_said_before_the_cluster_is_asked(
