@@ -52,7 +52,6 @@ class MeasuredCell:
     plan: Json | None
     key: str = ""
     efficiency: float | None = None
-    efficiency_of: str = ""
 
     @cached_property
     def measurements(self) -> Measurements:
@@ -273,7 +272,6 @@ def _efficiencies(group: Group) -> None:
         base = group.at(cell.strategy, 1) or group.at("single", 1)
         if cell.world_size > 1 and base is not None and cell.throughput and base.throughput:
             cell.efficiency = cell.throughput / (cell.world_size * base.throughput)
-            cell.efficiency_of = base.label
 
 
 def differences(groups: Sequence[Group]) -> list[str]:
