@@ -40,6 +40,15 @@ def test_generated_parts_are_those_of_today(config_docs: Any, page: Path) -> Non
     assert page.read_text() == config_docs.filled(page.read_text()), "run scripts/config_docs.py"
 
 
+def test_the_whole_training_yaml_of_the_how_to_is_one_that_training_takes(tmp_path: Path) -> None:
+    from podtune.sft.config import settings
+
+    page = (ROOT / "docs/how-to.md").read_text()
+    (tmp_path / "sft.yaml").write_text(page.partition("## A whole sft.yaml")[2].split("```")[1])
+    values = settings.read(["--config", str(tmp_path / "sft.yaml")], {}).values
+    assert (values["lora_r"], values["use_peft"], values["max_length"]) == (16, True, 2048)
+
+
 def test_every_key_and_every_option_has_a_table() -> None:
     from podtune.bench.case.command_line import parser
     from podtune.sft.config.keys import known_keys

@@ -88,6 +88,7 @@ def _rank(module: str, argv: list[str], env: dict[str, str], log: str, namespace
     os.dup2(file, 1)
     os.dup2(file, 2)
     sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
+    multiprocessing.set_start_method("fork", force=True)  # as in a process that torchrun has started
     sys.argv = [module, *argv]
     if row_ledger.FOLDER in env:
         row_ledger.keep(Path(env[row_ledger.FOLDER]))
@@ -146,7 +147,7 @@ class Podtune:
 
 
 class Launcher:
-    """Starts ``podtune.training`` as one or more ranks forked from a server with the heavy imports done."""
+    """Starts a program as one or more ranks, forked from a server with the heavy imports done."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._count, self._started = folder, 0, list[Program | Podtune]()
@@ -166,9 +167,10 @@ class Launcher:
         env: Mapping[str, str] | None = None,
         namespaces: Sequence[str] = (),
         pods: Sequence[Path] = (),
+        module: str = "podtune.training",
     ) -> Program:
         """Start and return at once; with ``namespaces`` each rank in a network of its own, with ``pods`` each
-        one a pod, with that output folder of its own.
+        one a pod, with that output folder of its own. ``module`` has the ``main(argv)`` that is called.
         """
         self._count += 1
         port = free_port()
@@ -194,7 +196,7 @@ class Launcher:
             logs.append(self._folder / f"{self._count}-{rank}.log")
             logs[-1].touch()
             words, network = [str(word) for word in argv], namespaces[rank] if namespaces else ""
-            arguments = ("podtune.training", words, own | dict(env or {}), str(logs[-1]), network)
+            arguments = (module, words, own | dict(env or {}), str(logs[-1]), network)
             processes.append(self._context.Process(target=_rank, args=arguments))
             processes[-1].start()
         self._started.append(program := Program(processes, logs))

@@ -141,6 +141,29 @@ def test_a_run_that_training_refuses_is_said_to_have_failed_and_the_sweep_goes_o
     assert list(states.values()) == ["failed", "failed"]
     log = (tmp_path / "out" / next(iter(states)) / "log.txt").read_text()
     assert "rows.jsonl: no such file or folder" in log
+    assert f"log {tmp_path / 'out' / next(iter(states)) / 'log.txt'}; or: podtune watch" in ended.output
+
+
+def test_a_terminal_shows_the_last_line_of_the_run_and_takes_it_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Twice:
+        def __init__(self, run: trials.Trial, folder: Path) -> None:
+            (folder / "log.txt").write_text("step  1/9  loss 3.0\nstep  2/9  loss 2.0\n")
+            self.codes: list[int | None] = [None, 0]
+
+        def poll(self, wait_s: float) -> int | None:
+            return self.codes.pop(0)
+
+        def end(self) -> None: ...
+
+        def leave(self) -> None: ...
+
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    found = trials.read_sweep(written(tmp_path, seed=[0]))
+    trials.TrialRunner(found, tmp_path / "out", Twice, say=lambda line: None).run()
+    name = found.trials[0].name[-30:]
+    assert capsys.readouterr().err == f"\r\x1b[K{name}: step  2/9  loss 2.0\r\x1b[K"
 
 
 class Forked:

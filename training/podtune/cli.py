@@ -30,6 +30,7 @@ PANELS: dict[str, dict[str, Subcommand]] = {
         "sweep": Subcommand("sweep", "fine-tunes over a grid, one after another, compared"),
         "generate": Subcommand("generate", "ask a model, talk with it, or answer a file"),
         "eval": Subcommand("eval", "scores on lm-evaluation-harness, base beside tuned"),
+        "skill": Subcommand("skill", "print how an agent uses podtune"),
     },
     "Compare": {
         "runs": Subcommand("runs", "list runs with state, progress and loss"),

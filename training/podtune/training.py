@@ -44,7 +44,8 @@ def main(argv: list[str] | None = None) -> int:
             notification = Notification(str(url), Path(settings.values["output_dir"]))
         if world.local_rank == 0:
             check_inputs(settings, is_main=world.is_main)
-        set_library_environment(cpu_threads(world))
+        traces = Path(settings.values["output_dir"]).absolute() / "nccl_trace_rank_"
+        set_library_environment(cpu_threads(world), str(traces))
         if world.is_main:
             working("configuration read; importing torch, then model and data")
         world = setup_distributed(settings.value("timeout_s"), use_cpu=bool(settings.values.get("use_cpu")))

@@ -1,5 +1,4 @@
-"""Runs many benchmark cells in one set of processes: ``torchrun ... bench_driver.py CELLS.json
-RESULTS.json``.
+"""Runs many benchmark cells in one set of processes: ``main([CELLS.json, RESULTS.json])`` in each.
 
 Starting torch costs more than a cell of ``tinygpt-test``; the cells share the start, and each goes through
 the benchmark's own command line, set-up and loop.
@@ -39,8 +38,9 @@ def run_cell(arguments: list[str], world: World, watchdog: Watchdog) -> dict[str
         gc.collect()
 
 
-def main() -> None:
-    cells, results = map(Path, sys.argv[1:])
+def main(argv: list[str]) -> int:
+    sys.modules.pop("deepspeed", None)  # the process was forked from one for fine-tunes, which hide it
+    cells, results = map(Path, argv)
     world = setup_distributed(60, use_cpu=True)
     watchdog = Watchdog(60, lambda doing: sys.exit(f"hang while {doing}"))
     found = []
@@ -50,6 +50,4 @@ def main() -> None:
             results.write_text(json.dumps(found))
     watchdog.stop()
     cleanup_distributed()
-
-
-main()
+    return 0

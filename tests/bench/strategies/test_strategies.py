@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.launch import Launcher
 
 from podtune.bench.case.command_line import read_options
 from podtune.bench.strategies.table import STRATEGIES
@@ -129,9 +130,9 @@ def alone(cell: str) -> Json:
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Json]:
-    """The outcome of a cell. All cells of one world size run under one torchrun, when the first of them is
-    asked for.
+def measured(tmp_path_factory: pytest.TempPathFactory, launcher: Launcher) -> Callable[[str], Json]:
+    """The outcome of a cell. All cells of one world size share their processes, which start when the first
+    of them is asked for.
     """
     found: dict[str, Json] = {}
     folder = tmp_path_factory.mktemp("cells")
@@ -148,8 +149,10 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Json]:
             )
             listed, results = folder / f"{ranks}.json", folder / f"{ranks}.results.json"
             listed.write_text(json.dumps([arguments(one) for one in together]))
-            done = torchrun(ranks, "tests/bench/strategies/bench_driver.py", str(listed), str(results))
-            assert done.returncode == 0, done.stderr[-3000:]
+            program = launcher.start(
+                listed, results, ranks=ranks, module="tests.bench.strategies.bench_driver"
+            )
+            assert program.wait(900) == [0] * ranks, program.output()[-3000:]
             found.update(zip(together, json.loads(results.read_text()), strict=True))
         return found[cell]
 

@@ -31,7 +31,7 @@ wait_for() { # wait_for WHAT COMMAND...
 }
 secret() { kubectl -n kueue-system get secret $SECRET -o "go-template={{index .data \"$1\" | base64decode}}"; }
 answers() {
-  echo '{apiVersion: kueue.x-k8s.io/v1beta1, kind: ResourceFlavor, metadata: {name: probe}}' | kubectl create --dry-run=server -f -
+  echo '{apiVersion: kueue.x-k8s.io/v1beta2, kind: ResourceFlavor, metadata: {name: probe}}' | kubectl create --dry-run=server -f -
 }
 
 case ${1:-} in

@@ -44,11 +44,11 @@ def test_the_same_values_train_to_the_same_losses(cluster: Cluster, pods: int) -
     assert losses["trainjob"] == losses["job"] == losses["pytorchjob"]
 
 
-@pytest.mark.parametrize("api", ["trainjob", "job"])
-def test_a_pod_that_is_deleted_is_made_again_and_the_run_resumes(cluster: Cluster, api: str) -> None:
+@pytest.mark.parametrize("kind", ["trainjob", "job"])
+def test_a_pod_that_is_deleted_is_made_again_and_the_run_resumes(cluster: Cluster, kind: str) -> None:
     cluster.need_trainer()
-    name = f"lost-{api}"
-    cluster.install(name, api=api, distributed={"nodes": 2, "strategy": "ddp"}, config=config(**LONG))
+    name = f"lost-{kind}"
+    cluster.install(name, api=kind, distributed={"nodes": 2, "strategy": "ddp"}, config=config(**LONG))
     cluster.started(name)
     before = names(cluster, name)
     cluster.core.delete_namespaced_pod(before[1], cluster.namespace)
@@ -63,12 +63,12 @@ def names(cluster: Cluster, name: str) -> list[str]:
     return [pod["metadata"]["name"] for pod in cluster.client.pods(cluster.job(name))]
 
 
-@pytest.mark.parametrize("api", ["trainjob", "job"])
-def test_a_users_error_is_final(cluster: Cluster, api: str, request: Any) -> None:
-    values = {"trainingRuntime": request.getfixturevalue("runtime")} if api == "trainjob" else {}
-    name = f"wrong-{api}"
+@pytest.mark.parametrize("kind", ["trainjob", "job"])
+def test_a_users_error_is_final(cluster: Cluster, kind: str, request: Any) -> None:
+    values = {"trainingRuntime": request.getfixturevalue("runtime")} if kind == "trainjob" else {}
+    name = f"wrong-{kind}"
     wrong = "model_name_or_path: /models/podtune-tiny\ndataset_name: /data/qa\nlearning_rat: 1\n"
-    cluster.install(name, api=api, config=wrong, **values)
+    cluster.install(name, api=kind, config=wrong, **values)
     cluster.ended(name, "Failed", seconds=120)
     status = status_of(cluster.client, cluster.job(name))
     assert (status.condition, [pod.restarts for pod in status.pods]) == ("Failed", [0])

@@ -69,7 +69,7 @@ def test_a_job_is_watched_in_a_terminal_and_ctrl_c_leaves_it_alone(
         watching.send_signal(signal.SIGINT)
         _, told = watching.communicate(timeout=30)
     os.close(ours)
-    assert (watching.returncode, "the job goes on" in told) == (130, True), screen + told
+    assert (watching.returncode, "the job continues" in told) == (130, True), screen + told
     for part in ("seen-master-0 Running", "seen-worker-0 Running", "ddp", "left", "loss"):
         assert part in screen, part
     assert "Failed" not in cluster.conditions(running)

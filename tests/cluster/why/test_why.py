@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from podtune.cluster.lint.explain import examples
 from podtune.cluster.why.answer import Answer, explain
 from podtune.cluster.why.scene import from_files
 from podtune.run.heartbeat import HEARTBEAT_FILE
+from podtune.run.library_environment import set_library_environment
 
 Json = dict[str, Any]
 
@@ -467,6 +469,18 @@ def test_a_flight_recorder_s_dumps_name_the_rank(dumps: dict[int, bytes], words:
     found = explain(from_files(tmp_path))
     assert words in found.sentence
     assert found.certain
+
+
+def test_a_run_has_its_dumps_written_where_why_looks_unless_told_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "environ", {})
+    set_library_environment(1, str(tmp_path / "nccl_trace_rank_"))
+    Path(f"{os.environ['TORCH_FR_DUMP_TEMP_FILE']}0").write_bytes(dump(0, 42))
+    assert "rank 0 waits in collective 42" in explain(from_files(tmp_path)).sentence
+    monkeypatch.setattr(os, "environ", {"TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/tmp/mine"})
+    set_library_environment(1, "/output/x")
+    assert "TORCH_FR_DUMP_TEMP_FILE" not in os.environ
 
 
 class Planted:

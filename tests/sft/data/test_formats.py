@@ -15,6 +15,7 @@ from podtune.sft.config import settings as config
 from podtune.sft.data.load import load_split
 from podtune.sft.data.rows import split_off, trained_too
 from podtune.sft.data.source import DataSource, Sources, check_source
+from podtune.sft.data.stream import TokenStream
 from podtune.sft.data.tokenise import Tokenised, tokenised
 from podtune.sft.data.tokenizer import TokenizeOptions
 from podtune.sft.model.template import prompt_and_answer
@@ -66,6 +67,8 @@ def test_columns_get_the_names_of_the_configuration(tmp_path: Path) -> None:
     source = Sources.of(values).train
     expected = made(DataSource(written(tmp_path, {"question": "a", "answer": "b"}, name="ours.jsonl")))
     assert made(source).dataset.to_dict() == expected.dataset.to_dict()
+    stream = TokenStream(source, chatml(), TokenizeOptions(), vocabulary=10**6)
+    assert next(iter(stream.dataset()))["input_ids"] == expected.dataset[0]["input_ids"]
     with pytest.raises(
         UserError, match="there is no column 'fragen' to rename; found answer, antwort, frage"
     ):
@@ -96,7 +99,7 @@ def test_missing_values_are_told_all_at_once_and_can_be_left_out(
     assert "drop_incomplete: true" in caught.value.fix
     kept = made(Sources.of({"dataset_name": source.name, "drop_incomplete": True}).train)
     assert kept.stats.rows == 7
-    assert "7 rows lack a value and are left out" in capsys.readouterr().err
+    assert "rows left out for want of a value: 7" in capsys.readouterr().err
 
 
 def test_doubles_and_blank_answers_are_counted(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import CONFIG_MAPPING, Gemma3Config, LlamaConfig, Qwen3_5Config
+from transformers import CONFIG_MAPPING, Gemma3Config, LlamaConfig, LlamaForCausalLM, Qwen3_5Config
 
 from podtune.run.errors import UserError
 from podtune.run.world import World
@@ -17,7 +17,7 @@ from podtune.sft.config.hardware import hardware_choices
 from podtune.sft.config.resolve import resolve
 from podtune.sft.model.attention import PER_ROW
 from podtune.sft.model.end_to_end import Architecture, architecture, why_padded
-from podtune.sft.model.load import _refuse_kernel
+from podtune.sft.model.load import _refuse_kernel, load_model
 from podtune.sft.source.model import locate_model
 
 NEEDED = ["--model_name_or_path", "m", "--dataset_name", "d", "--output_dir", "o"]
@@ -108,6 +108,33 @@ def test_code_of_the_model_s_own_runs_padded_where_it_is_trusted() -> None:
         "modeling_own.OwnForCausalLM",
         "it was not tried end to end",
     )
+
+
+OWN = """
+from torch import nn
+from transformers import LlamaModel, LlamaPreTrainedModel
+class OwnForCausalLM(LlamaPreTrainedModel):
+    def __init__(self, config):
+        super().__init__(config)
+        self.model = LlamaModel(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+"""
+
+
+def test_a_class_of_its_own_that_cannot_generate_is_loaded(tmp_path: Path) -> None:
+    """TRL's trainer writes its padding token to the generation config of every model."""
+    small = {"vocab_size": 8, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
+    made = LlamaForCausalLM(LlamaConfig(**small, num_attention_heads=2, tie_word_embeddings=False))
+    made.save_pretrained(tmp_path)
+    (tmp_path / "modeling_own.py").write_text(OWN)
+    written = json.loads((tmp_path / "config.json").read_text())
+    written |= {"auto_map": {"AutoModelForCausalLM": "modeling_own.OwnForCausalLM"}}
+    (tmp_path / "config.json").write_text(json.dumps(written))
+    loaded = load_model(locate_model(tmp_path), trust_remote_code=True)
+    assert type(loaded).__name__ == "OwnForCausalLM"
+    assert loaded.generation_config is not None
+    assert architecture(loaded.config, trust_remote_code=True).name == "modeling_own.OwnForCausalLM"
 
 
 def test_neftune_s_noise_goes_by_rows_of_their_own() -> None:

@@ -30,7 +30,7 @@ app = typer.Typer(
 def build(
     output: Annotated[Path, typer.Option(help="Folder to make: train.parquet, eval.parquet, card.json.")],
     rows: Annotated[int, typer.Option(help="At most so many rows in both files together.")] = 12_000,
-    seed: Annotated[int, typer.Option(help="Of the draw and the division.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the draw and the division.")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Make a question-answer set about the characters of Unicode. Nothing is downloaded.
@@ -67,26 +67,15 @@ def _settings(context: typer.Context, config: Path | None, data: str | None, mod
     return settings.read(["--output_dir", ".", *words, *context.args])  # nothing is written there
 
 
-@dataclasses.dataclass(frozen=True)
-class _ModelFiles:
+def _model_files(settings: Settings) -> tuple[Origin, PreTrainedTokenizerBase, int]:
     """Place, tokenizer and vocabulary of the model that would be trained."""
-
-    origin: Origin
-    tokenizer: PreTrainedTokenizerBase
-    vocabulary: int
-
-
-def _model_files(settings: Settings) -> _ModelFiles:
     from podtune.sft.data.tokenizer import load_tokenizer
     from podtune.sft.source.model import locate_model, vocabulary_size
 
     origin = locate_model(settings.value("model_name_or_path"), settings.value("model_revision"))
     options = ("eos_token", "pad_token", "chat_template_path", "trust_remote_code")
-    return _ModelFiles(
-        origin,
-        load_tokenizer(origin, **{key: settings.value(key) for key in options}),
-        vocabulary_size(origin, settings.value("trust_remote_code")),
-    )
+    tokenizer = load_tokenizer(origin, **{key: settings.value(key) for key in options})
+    return origin, tokenizer, vocabulary_size(origin, settings.value("trust_remote_code"))
 
 
 @app.command(context_settings=PASS_ON)
@@ -120,15 +109,15 @@ def inspect(
     source = source_to_inspect(settings.sources.train, split)
     check_source(source)
     working("tokenising")
-    model_files = _model_files(settings)
+    origin, tokenizer, vocabulary = _model_files(settings)
     report = inspect_rows(
         source,
-        model_files.tokenizer,
+        tokenizer,
         TokenizeOptions.of(settings.value, packed=settings.value("packing")),
         pack_length=settings.value("max_length"),
         batch_size=settings.value("per_device_train_batch_size"),
-        vocabulary=model_files.vocabulary,
-        stop_ids=stop_ids_of(model_files.origin),
+        vocabulary=vocabulary,
+        stop_ids=stop_ids_of(origin),
         held_out=None if split else settings.sources.evaluation,
     )
     if as_json:
@@ -187,14 +176,14 @@ def _prepare(settings: Settings, output: Path, wait_s: float) -> list[dict[str, 
     sources = Sources.of({"eval_strategy": "steps", **settings.values, "tokenized_cache": output})
     sources.check()
     working("tokenising")
-    model = _model_files(settings)
+    _, tokenizer, vocabulary = _model_files(settings)
     packs, eval_packs = settings.value("packing"), settings.value("eval_packing")
     return [
         tokenised(
             source,
-            model.tokenizer,
+            tokenizer,
             TokenizeOptions.of(settings.value, packed=packed),
-            vocabulary=model.vocabulary,
+            vocabulary=vocabulary,
             cache_dir=sources.cache_dir,
             wait_s=wait_s,
         ).summary(source)

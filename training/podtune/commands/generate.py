@@ -46,7 +46,7 @@ def generate(
     max_new_tokens: Annotated[
         int | None, typer.Option(min=1, help="Longest answer; default: the model's.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the sampling.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
     batch_size: Annotated[int, typer.Option(min=1, help="Prompts of --input at once.")] = 16,
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:

@@ -118,14 +118,14 @@ def status(
 def logs(
     name: Name,
     everything: Annotated[
-        bool, typer.Option("--all", help="Of all pods, each line after its pod's name.")
+        bool, typer.Option("--all", help="Logs of all pods, each line after its pod's name.")
     ] = False,
     follow: Annotated[
         bool,
         typer.Option("--follow", help="Follow until the job ends, with conditions and problems of all pods."),
     ] = False,
     of_pod: Annotated[
-        str, typer.Option("--pod", metavar="POD", help="Of this pod; the end of its name is enough.")
+        str, typer.Option("--pod", metavar="POD", help="Log of this pod; the end of its name is enough.")
     ] = "",
     tail: Annotated[int, typer.Option(min=0, help="The last so many lines of each pod; 0: all.")] = 0,
     namespace: Namespace = "",

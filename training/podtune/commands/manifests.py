@@ -16,7 +16,9 @@ def render(
     values: Values = None,
     sets: Sets = None,
     name: Release = "run",
-    namespace: Annotated[str, typer.Option("-n", "--namespace", help="Of the manifests.")] = "default",
+    namespace: Annotated[
+        str, typer.Option("-n", "--namespace", help="Namespace of the manifests.")
+    ] = "default",
 ) -> None:
     """Print the manifests that `helm install NAME charts/podtune` would create. Needs no cluster.
 

@@ -14,8 +14,8 @@ Values = Annotated[
     list[Path] | None, typer.Option("-f", "--values", help="Values for the chart; may be repeated.")
 ]
 Sets = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="As helm's --set.")]
-Namespace = Annotated[str, typer.Option("-n", "--namespace", help="The kubeconfig's if left out.")]
-Context = Annotated[str, typer.Option(help="Of the kubeconfig; the current one if left out.")]
+Namespace = Annotated[str, typer.Option("-n", "--namespace", help="Namespace; default: the kubeconfig's.")]
+Context = Annotated[str, typer.Option(help="Context of the kubeconfig; default: its current one.")]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The job.")]
 Release = Annotated[str, typer.Option("--name", help="The release, and so the run.")]
 TrustRemoteCode = Annotated[bool, typer.Option(help="Run Python code that the model brings.")]

@@ -24,7 +24,7 @@ LATE_S = 20.0  # beyond its time for a call that does not come back
 
 def preflight(
     config: Annotated[
-        Path | None, typer.Option(help="The training YAML; the chart's if it is mounted.")
+        Path | None, typer.Option(help="Training YAML; default: the chart's, where it is mounted.")
     ] = None,
     timeout: Annotated[float, typer.Option(help="Seconds for all of it, once the pods are there.")] = 60.0,
     wait: Annotated[

@@ -7,16 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from podtune.commands.options import Context, Namespace
 from podtune.run.errors import CannotCreate, NotFound, UsageError
 
 if TYPE_CHECKING:
     from podtune.report.runs.job import JobView
     from podtune.report.runs.listing import ListedRun
-
-Namespace = Annotated[
-    str, typer.Option("-n", "--namespace", help="Of the jobs; the kubeconfig's if left out.")
-]
-Context = Annotated[str, typer.Option(help="Of the kubeconfig; the current one if left out.")]
 
 
 def runs(

@@ -68,12 +68,9 @@ class PodInfo:
 
     def to_json(self) -> dict[str, Any]:
         """Facts that are known."""
-        known = {key: value for key, value in asdict(self).items() if value is not None}
-        known["volumes"] = [
-            {key: value for key, value in asdict(volume).items() if value is not None}
-            for volume in self.volumes
-        ]
-        return known
+        return asdict(
+            self, dict_factory=lambda items: {key: value for key, value in items if value is not None}
+        )
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> PodInfo:

@@ -9,8 +9,14 @@ import warnings
 ALLOCATOR = "PYTORCH_ALLOC_CONF"
 
 
-def set_library_environment(threads: int) -> None:
-    """Set threads, memory allocation and quiet; what the user has set stays, but for the ``threads``."""
+def set_library_environment(threads: int, traces: str = "") -> None:
+    """Set threads, memory allocation and quiet; what the user has set stays, but for the ``threads``.
+
+    ``traces`` is where torch's Flight Recorder writes a rank's collectives when one times out, less the rank:
+    on the run's volume, as the pod's own disk goes with the pod.
+    """
+    if traces and "TORCH_NCCL_DEBUG_INFO_TEMP_FILE" not in os.environ:  # the older name
+        os.environ.setdefault("TORCH_FR_DUMP_TEMP_FILE", traces)
     os.environ.setdefault("PYTHONSAFEPATH", "1")  # as podtune.cli does, where torchrun started this program
     # torch refuses pickles of anything but tensors, whatever a library's call says: a checkpoint is a file
     # that somebody else may have written
@@ -42,6 +48,7 @@ def import_peft(*, quantized: bool) -> None:
     if "bitsandbytes" in sys.modules or quantized:
         return
     sys.modules["bitsandbytes"] = None  # type: ignore[assignment]
-    import peft  # noqa: F401
+    from peft.import_utils import is_bnb_available
 
+    is_bnb_available()  # the answer is kept, and LoRA's layers go by it
     del sys.modules["bitsandbytes"]  # an optimizer may ask for it

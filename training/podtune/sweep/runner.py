@@ -7,6 +7,7 @@ server, a job of a cluster. Needs no torch.
 from __future__ import annotations
 
 import contextlib
+import shutil
 import signal
 import sys
 import time
@@ -16,7 +17,8 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from podtune.run import lock
-from podtune.run.errors import CannotCreate
+from podtune.run.errors import CannotCreate, printable
+from podtune.run.log_lines import duration
 
 SWEEP_FILE, LOG_FILE = "sweep.json", "log.txt"
 POLL_S = 2.0
@@ -58,6 +60,7 @@ class Job:
         limit_s: seconds that it may take.
         conclude: completes the records of one that has ended, and gives its state.
         summary: how it ended, in a line for people.
+        progress: the last line that it printed, shown in a terminal while it runs.
         is_worse: true while it runs if it is to be stopped for its results so far.
         before: the state of one that need not be started.
     """
@@ -67,6 +70,7 @@ class Job:
     limit_s: float
     conclude: Callable[[Outcome], State]
     summary: Callable[[State], str]
+    progress: Callable[[], str] = lambda: ""
     is_worse: Callable[[], bool] = lambda: False
     before: State | None = None
 
@@ -159,6 +163,13 @@ class SweepRunner:
     def _state(self, each: _Started, wait_s: float) -> State | None:
         """The state of one that has ended, None while it runs."""
         code = each.running.poll(wait_s)
+        if sys.stderr.isatty():  # a line that the next one overwrites
+            line = "" if code is not None else f"{each.job.name[-30:]}: {each.job.progress()}"
+            print(
+                f"\r\033[K{printable(line)[: shutil.get_terminal_size().columns - 1]}",
+                end="",
+                file=sys.stderr,
+            )
         if code is None:
             if each.job.is_worse():
                 each.running.end()
@@ -176,7 +187,7 @@ class SweepRunner:
         time_left = ""
         if self._durations and waiting:
             seconds = waiting * sum(self._durations) / len(self._durations) / self.at_once
-            time_left = f"; about {_duration(seconds)} left"
+            time_left = f"; about {duration(seconds)} left"
         self.say(f"{self._count(job)} {job.name}: {job.summary(state)}{time_left}")
 
     def _write(self) -> None:
@@ -208,9 +219,3 @@ def own_folder(folder: Path) -> Iterator[None]:
         )
     with held:
         yield
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

@@ -228,6 +228,7 @@ class TrialRunner:
                 limit_s=self.sweep.timeout_s,
                 conclude=partial(self._conclude, trial),
                 summary=partial(self._summary, trial),
+                progress=partial(last_line, self.output / trial.name / LOG_FILE),
                 is_worse=partial(self._is_worse, trial),
                 before="stopped" if trial.name in stopped else self._kept(trial),
             )
@@ -249,7 +250,10 @@ class TrialRunner:
     def _start(self, trial: Trial) -> Running:
         folder = self.output / trial.name
         folder.mkdir(exist_ok=True)
-        return self.begin(trial, folder)
+        running = self.begin(trial, folder)
+        if (folder / LOG_FILE).exists():
+            self.say(f"    log {folder / LOG_FILE}; or: podtune watch {folder}")
+        return running
 
     def _conclude(self, trial: Trial, outcome: Outcome) -> State:
         if outcome.code is None:
@@ -286,6 +290,17 @@ class TrialRunner:
     def _write(self, states: dict[str, str]) -> None:
         varies = {trial.name: trial.varies for trial in self.sweep.trials}
         write_json(self.output / SWEEP_FILE, {"written_at": now(), "runs": states, "varies": varies})
+
+
+def last_line(log: Path) -> str:
+    """The last whole line of a log, of which only the end is read."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - 4096))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return ""
+    return lines[-1].strip() if lines else ""
 
 
 def _evaluations(folder: Path) -> dict[int, float]:

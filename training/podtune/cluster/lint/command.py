@@ -30,6 +30,7 @@ LAUNCHERS = {
 }
 #: words of a shell that no image has a program of
 BUILTINS = {"source", "export", "set", "ulimit", "alias", "unset", "trap", "eval", "."}
+SHELL_COMMAND = 'command: ["sh", "-c", "..."]'
 PYTHON = re.compile(r"python[\d.]*|pypy[\d.]*")
 #: options of torchrun that stand alone; all others take a value
 FLAGS = {"standalone", "no-python", "run-path", "use-env", "help", "module", "m", "h", "use-agent-store"}
@@ -212,71 +213,64 @@ def expanded(text: str, env: Mapping[str, str], *, shell: bool) -> str | None:
     return None if missing or "$" in result or "`" in result else result
 
 
-def _numbered(command: list[str], args: list[str]) -> list[tuple[str, int, str]]:
-    return [
-        *(("command", index, word) for index, word in enumerate(command)),
-        *(("args", index, word) for index, word in enumerate(args)),
-    ]
+@dataclass(frozen=True)
+class WordFault:
+    """A word of command and args that cannot be executed; not ``sure`` where the program may read it."""
+
+    index: int  # in command and args together
+    problem: str
+    fix: str
+    sure: bool = True
 
 
-def cannot_start(command: list[str], args: list[str]) -> Iterator[tuple[str, int, str, str]]:
-    """Find words that the container cannot execute: command or args, index, the problem, the fix."""
-    words = _numbered(command, args)
-    if not command:
-        return  # what the image's entry point makes of its arguments is its own
-    plain = [word for _, _, word in words]
-    where, index, first = words[0]
+def word_faults(command: list[str], args: list[str]) -> Iterator[WordFault]:
+    """Find words that are not the name of a program, and a shell's words where there is no shell."""
+    words = [*command, *args]
+    if not command:  # what the image's entry point makes of its arguments is its own
+        if len(args) == 1 and _sentence(args[0]):
+            what = f"{args[0][:60]!r} reaches the image's entry point as one word"
+            yield WordFault(0, what, SHELL_COMMAND, sure=False)
+        return
+    first = words[0]
     if first != first.strip() and len(first.split()) == 1:
-        yield where, index, f"{first!r} begins or ends with a blank, so no program has this name", "remove it"
+        yield WordFault(0, f"{first!r} begins or ends with a blank, so no program has this name", "remove it")
     elif _sentence(first):
         split = '", "'.join(first.split()[:3])
-        what = f"{first!r} is one word, and no program has this name"
-        yield where, index, what, f'write each word by itself: ["{split}", ...]'
+        fix = f'write each word by itself: ["{split}", ...]'
+        yield WordFault(0, f"{first!r} is one word, and no program has this name", fix)
     elif first == "":
-        yield where, index, "the first word of the command is empty", "name the program"
+        yield WordFault(0, "the first word of the command is empty", "name the program")
     elif first in BUILTINS:
-        yield where, index, f"{first} is a word of the shell and no program", 'command: ["sh", "-c", "..."]'
+        yield WordFault(0, f"{first} is a word of the shell and no program", SHELL_COMMAND)
     if _name(first) in SHELLS:
-        yield from _shell_words(words, plain)
-    elif (launch := launch_of(tuple(plain))).kind in ("torchrun", "python") and not launch.script:
-        script = launch.program
-        if script in plain and re.search(r"\S\s+\S", script) and "-c" not in plain[: plain.index(script)]:
-            at = plain.index(script)
-            what = f"{script!r} is one word, and no script has this name"
-            yield words[at][0], words[at][1], what, "write each word by itself"
-
-
-def without_a_shell(command: list[str], args: list[str]) -> Iterator[tuple[str, int, str]]:
-    """Find words that only a shell understands, where there is none: command or args, index, the problem."""
-    words = _numbered(command, args)
-    programs = _unwrapped([*command, *args])[0]
-    if command and programs and _name(programs[0]) not in SHELLS:
-        for where, index, word in words:
-            if word in ("&&", "||", "|", ";", ">", ">>", "2>&1"):
-                yield where, index, f"{word!r} is handed on as a word: no shell reads it"
-                return
-    if not command and len(args) == 1 and _sentence(args[0]):
-        yield "args", 0, f"{args[0][:60]!r} reaches the image's entry point as one word"
-
-
-def _shell_words(words: list[tuple[str, int, str]], plain: list[str]) -> Iterator[tuple[str, int, str, str]]:
-    script = shell_script(plain)
-    if script is None:
-        for where, index, word in words[1:]:
-            if word.startswith(("-", "+")):
-                continue
-            if _sentence(word) or _name(word) in LAUNCHERS or PYTHON.fullmatch(word):
-                what = f"without -c a shell takes {word.splitlines()[0][:60]!r} for the name of a script"
-                yield where, index, what, "put -c before it"
-            return
+        yield from _shell_faults(words)
         return
-    at = len(plain) - 1 - plain[::-1].index(script)
-    rest = plain[at + 1 :]
-    single = re.fullmatch(r"[\w./-]+", script) is not None
-    if rest and single and not script.endswith(".sh"):
-        where, index, _ = words[at + 1]
+    launch = launch_of(tuple(words))
+    script = launch.program
+    several = re.search(r"\S\s+\S", script) is not None and not launch.script
+    if several and script in words and "-c" not in words[: words.index(script)]:
+        what = f"{script!r} is one word, and no script has this name"
+        yield WordFault(words.index(script), what, "write each word by itself")
+    alone = _name((_unwrapped(words)[0] or [""])[0]) not in {*SHELLS, ""}
+    operator = next((word for word in words if word in ("&&", "||", "|", ";", ">", ">>", "2>&1")), "")
+    if alone and operator:
+        what = f"{operator!r} is handed on as a word: no shell reads it"
+        yield WordFault(words.index(operator), what, SHELL_COMMAND, sure=False)
+
+
+def _shell_faults(words: list[str]) -> Iterator[WordFault]:
+    script = shell_script(words)
+    if script is None:
+        index = next((at for at, word in enumerate(words) if at and not word.startswith(("-", "+"))), 0)
+        word = words[index]
+        if index and (_sentence(word) or _name(word) in LAUNCHERS or PYTHON.fullmatch(word)):
+            what = f"without -c a shell takes {word.splitlines()[0][:60]!r} for the name of a script"
+            yield WordFault(index, what, "put -c before it")
+        return
+    at = len(words) - words[::-1].index(script)  # of the word after the script
+    if at < len(words) and re.fullmatch(r"[\w./-]+", script) and not script.endswith(".sh"):
         what = f"sh -c takes the one word {script!r} as the command; what follows are not its arguments"
-        yield where, index, what, "write the whole command as one word after -c"
+        yield WordFault(at, what, "write the whole command as one word after -c")
 
 
 def _sentence(word: str) -> bool:

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator
 
 from podtune.cluster.job.manifest import dig
-from podtune.cluster.lint.command import cannot_start, without_a_shell
-from podtune.cluster.lint.diagnostic import Diagnostic
+from podtune.cluster.lint.command import word_faults
+from podtune.cluster.lint.diagnostic import Diagnostic, Severity
 from podtune.cluster.lint.documents import JOBS
 from podtune.cluster.lint.job import Job
 from podtune.cluster.lint.rules import ALL, rule
@@ -227,8 +227,9 @@ def command_cannot_start(job: Job) -> Iterator[Diagnostic]:
     for container in job.containers:
         command = [str(word) for word in container.spec.get("command") or []]
         args = [str(word) for word in container.spec.get("args") or []]
-        for key, index, message, fix in cannot_start(command, args):
-            yield Diagnostic((*container.path, key, index), message, fix=fix)
-        for key, index, message in without_a_shell(command, args):
-            place, fix = (*container.path, key, index), 'command: ["sh", "-c", "..."]'
-            yield Diagnostic(place, message, "warning", fix)
+        for fault in word_faults(command, args):
+            key, index = ("command", fault.index)
+            if index >= len(command):
+                key, index = "args", index - len(command)
+            severity: Severity = "error" if fault.sure else "warning"
+            yield Diagnostic((*container.path, key, index), fault.problem, severity, fault.fix)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import zip_longest
 
 from podtune.cluster.job.manifest import dig
@@ -115,11 +115,16 @@ def images_differ(job: Job) -> Iterator[Diagnostic]:
 
     They run different versions of the libraries.
     """
-    images = {template.role: container.spec.get("image") for template, container in job.mains()}
-    if len(set(images.values())) > 1:
+    yield from _apart(job, "the images differ", "image", lambda each: str(each.spec.get("image")))
+
+
+def _apart(job: Job, what: str, field: str, shown: Callable[[JobContainer], str]) -> Iterator[Diagnostic]:
+    """Find replicas whose training containers differ in what ``shown`` makes of them."""
+    values = {template.role: shown(container) for template, container in job.mains()}
+    if len(set(values.values())) > 1:
         *_, (_, last) = job.mains()
-        sides = ", ".join(f"{role}: {image}" for role, image in images.items())
-        yield Diagnostic((*last.path, "image"), f"the images differ ({sides})")
+        sides = ", ".join(f"{role}: {value}" for role, value in values.items())
+        yield Diagnostic((*last.path, field), f"{what} ({sides})")
 
 
 @rule("PT115", "warning", fix="give Master and Worker the same command")
@@ -154,16 +159,10 @@ def gpus_differ_between_replicas(job: Job) -> Iterator[Diagnostic]:
 
     nprocPerNode is one number for all pods.
     """
-    asked = {template.role: _devices(container) for template, container in job.mains()}
-    if len({tuple(sorted(devices.items())) for devices in asked.values()}) > 1:
-        *_, (_, last) = job.mains()
-        sides = ", ".join(
-            f"{role}: {' '.join(f'{number} {name}' for name, number in devices.items()) or 'none'}"
-            for role, devices in asked.items()
-        )
-        yield Diagnostic(last.resources_path, f"GPUs differ between replicas ({sides})")
+    yield from _apart(job, "GPUs differ between replicas", "resources", _devices)
 
 
-def _devices(container: JobContainer) -> dict[str, str]:
+def _devices(container: JobContainer) -> str:
     amounts = {**container.amounts("requests"), **container.amounts("limits")}
-    return {name: str(value) for name, value in amounts.items() if DEVICE.fullmatch(name)}
+    devices = sorted(f"{value} {name}" for name, value in amounts.items() if DEVICE.fullmatch(name))
+    return " ".join(devices) or "none"

@@ -70,7 +70,7 @@ def _of(content: dict[str, Any], path: str) -> LintSettings:
                 if isinstance(value, dict)
                 else [value]
             )
-            chosen.target = parse(",".join(str(pair) for pair in pairs))
+            chosen.target = parse(",".join(map(str, pairs)))
         else:
             fix = f"use {', '.join(FAIL_ON if key == 'fail-on' else KEYS)}"
             raise ConfigError(f"{key}: {value!r} is not known{near(key, KEYS)}", where=path, fix=fix)

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from podtune.cluster.job.indexed_job import INDEX
 from podtune.cluster.live.errors import Refused, Unreachable, refusal
-from podtune.cluster.live.kinds import JOB_KINDS, checked_name, name_of, plural_of, trains
+from podtune.cluster.live.kinds import JOB_KINDS, checked_name, name_of, newest_by_rank, plural_of, trains
 from podtune.run.errors import NotFound
 
 Json = dict[str, Any]
@@ -231,16 +230,8 @@ class Cluster:
         return self.pods_with(f"{JOB_KINDS[job['kind']].pods_label}={name_of(job)}")
 
     def pods_with(self, selector: str) -> list[Json]:
-        """The pods that a label selector finds, the first by rank first; of an index the newest alone."""
-        newest: dict[str, Json] = {}
-        for pod in self.items(self.path("v1", "Pod"), selector):
-            indexed = INDEX in (pod["metadata"].get("labels") or {})
-            # RUN-INDEX-SUFFIX: a Job keeps the pods that failed before
-            key = name_of(pod).rpartition("-")[0] if indexed else name_of(pod)
-            before = newest.setdefault(key, pod)
-            if pod["metadata"].get("creationTimestamp", "") > before["metadata"].get("creationTimestamp", ""):
-                newest[key] = pod
-        return sorted(newest.values(), key=_rank)
+        """The pods that a label selector finds, by rank; of an index the newest alone."""
+        return newest_by_rank(self.items(self.path("v1", "Pod"), selector))
 
     def kueue(self, kind: str, selector: str = "") -> list[Json] | None:
         """Kueue's objects in the namespace, None if it is not installed.
@@ -283,11 +274,6 @@ class Cluster:
         except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
             reason = getattr(error, "reason", None) or error
             raise Unreachable(f"{self.server} does not answer: {type(reason).__name__}") from error
-
-
-def _rank(pod: Json) -> tuple[bool, int, str]:
-    index = (pod["metadata"].get("labels") or {}).get(INDEX, "0")
-    return "-master-" not in name_of(pod), int(index), name_of(pod)
 
 
 def connect(namespace: str = "", context: str = "") -> Cluster:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from podtune.cluster.job import indexed_job, pytorchjob, trainjob
@@ -40,6 +41,24 @@ def trains(job: Json) -> bool:
     containers = dig(job, "spec", "template", "spec").get("containers") or []
     named = any(container.get("name") == pytorchjob.CONTAINER for container in containers)
     return indexed_job.is_indexed(job) and named and not job["metadata"].get("ownerReferences")
+
+
+def newest_by_rank(pods: Iterable[Json]) -> list[Json]:
+    """The pods in the order of ranks, of each index the newest: a Job keeps those that failed before."""
+    newest: dict[str, Json] = {}
+    for pod in sorted(pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp"))):
+        # RUN-INDEX-SUFFIX, where the others are called by their rank alone
+        key = name_of(pod).rpartition("-")[0] if index_of(pod) else name_of(pod)
+        newest[key] = pod
+    return sorted(
+        newest.values(),
+        key=lambda pod: ("-master-" not in name_of(pod), int(index_of(pod) or 0), name_of(pod)),
+    )
+
+
+def index_of(pod: Json) -> str:
+    """The pod's index in a Job; empty for a pod of another kind."""
+    return str((pod["metadata"].get("labels") or {}).get(indexed_job.INDEX, ""))
 
 
 def plural_of(kind: str) -> str:

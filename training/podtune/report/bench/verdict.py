@@ -49,11 +49,12 @@ def _scaling(group: Group) -> list[str]:
     if not scaled:
         return []
     best = max(scaled, key=lambda cell: cell.throughput or 0)
-    assert best.efficiency is not None
     # against the fastest of one process: a single that was slower than another strategy was disturbed
-    alone = max((cell.throughput or 0 for cell in group.measured if cell.world_size == 1), default=0)
-    gain = (best.throughput or 0) / alone if alone else best.efficiency * best.world_size
-    share = f"{best.strategy} keeps {best.efficiency:.0%} of the ideal against {best.efficiency_of}"
+    alone = max(
+        (cell for cell in group.measured if cell.world_size == 1), key=lambda cell: cell.throughput or 0
+    )
+    gain = (best.throughput or 0) / (alone.throughput or 1)
+    share = f"{best.strategy} keeps {gain / best.world_size:.0%} of the ideal against {alone.label}"
     if group.scaling == "weak":
         share += " with the same rows a process"
     if gain <= 1 + CLEAR_LOSS:

@@ -17,6 +17,7 @@ from typing import Any
 from podtune.run.errors import CannotCreate, UserError, warn
 from podtune.run.files import digest, remove_parts, replacing_folder, stamp
 from podtune.run.lock import hold
+from podtune.sft.source.hub import hf_home
 
 DATA_FILE, INFO_FILE = "data.arrow", "info.json"
 WAIT_S = 3600.0
@@ -26,8 +27,7 @@ Info = dict[str, Any]
 
 def default_folder() -> Path:
     """``HF_HOME/podtune/tokenized``: on the volume where models and data are."""
-    home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "huggingface"
-    return Path(home).expanduser() / "podtune" / "tokenized"
+    return hf_home() / "podtune" / "tokenized"
 
 
 def default_folder_if_usable() -> Path | None:

@@ -115,19 +115,11 @@ def _truncated(stats: Stats, options: TokenizeOptions) -> Truncated:
 
 def _flat(dataset: Any) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int64]]:
     """The token ids and labels of all rows end to end, and where rows begin and end."""
-    table = dataset.data.table.combine_chunks()
-    ids, labels = table.column("input_ids"), table.column("labels")
-    lengths = np.concatenate(
-        [chunk.value_lengths().to_numpy() for chunk in ids.chunks] or [np.zeros(0, np.int64)]
-    )
-    offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)
+    import pyarrow.compute as pc
 
-    def values(column: Any) -> NDArray[np.int32]:
-        return np.concatenate(
-            [chunk.flatten().to_numpy() for chunk in column.chunks] or [np.zeros(0, np.int32)]
-        )
-
-    return values(ids), values(labels), offsets
+    ids, labels = (dataset.data.column(name) for name in ("input_ids", "labels"))
+    offsets = np.concatenate(([0], np.cumsum(pc.list_value_length(ids).to_numpy()))).astype(np.int64)
+    return pc.list_flatten(ids).to_numpy(), pc.list_flatten(labels).to_numpy(), offsets
 
 
 def _stop_trained(labels: NDArray[np.int32], offsets: NDArray[np.int64], stops: frozenset[int]) -> int:

@@ -120,7 +120,7 @@ def text(report: Report, *, colour: bool) -> str:
         f"truncated  {cut.rows:,} rows ({cut.share:.1%}) are longer than max_length {report.max_length}; "
         f"{cut.tokens_cut:,} tokens are cut off ({cut.policy})",
         f"loss mask  empty in {empty.dropped_rows + empty.kept_rows:,} rows",
-        f"content    {report.exact_doubles:,} exact doubles, {report.blank_answers:,} blank answers",
+        f"content    exact doubles: {report.exact_doubles:,}; blank answers: {report.blank_answers:,}",
         f"stop token {' '.join(report.stop_token.tokens) or 'none'}: "
         f"trained in {report.stop_token.share:.1%} of the rows",
     ]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from podtune.run.errors import DataError, UsageError
 from podtune.sft.data import files
 from podtune.sft.data.readers import Row, batches, rows
-from podtune.sft.data.shapes import RowShape, detect
+from podtune.sft.data.shapes import RowShape, detect, no_rows
 from podtune.sft.data.source import DataSource, local_path
 from podtune.sft.source import hub
 
@@ -40,12 +40,12 @@ def load_split(source: DataSource) -> Dataset:
         dataset = _load_saved(folder, source) if folder.saved else _load_files(selected, folder.format)
         dataset = _slice(dataset, source.split)
     if renames := source.renames(dataset.column_names):
-        dataset = dataset.remove_columns([*({*renames.values()} & {*dataset.column_names})])
-        dataset = dataset.rename_columns(renames)
+        taken = {*dataset.column_names}.intersection(renames.values()).difference(renames)
+        dataset = dataset.remove_columns([*taken]).rename_columns(renames)
     if source.drop_incomplete:
         dataset = _complete(dataset, source.text_field)
     if not len(dataset):
-        raise DataError("the data set holds no rows", where=str(source), fix="give a file with rows in it")
+        raise no_rows(str(source))
     return dataset
 
 
@@ -57,7 +57,7 @@ def shape_of(dataset: Dataset, text_field: str = "text") -> RowShape:
     """
     first = next(iter(dataset), None)
     if first is None:
-        raise DataError("the data set holds no rows", fix="give a file with rows in it")
+        raise no_rows("data set")
     return detect(first, "data set", text_field)
 
 

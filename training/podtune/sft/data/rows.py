@@ -292,8 +292,10 @@ def pack(dataset: Dataset, max_length: int, strategy: str = "bfd", seed: int | N
     Raises:
         UserError: unknown strategy.
     """
+    from datasets import disable_progress_bars
     from trl import pack_dataset
 
+    disable_progress_bars()  # packing takes a moment
     if strategy not in ("bfd", "bfd_split", "wrapped"):
         raise ConfigError(f"packing_strategy is {strategy!r}", fix="one of bfd, bfd_split, wrapped")
     rows = dataset.select_columns(["input_ids", "labels"])

@@ -94,7 +94,7 @@ def may_be_trained(name: str, text_field: str) -> bool:
 def named(row: Mapping[str, Any]) -> dict[str, Any]:
     """``row`` under the names that are known: in lower case, and Alpaca's as question and answer."""
     row = {name.lower(): value for name, value in row.items()} | dict(row)
-    if row.get("instruction") is not None and not {"question", "prompt"} & set(row):
+    if row.get("instruction") is not None and not {"question", "prompt", "text"} & set(row):
         row |= {"question": joined(row["instruction"], row.get("input")), "answer": row.get("output")}
     return row
 
@@ -250,6 +250,11 @@ def check_cells(row: Mapping[str, Any], shape: RowShape, where: str) -> None:
             raise bad_row(where, f"column '{column}' {problem}")
     if shape.context and (problem := cell_problem(row.get(shape.context) or "", "text")):
         raise bad_row(where, f"column '{shape.context}' {problem}")
+
+
+def no_rows(where: str) -> UserError:
+    """The error for a data set without rows."""
+    return DataError("the data set holds no rows", where=where, fix="give a file with rows in it")
 
 
 def bad_row(where: str, problem: str) -> UserError:

@@ -17,8 +17,8 @@ from typing import Any
 from podtune.run.errors import ConfigError, DataError, UsageError, UserError, warn
 from podtune.sft.data import files
 from podtune.sft.data.cache import default_folder_if_usable
-from podtune.sft.data.readers import COLUMNAR, rows
-from podtune.sft.data.shapes import RowShape, check_cells, detect, may_be_trained
+from podtune.sft.data.readers import COLUMNAR, Row, rows
+from podtune.sft.data.shapes import RowShape, check_cells, detect, may_be_trained, no_rows
 from podtune.sft.data.stamps import FileStampCache
 from podtune.sft.source import copies, hub, object_store
 
@@ -204,6 +204,14 @@ class Sources:
         return str(self.train)
 
 
+def renamed(row: Row, renames: Mapping[str, str]) -> Row:
+    """``row`` with new names for columns; those that had such a name are left out."""
+    if not renames:
+        return row
+    taken = set(renames.values()).difference(renames)
+    return {renames.get(name, name): cell for name, cell in row.items() if name not in taken}
+
+
 def local_path(name: str) -> Path | None:
     """``name`` as a path (of a URL: its copy's); None if it can be a hub name, ``user/set`` or ``set``."""
     if object_store.is_url(name):
@@ -279,7 +287,7 @@ def _check_files(paths: Iterable[Path], form: files.Format, source: DataSource) 
             path, form, lambda name: name in old or may_be_trained(name, source.text_field)
         ):
             renames = source.renames(row) if renames is None else renames
-            row = {renames.get(name, name): value for name, value in row.items()}
+            row = renamed(row, renames)
             where = f"{path}, {position}"
             if shape is None:
                 shape = detect(row, where if form == "json" else str(path), source.text_field)
@@ -293,11 +301,11 @@ def _check_files(paths: Iterable[Path], form: files.Format, source: DataSource) 
             if time.monotonic() > end_s:
                 break  # to the next file: the columns of its first row are checked in any case
     if shape is None:
-        raise DataError("the data set holds no rows", where=str(path), fix="give a file with rows in it")
+        raise no_rows(str(path))
     if incomplete and not source.drop_incomplete:
         raise _incomplete(incomplete)
     if incomplete:
-        warn(f"{source}: {len(incomplete)} rows lack a value and are left out (drop_incomplete)")
+        warn(f"{source}: rows left out for want of a value: {len(incomplete)} (drop_incomplete)")
 
 
 def _incomplete(rows: list[tuple[str, str]]) -> UserError:

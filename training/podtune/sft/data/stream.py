@@ -15,13 +15,13 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from podtune.run.errors import DataError, PeerLost, UserError
+from podtune.run.errors import DataError, PeerLost
 from podtune.sft.data import files
 from podtune.sft.data.batching import ROW
 from podtune.sft.data.encode import Encoder
 from podtune.sft.data.readers import Row, rows_at
-from podtune.sft.data.shapes import detect
-from podtune.sft.data.source import DataSource
+from podtune.sft.data.shapes import detect, no_rows
+from podtune.sft.data.source import DataSource, renamed
 from podtune.sft.data.token_batch import TokenBatch
 from podtune.sft.data.tokenise import naming
 from podtune.sft.data.tokenizer import TokenizeOptions
@@ -59,7 +59,7 @@ class TokenStream:
         with naming(source):
             first = next(_answered(untokenised(source), source), None)
             if first is None:
-                raise _empty(source)
+                raise no_rows(str(source))
             self.shape = detect(first, "data set", options.dataset_text_field)
             self._encode = Encoder(tokenizer, options, self.shape)
             self.warnings = self._encode.warnings
@@ -136,7 +136,7 @@ class TokenStream:
             if chunk:
                 yield at - len(chunk), at - len(chunk) == began, chunk
             if not (size := at - began):
-                raise _empty(self.source)
+                raise no_rows(str(self.source))
             passes += 1
 
 
@@ -145,25 +145,21 @@ def untokenised(source: DataSource) -> IterableDataset:
     from datasets import IterableDataset
 
     if source.path is None:
-        rows = hub.stream(source.name or "", source.config, source.split)
-    else:
-        its = {"path": source.path, "split": source.split}
-        rows = IterableDataset.from_generator(rows_at, gen_kwargs=its)
-    return rows.rename_columns(dict(source.columns)) if source.columns else rows
+        return hub.stream(source.name or "", source.config, source.split)
+    return IterableDataset.from_generator(rows_at, gen_kwargs={"path": source.path, "split": source.split})
 
 
 def _answered(rows: Iterable[Row], source: DataSource) -> Iterator[Row]:
-    """``rows``; a hub that stops answering is :class:`PeerLost`, a reason to start again."""
+    """``rows`` renamed; a hub that stops answering is :class:`PeerLost`, a reason to start again."""
     from huggingface_hub.utils import httpx  # type: ignore[attr-defined]  # whatever client it uses
 
     try:
-        yield from rows
+        renames: dict[str, str] | None = None
+        for row in rows:
+            renames = source.renames(row) if renames is None else renames
+            yield renamed(row, renames)
     except (OSError, httpx.HTTPError) as error:
         if source.path is not None:
             raise
         reason = str(error).strip().split("\n")[0][:300] or type(error).__name__
         raise PeerLost(f"{source}: the hub stopped answering while its rows were read: {reason}") from error
-
-
-def _empty(source: DataSource) -> UserError:
-    return DataError("the data set holds no rows", where=str(source), fix="give a file with rows in it")

@@ -168,17 +168,8 @@ def texts(data: Path) -> Iterator[str]:
 
 def _strings(row: dict[str, Any]) -> Iterator[str]:
     """Yield the texts of a row that a model would see, without provenance columns."""
-    for name in (
-        "system",
-        "question",
-        "prompt",
-        "instruction",
-        "messages",
-        "conversations",
-        "answer",
-        "completion",
-        "text",
-    ):
+    asked = ("system", "question", "prompt", "instruction", "input", "messages", "conversations")
+    for name in (*asked, "answer", "completion", "output", "text"):
         value = row.get(name)
         if isinstance(value, str):
             yield value

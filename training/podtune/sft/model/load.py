@@ -77,6 +77,8 @@ def load_model(
             where=origin.name,
             fix="give the complete folder, or correct config.json",
         )
+    if getattr(model, "generation_config", None) is None:  # of a class that cannot generate; TRL writes to it
+        model.generation_config = transformers.GenerationConfig.from_model_config(model.config)
     if origin.url:  # an adapter names its base by what the user wrote, not by this machine's copy
         model.name_or_path = origin.url
         # PEFT cannot look there for a smaller vocabulary; none is resized here
