@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from podtune.plan.models import SIZES
 from podtune.report.bench.records import Source
 from podtune.run.record import RESIDENT_PEAK, Json, Measurements, Summary
 
@@ -225,7 +224,8 @@ def identity_of(record: Json) -> dict[str, Any]:
     return {
         "model": record["model"],
         **{name: config.get(name) for name in SETTINGS},
-        **{name: config.get(name) or None for name in SIZES},
+        # options that change a model's size; records from before them have none
+        **{name: config.get(name) or None for name in ("layers", "heads", "width", "context")},
         "global_batch_size": None
         if each
         else record.get("global_batch_size") or config.get("global_batch_size"),
