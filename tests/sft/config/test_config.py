@@ -323,10 +323,13 @@ def test_help_whose_reader_has_seen_enough_ends_quietly() -> None:
 
 def _imports_of_training() -> None:
     """Run in a process with training's imports done."""
+    from peft.import_utils import is_bnb_available
+
     assert {"peft", "transformers.trainer", "podtune.sft.train.build"} <= set(sys.modules)
     assert not {"bitsandbytes", "torch._inductor.compile_fx"} & set(sys.modules)
     assert importlib.util.find_spec("bitsandbytes"), "hidden from who asks for it later"
     assert sys.modules["deepspeed"] is None
+    assert not is_bnb_available(), "LoRA's layers would import it"
 
 
 def test_training_imports_neither_deepspeed_nor_bitsandbytes_for_whole_weights(launcher: Launcher) -> None:

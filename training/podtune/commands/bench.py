@@ -31,7 +31,9 @@ app.command("plan")(plan)
 @app.command("run")
 def run(
     output: Annotated[Path, typer.Option(help="Folder for the records; a sweep there is resumed.")],
-    preset: Annotated[str, typer.Option(help="smoke, single-gpu, node, multi-node.")] = "",
+    preset: Annotated[
+        str, typer.Option(help="smoke, single-gpu, node, multi-node.", autocompletion=_presets)
+    ] = "",
     sweep: Annotated[Path | None, typer.Option(help="A sweep of your own, in YAML.", metavar="FILE")] = None,
     resume: Resume = True,
     timeout_per_cell: Annotated[float | None, typer.Option(help="Seconds (default: the sweep's).")] = None,
@@ -89,6 +91,12 @@ def run(
         typer.echo(f"{len(states)} cases, {failed} failed; next: podtune bench report {output}", err=True)
     if failed and pod is None:  # in a job a failed case is a result; an exit code would only restart the pod
         raise typer.Exit(SOFTWARE)
+
+
+def _presets() -> list[str]:
+    from podtune.sweep.cases import preset_names
+
+    return preset_names()
 
 
 def _requested(preset: str, file: Path | None, timeout_s: float | None) -> CaseSweep:

@@ -10,6 +10,7 @@ import typer
 from podtune.commands.options import AsJson
 from podtune.plan.hardware import ROWS
 from podtune.plan.plan import RECOMPUTE
+from podtune.plan.setup import PLANNED
 from podtune.plan.states import OPTIMIZERS, PRECISIONS
 from podtune.run.errors import UsageError
 
@@ -40,12 +41,17 @@ FusedHead = Annotated[
 def plan(
     model: Model = "",
     params: Annotated[str, typer.Option(help="The count of parameters alone, for example 7.5e9.")] = "",
-    strategy: Annotated[str, typer.Option(help="A strategy, or all, side by side.")] = "all",
+    strategy: Annotated[
+        str,
+        typer.Option(help="A strategy, or all, side by side.", autocompletion=lambda: ["all", *PLANNED]),
+    ] = "all",
     world_size: Annotated[int, typer.Option(help="Processes (GPUs) in all.")] = 1,
     precision: Annotated[str, typer.Option(help=f"{', '.join(PRECISIONS)}.")] = "bf16-mixed",
     batch_size: BatchSize = None,
     sequence_length: Annotated[int | None, typer.Option(help="Tokens a sequence.")] = None,
-    hardware: Annotated[str, typer.Option(help=f"{', '.join(ROWS)}.")] = "L40S",
+    hardware: Annotated[
+        str, typer.Option(help=f"{', '.join(ROWS)}.", autocompletion=lambda: list(ROWS))
+    ] = "L40S",
     interconnect: Interconnect = None,
     nodes: Nodes = None,
     micro_batches: Annotated[int | None, typer.Option(help="Micro-batches of the pipelines.")] = None,

@@ -10,8 +10,19 @@ import typer
 #: context of a command that passes the options that it does not know to the fine-tune
 PASS_ON = {"ignore_unknown_options": True, "allow_extra_args": True}
 
+
+def _profiles(incomplete: str) -> list[str]:
+    """Names of the profiles that podtune ships, and paths, for a shell that completes ``-f``."""
+    from podtune.cluster.chart.render import PROFILES
+
+    files = [str(path) for path in Path().glob(f"{incomplete}*") if path.is_dir() or path.suffix == ".yaml"]
+    shipped = sorted(path.stem for path in PROFILES.glob("*.yaml"))
+    return [name for name in (*shipped, *sorted(files)) if name.startswith(incomplete)]
+
+
 Values = Annotated[
-    list[Path] | None, typer.Option("-f", "--values", help="Values for the chart; may be repeated.")
+    list[Path] | None,
+    typer.Option("-f", "--values", help="Values for the chart; may be repeated.", autocompletion=_profiles),
 ]
 Sets = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="As helm's --set.")]
 Namespace = Annotated[str, typer.Option("-n", "--namespace", help="Namespace; default: the kubeconfig's.")]

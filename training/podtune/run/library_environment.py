@@ -48,6 +48,7 @@ def import_peft(*, quantized: bool) -> None:
     if "bitsandbytes" in sys.modules or quantized:
         return
     sys.modules["bitsandbytes"] = None  # type: ignore[assignment]
-    import peft  # noqa: F401
+    from peft.import_utils import is_bnb_available
 
+    is_bnb_available()  # the answer is kept, and LoRA's layers go by it
     del sys.modules["bitsandbytes"]  # an optimizer may ask for it

@@ -158,6 +158,17 @@ def ancestor(replicated: Json) -> str:
     return str(dig(replicated, "template", "metadata", "labels").get(ANCESTOR) or "")
 
 
+def pod_of(replicated: Json) -> Json:
+    """The pod's spec of a replicated job."""
+    return dig(replicated, "template", "spec", "template", "spec")
+
+
+def container_names(replicated: Json) -> set[str]:
+    """Names of the containers and init containers of a replicated job."""
+    pod = pod_of(replicated)
+    return {str(each.get("name")) for key in ("containers", "initContainers") for each in pod.get(key) or []}
+
+
 def runtime_templates(runtime: Json) -> Iterator[PodTemplate]:
     """The templates of a runtime's replicated jobs."""
     for index, replicated in enumerate(replicated_jobs(runtime)):

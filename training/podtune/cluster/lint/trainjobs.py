@@ -11,7 +11,7 @@ from podtune.cluster.lint.documents import RUNTIMES
 from podtune.cluster.lint.job import Job
 from podtune.cluster.lint.rules import rule
 from podtune.cluster.lint.targets import MAX_STEP_NAME, TRAINERS
-from podtune.cluster.lint.templates import ancestor, replicated_jobs
+from podtune.cluster.lint.templates import ancestor, container_names, pod_of, replicated_jobs
 
 ONLY = ("TrainJob",)
 GROUP = "trainer.kubeflow.org"
@@ -171,17 +171,8 @@ def trainer_is_ignored(job: Job) -> Iterator[Diagnostic]:
     if not steps:
         place = RUNTIME if job.kind == "TrainJob" else ("spec", "template")
         yield Diagnostic(place, f"no replicated job of the runtime {name} has the label of the step trainer")
-    elif job.kind == "TrainJob" and not any(NODE in _container_names(step) for step in steps):
+    elif job.kind == "TrainJob" and not any(NODE in container_names(step) for step in steps):
         yield Diagnostic(RUNTIME, f"the step trainer of the runtime {name} has no container {NODE}")
-
-
-def _pod_of(replicated: Json) -> Json:
-    return dig(replicated, "template", "spec", "template", "spec")
-
-
-def _container_names(replicated: Json) -> set[str]:
-    pod = _pod_of(replicated)
-    return {str(each.get("name")) for key in ("containers", "initContainers") for each in pod.get(key) or []}
 
 
 @rule("PT509", "error", by="webhook", fix="name a job and a container of the runtime", kinds=ONLY)
@@ -193,7 +184,7 @@ def override_without_target(job: Job) -> Iterator[Diagnostic]:
     runtime = job.runtime
     if runtime is None:
         return
-    names = {str(step.get("name")): _container_names(step) for step in replicated_jobs(runtime)}
+    names = {str(step.get("name")): container_names(step) for step in replicated_jobs(runtime)}
     for step in ("dataset", "model"):
         wanted = f"{step}-initializer"
         if dig(job.spec, "initializer").get(step) is not None and wanted not in names.get(wanted, set()):
@@ -222,7 +213,7 @@ def _overrides(spec: Json) -> Iterator[tuple[Place, str, Json]]:
                 yield ("spec", field, index), str(target.get("name")), pod
     for index, patch in enumerate(spec.get("runtimePatches") or []):
         for replicated in replicated_jobs({"spec": dig(patch, "trainingRuntimeSpec")}):
-            yield ("spec", "runtimePatches", index), str(replicated.get("name")), _pod_of(replicated)
+            yield ("spec", "runtimePatches", index), str(replicated.get("name")), pod_of(replicated)
 
 
 def long_step_names(content: Json, version: str) -> Iterator[Diagnostic]:
@@ -262,7 +253,7 @@ def runtime_steps(job: Job) -> Iterator[Diagnostic]:
         if replicated.get("replicas", 1) != 1:
             message = f"replicas of the step {step} is {replicated['replicas']}, it must be 1"
             yield Diagnostic((*place, "replicas"), message)
-        if STEPS[step] not in _container_names(replicated):
+        if STEPS[step] not in container_names(replicated):
             message = f"the step {step} has no container {STEPS[step]!r}"
             yield Diagnostic(place, message, "warning" if job.target.trainer == "2.0" else "error")
 
