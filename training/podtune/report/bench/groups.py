@@ -223,6 +223,8 @@ def identity_of(record: Json) -> dict[str, Any]:
     return {
         "model": record["model"],
         **{name: config.get(name) for name in SETTINGS},
+        # options that change a model's size; records from before them have none
+        **{name: config.get(name) or None for name in ("layers", "heads", "width", "context")},
         "global_batch_size": None
         if each
         else record.get("global_batch_size") or config.get("global_batch_size"),
