@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from podtune.bench.case.command_line import parser, read_options
 from podtune.bench.options import Options
+from podtune.plan.predicted_vs_measured import plans
 from podtune.run.errors import UserError
 from podtune.run.world import World
 
+ROOT = Path(__file__).parents[2]
 TINY = ["--model", "tinygpt-test"]
 
 
@@ -50,6 +53,9 @@ def refused(words: list[str], world_size: int = 1) -> str:
         ([*TINY, "--strategy", "ddp", "--prefetch", "2"], 2, "ddp does not honour --prefetch"),
         ([*TINY, "--strategy", "ddp", "--optimizer", "sgd", "--fused-optimizer"], 2, "no fused SGD"),
         (["--model", "resnet18-cifar", "--strategy", "tensor"], 2, "has none"),
+        (["--model", "resnet18-cifar", "--strategy", "ddp", "--width", "40"], 2, "multiple of 32"),
+        (["--model", "resnet18-cifar", "--strategy", "ddp", "--layers", "40"], 2, "multiple of 32"),
+        ([*TINY, "--strategy", "ddp", "--width", "130"], 2, "4 heads do not divide a width of 130"),
         (["--model", "resnet18-cifar", "--strategy", "ddp", "--sequence-length", "4"], 2, "reads images"),
         ([*TINY, "--strategy", "ddp", "--norm", "batch"], 2, "has no batch norm"),
         ([*TINY, "--strategy", "ddp", "--sequence-length", "4096"], 2, "the context of tinygpt-test"),
@@ -66,6 +72,51 @@ def test_rows_of_a_process_make_the_batch_of_all() -> None:
         words = [*TINY, "--strategy", "ddp" if ranks > 1 else "single", "--per-device-batch-size", "6"]
         options, _, _ = read_options(words, World(world_size=ranks, local_world_size=ranks))
         assert (options.global_batch_size, options.per_device_batch_size) == (6 * ranks, 6)
+
+
+def test_a_model_of_another_size_is_planned_and_built_as_that() -> None:
+    import torch
+
+    from podtune.bench.models import build
+
+    narrow = ["--model", "resnet34-cifar", "--width", "32", "--strategy", "single"]
+    small = [*TINY, "--layers", "2", "--heads", "2", "--width", "64", "--context", "48"]
+    small += ["--strategy", "single"]
+    for words in (narrow, small):
+        options, size, _ = read_options(words, World())
+        with torch.device("meta"):
+            model = build(size)
+        assert sum(each.numel() for each in model.parameters()) == size.parameters
+        record = {"model": options.model, "strategy": "single", "world_size": 1, "config": asdict(options)}
+        (plan,) = plans([{**record, "global_batch_size": options.global_batch_size}])
+        assert plan
+        assert plan.parameters == size.parameters
+    assert options.sequence_length == 48
+
+
+@pytest.mark.parametrize("case", ["resnet-ddp", "resnet-fsdp", "gpt-fsdp"])
+def test_the_ready_cases_are_read_and_the_command_line_counts_more(case: str) -> None:
+    file = ROOT / "benchmarks" / "cases" / f"{case}.yaml"
+    world = World(world_size=8, local_world_size=8)
+    options, size, _ = read_options(["--config", str(file), "--steps", "7"], world)
+    assert (options.steps, options.strategy) == (7, case.partition("-")[2])
+    assert options.global_batch_size == 8 * options.per_device_batch_size
+    if case == "gpt-fsdp":
+        assert size.parameters == pytest.approx(6.7e9, rel=0.02)
+        assert options.skip_parity
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("model: {name: tinygpt-test}\nmodle: {}", "other keys than its blocks"),
+        ("- a", "other keys than its blocks"),
+        ("model: [", "cannot be read"),
+    ],
+)
+def test_a_config_that_is_none_is_refused(text: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "case.yaml").write_text(text)
+    assert says in refused(["--config", str(tmp_path / "case.yaml"), "--strategy", "single"])
 
 
 def test_heads_of_a_transformers_model_count_too(tmp_path: Path) -> None:
@@ -96,7 +147,7 @@ def test_what_was_not_asked_for_is_resolved() -> None:
 
 
 def test_the_command_line_has_every_option() -> None:
-    words = {action.dest for action in parser()._actions} - {"help"}
+    words = {action.dest for action in parser()._actions} - {"help", "config"}
     assert words == set(Options.__dataclass_fields__)
 
 

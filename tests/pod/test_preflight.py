@@ -269,7 +269,7 @@ def launched(job: Job, rank: int, **more: str) -> Podtune:
     program = job.folder / "program.py"
     program.write_text(
         "import os, torch.distributed as d; d.init_process_group('gloo'); d.barrier(); "
-        "print('rank', os.environ['RANK'], 'with', os.environ.get('PODTUNE_CORES'))"
+        "e = os.environ; print('rank', e['RANK'], 'with', e.get('PODTUNE_CORES'), e['OMP_WAIT_POLICY'])"
     )
     return job.start(rank, ["launch", "--preflight", "{config}", "--wait", "60", "--", str(program)], **more)
 
@@ -279,9 +279,9 @@ def test_launch_starts_training_on_the_same_port_once_the_pods_have_passed(job: 
     (code, first, err), (other_code, second, _) = (process.end() for process in started)
     assert (code, other_code) == (0, 0), err
     share = max(1, machine_cores() // 2)
-    assert first.splitlines()[-1] == f"rank 0 with {share}", "both are on this node"
+    assert first.splitlines()[-1] == f"rank 0 with {share} PASSIVE", "both are on this node"
     assert "preflight: ok: 2 pods agree and reach each other" in first
-    assert second.splitlines() == [f"rank 1 with {share}"], "one pod tells the verdict of all"
+    assert second.splitlines() == [f"rank 1 with {share} PASSIVE"], "one pod tells the verdict of all"
 
 
 def test_launch_ends_for_good_and_starts_nothing_on_a_pod_without_its_gpu(job: Job) -> None:

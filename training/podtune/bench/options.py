@@ -25,6 +25,10 @@ class Options:
 
     model: str = field(metadata={"help": f"{', '.join(BENCHMARK_MODELS)} or hf:PATH"})
     strategy: str = field(metadata={"help": ", ".join(PLANNED)})
+    layers: int = _option(0, "tinygpt: its layers, in place of the model's own", least=0)
+    heads: int = _option(0, "tinygpt: attention heads", least=0)
+    width: int = _option(0, "tinygpt: hidden size; resnet: channels of the first stage", least=0)
+    context: int = _option(0, "tinygpt: longest row, in tokens", least=0)
     steps: int = _option(20, "timed steps of one repeat", least=1)
     warmup: int = _option(5, "steps before the clock, dropped", least=0)
     repeats: int = _option(3, "how often the timed steps are run", least=1)

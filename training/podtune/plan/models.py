@@ -35,15 +35,20 @@ BENCHMARK_MODELS: dict[str, Transformer | ConvNet] = {
     "tinygpt-124m": gpt2(layers=12, heads=12, hidden=768, context=1024, vocabulary=50304),
     "tinygpt-350m": gpt2(layers=24, heads=16, hidden=1024, context=1024, vocabulary=50304),
     "resnet18-cifar": ConvNet("basic", (2, 2, 2, 2), stem="3x3", classes=10, image_size=32),
+    "resnet34-cifar": ConvNet("basic", (3, 4, 6, 3), stem="3x3", classes=10, image_size=32),
     "resnet50": ConvNet("bottleneck", (3, 4, 6, 3), stem="7x7", classes=1000, image_size=224),
+    "resnet101": ConvNet("bottleneck", (3, 4, 23, 3), stem="7x7", classes=1000, image_size=224),
 }
+SIZES = ("layers", "heads", "width", "context")  # options that change a benchmark model
 # Rows of a step where none are asked for: the same for every strategy and world size.
 GLOBAL_BATCH_SIZE = {
     "tinygpt-test": 8,
     "tinygpt-124m": 32,
     "tinygpt-350m": 16,
     "resnet18-cifar": 16,
+    "resnet34-cifar": 16,
     "resnet50": 64,
+    "resnet101": 64,
 }
 
 
@@ -84,6 +89,34 @@ KNOWN: dict[str, Transformer] = {
         biases=True,
     ),
 }
+
+
+def resized(
+    shape: Transformer | ConvNet, *, layers: int = 0, heads: int = 0, width: int = 0, context: int = 0
+) -> Transformer | ConvNet:
+    """A benchmark model of another size; 0 keeps its own. A residual network has a ``width`` alone.
+
+    Raises:
+        UserError: a size that the model cannot have.
+    """
+    if not (layers or heads or width or context):
+        return shape
+    if isinstance(shape, ConvNet):
+        if layers or heads or context or width % 32:
+            raise UsageError(
+                "a residual network is resized by a width that is a multiple of 32 (its norm has 32 groups)",
+                where="--layers, --heads, --width, --context",
+                fix="give --width 32, 64, 96 ..., and another --model for more layers",
+            )
+        return replace(shape, width=width)
+    if shape.folder:
+        raise UsageError("an hf: model has the size of its config.json", where="--layers, --heads, --width")
+    heads, width = heads or shape.heads, width or shape.hidden
+    if width % heads:
+        raise UsageError(f"{heads} heads do not divide a width of {width}", where="--heads, --width")
+    return gpt2(
+        layers or shape.layers, heads, width, context or shape.sequence_length, vocabulary=shape.vocabulary
+    )
 
 
 def plans_a_fine_tune(name: str, lora_r: int | None) -> bool:

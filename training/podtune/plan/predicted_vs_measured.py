@@ -6,9 +6,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from podtune.plan.hardware import Hardware, hardware_row
-from podtune.plan.models import shape_of
+from podtune.plan.models import SIZES, resized, shape_of
 from podtune.plan.plan import Plan, estimate
 from podtune.plan.setup import TrainingSetup
+from podtune.plan.shapes import Transformer
 from podtune.run.errors import UserError
 from podtune.run.record import Json, Measurements
 
@@ -16,7 +17,7 @@ from podtune.run.record import Json, Measurements
 PRECISIONS = {"fp32": "fp32", "bf16": "bf16-autocast", "fp16": "fp16-autocast", "fp8": "fp8-autocast"}
 _SAME = (
     *("precision", "global_batch_size", "sequence_length", "activation_checkpointing"),
-    *("compile", "optimizer", "threads", "norm"),
+    *("compile", "optimizer", "threads", "norm", *SIZES),
 )
 
 
@@ -66,8 +67,11 @@ def _plan(record: Json, rate: float | None) -> Plan | None:
 
 def _setup(record: Json) -> TrainingSetup:
     config = record.get("config", {})
+    shape = resized(shape_of(record["model"]), **{name: config.get(name) or 0 for name in SIZES})
+    if isinstance(shape, Transformer) and config.get("sequence_length"):
+        shape = replace(shape, sequence_length=config["sequence_length"])
     return TrainingSetup(
-        shape_of(record["model"], config.get("sequence_length") or None),
+        shape,
         strategy=record["strategy"],
         world_size=record["world_size"],
         precision=PRECISIONS.get(config.get("precision", ""), ""),

@@ -168,16 +168,21 @@ class Transformer:
 
 @dataclass(frozen=True)
 class ConvNet:
-    """A ResNet for square RGB images. ``blocks`` counts the residual blocks of the four stages."""
+    """A ResNet for square RGB images: ``blocks`` of the four stages, the first of ``width`` channels."""
 
     block: Literal["basic", "bottleneck"]
     blocks: tuple[int, int, int, int]
     stem: Literal["3x3", "7x7"]
     classes: int
     image_size: int
+    width: int = 64
 
     sample = "image"
-    WIDTHS = (64, 128, 256, 512)
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Channels of the four stages, before a bottleneck widens them."""
+        return tuple(self.width * 2**stage for stage in range(4))
 
     @property
     def expansion(self) -> int:
@@ -187,7 +192,7 @@ class ConvNet:
     @property
     def features(self) -> int:
         """Channels that the classifier reads."""
-        return self.WIDTHS[-1] * self.expansion
+        return self.widths[-1] * self.expansion
 
     @functools.cached_property
     def convolutions(self) -> tuple[tuple[int, int, int, int], ...]:
@@ -198,10 +203,10 @@ class ConvNet:
         """
         large = self.stem == "7x7"
         side = self.image_size // 2 if large else self.image_size
-        convolutions = [(3, 64, 7 if large else 3, side)]
+        convolutions = [(3, self.width, 7 if large else 3, side)]
         side = side // 2 if large else side
-        channels = 64
-        for stage, (width, count) in enumerate(zip(self.WIDTHS, self.blocks, strict=True)):
+        channels = self.width
+        for stage, (width, count) in enumerate(zip(self.widths, self.blocks, strict=True)):
             for block in range(count):
                 before, outputs = side, width * self.expansion
                 if stage and not block:
@@ -259,7 +264,7 @@ class ConvNet:
     def boundary_elements(self) -> int:
         """Elements that cross the cut in the middle of the network, after the second stage, for one image."""
         side = self.image_size // (8 if self.stem == "7x7" else 2)
-        return self.WIDTHS[1] * self.expansion * side * side
+        return self.widths[1] * self.expansion * side * side
 
     @property
     def largest_unit(self) -> int:

@@ -144,6 +144,9 @@ def _torchrun(arguments: list[str]) -> int:
         ends = Path(folder, "ends")
         ends.mkdir()
         args.log_dir = args.log_dir or str(Path(folder, "logs"))  # torchrun's own would stay behind
+        # threads that spin take the cores from those that they wait for: on a busy node a pod of two threads
+        # trained eight times as fast without
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         os.environ |= {LAUNCHER: str(os.getpid()), ENDS: str(ends)}
         signal.signal(signal.SIGUSR1, _volume_lost)
         met = threading.Event()

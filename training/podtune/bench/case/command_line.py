@@ -10,11 +10,12 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from podtune.bench.models import Size, find_size
 from podtune.bench.options import Options
 from podtune.bench.strategies.table import STRATEGIES, Entry
-from podtune.plan.models import GLOBAL_BATCH_SIZE
+from podtune.plan.models import GLOBAL_BATCH_SIZE, SIZES, resized
 from podtune.plan.shapes import ConvNet
-from podtune.run.errors import UsageError, near
+from podtune.run.errors import ConfigError, UsageError, near
 from podtune.run.world import World
 
+BLOCKS = ("model", "training", "distributed")  # of a --config file
 EXAMPLES = """examples:
   python -m podtune.benchmark --model tinygpt-test --strategy single --output /tmp/cell
   torchrun --nproc-per-node 2 -m podtune.benchmark --model tinygpt-test --strategy ddp --output /tmp/cell
@@ -39,6 +40,7 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    p.add_argument("--config", metavar="FILE", help="YAML with model:, training: and distributed: blocks")
     types = get_type_hints(Options)
     for option in fields(Options):
         hint = types[option.name]
@@ -64,8 +66,8 @@ def read_options(arguments: list[str] | None, world: World) -> tuple[Options, Si
     Raises:
         UserError: names, numbers or combinations that cannot run, with what would.
     """
-    values: dict[str, Any] = vars(parser().parse_args(arguments))
-    size = find_size(values["model"])
+    values = _parse(arguments)
+    size = resized(find_size(values["model"]), **{name: max(0, values[name]) for name in SIZES})
     if values["strategy"] not in STRATEGIES:
         raise UsageError(
             f"there is no strategy '{values['strategy']}'{near(values['strategy'], list(STRATEGIES))}",
@@ -77,6 +79,40 @@ def read_options(arguments: list[str] | None, world: World) -> tuple[Options, Si
     _check_values(options, size)
     entry.check(options, size, world)
     return options, size, entry
+
+
+def _parse(arguments: list[str] | None) -> dict[str, Any]:
+    """Options of the command line, above those of ``--config``."""
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    first.add_argument("--config", type=Path)
+    given, rest = first.parse_known_args(arguments)
+    words: list[str] = []
+    for key, value in (_read_config(given.config) if given.config else {}).items():
+        flag = flag_of(key)
+        words += [flag if value else f"--no-{flag[2:]}"] if isinstance(value, bool) else [flag, str(value)]
+    values = vars(parser().parse_args([*words, *rest]))  # of two words for one option the later counts
+    del values["config"]
+    return values
+
+
+def _read_config(file: Path) -> dict[str, Any]:
+    """Options of the file's blocks; the parser refuses those that it does not know.
+
+    Raises:
+        UserError: it cannot be read, or has another block.
+    """
+    import yaml
+
+    try:
+        blocks = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError) as error:
+        raise ConfigError(f"cannot be read: {' '.join(str(error).split())[:200]}", where=str(file)) from None
+    if not isinstance(blocks, dict) or not set(blocks) <= set(BLOCKS):
+        raise ConfigError("it has other keys than its blocks", where=str(file), fix=", ".join(BLOCKS))
+    values = {key: value for block in blocks.values() for key, value in (block or {}).items()}
+    if "name" in values:
+        values["model"] = values.pop("name")
+    return values
 
 
 def _resolve(values: dict[str, Any], size: Size, entry: Entry, world: World) -> Options:

@@ -1,4 +1,4 @@
-"""Residual networks (He et al. 2015): ResNet-18 for CIFAR and ResNet-50 for ImageNet.
+"""Residual networks (He et al. 2015), with the stem for CIFAR or for ImageNet.
 
 The norm is GroupNorm unless batch is asked for. Batch norm's statistics belong to whatever part of the batch
 a process happens to see, so with it every way of splitting the batch is another function, and equal losses
@@ -73,18 +73,18 @@ class ResNet(Stack):
 
     def __init__(self, size: ConvNet, norm: str = "group") -> None:
         if size.stem == "3x3":
-            stem = nn.Sequential(convolution(3, 64, 3), norm_layer(norm, 64), nn.ReLU())
+            stem = nn.Sequential(convolution(3, size.width, 3), norm_layer(norm, size.width), nn.ReLU())
         else:
             stem = nn.Sequential(
-                convolution(3, 64, 7, 2),
-                norm_layer(norm, 64),
+                convolution(3, size.width, 7, 2),
+                norm_layer(norm, size.width),
                 nn.ReLU(),
                 nn.MaxPool2d(3, stride=2, padding=1),
             )
         blocks: list[nn.Module] = [stem]
-        channels_in = 64
+        channels_in = size.width
         for stage, depth in enumerate(size.blocks):
-            channels = size.WIDTHS[stage]
+            channels = size.widths[stage]
             for index in range(depth):
                 stride = 2 if stage > 0 and index == 0 else 1
                 blocks.append(Residual(channels_in, channels, stride, size.expansion, norm))

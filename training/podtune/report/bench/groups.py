@@ -52,7 +52,6 @@ class MeasuredCell:
     plan: Json | None
     key: str = ""
     efficiency: float | None = None
-    efficiency_of: str = ""
 
     @cached_property
     def measurements(self) -> Measurements:
@@ -224,6 +223,8 @@ def identity_of(record: Json) -> dict[str, Any]:
     return {
         "model": record["model"],
         **{name: config.get(name) for name in SETTINGS},
+        # options that change a model's size; records from before them have none
+        **{name: config.get(name) or None for name in ("layers", "heads", "width", "context")},
         "global_batch_size": None
         if each
         else record.get("global_batch_size") or config.get("global_batch_size"),
@@ -273,7 +274,6 @@ def _efficiencies(group: Group) -> None:
         base = group.at(cell.strategy, 1) or group.at("single", 1)
         if cell.world_size > 1 and base is not None and cell.throughput and base.throughput:
             cell.efficiency = cell.throughput / (cell.world_size * base.throughput)
-            cell.efficiency_of = base.label
 
 
 def differences(groups: Sequence[Group]) -> list[str]:
