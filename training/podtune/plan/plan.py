@@ -109,30 +109,26 @@ def estimate(
         UserError: a name or number that cannot be.
     """
     setup.check()
-    shape, layout = setup.shape, Layout(setup)
+    layout = Layout(setup)
     states = layout.states(whole_states(setup))
     activations, head, buffers = layout.activations(), layout.head(), layout.buffers()
-    sent = collectives(layout)
     total = sum(states) + (activations or 0.0) + (head or 0.0) + buffers
     if setup.accumulation == 1:
         # autocast's copies and what a layer kept are gone when its gradients are there
         total -= min(layout.casts() + layout.replaced(), states.gradients)
-    lora, again = (2 / 3 if setup.lora_r else 1), RECOMPUTE[setup.activation_checkpointing]
-    flops = shape.flops_per_sample * setup.batch_size * lora * again
-    times = fits = None
+    sent, flops, times, fits = collectives(layout), _flops(setup), None, None
     if hardware is not None:
         compute = layout.rank_flops(flops) / (_peak(hardware, setup.precision) * utilisation)
         # the optimizer reads weights, gradients and states and writes them: bound by memory, not arithmetic
         compute += 2 * sum(states) / hardware.memory_bandwidth
-        inside, outside = interconnect or link_row(hardware.link), interconnect or LINKS["ethernet-100g"]
-        times = _times(layout, sent, compute, inside, outside)
+        times = _times(layout, sent, compute, hardware, interconnect)
         fits = total <= hardware.memory_gib * USABLE * GIB
     return Plan(
         strategy=setup.strategy,
         world_size=setup.world_size,
         precision=setup.precision,
         batch_size=setup.batch_size,
-        parameters=shape.parameters,
+        parameters=setup.shape.parameters,
         weights_gib=states.weights / GIB,
         gradients_gib=states.gradients / GIB,
         optimizer_gib=states.optimizer / GIB,
@@ -141,10 +137,7 @@ def estimate(
         buffers_gib=buffers / GIB,
         total_gib=total / GIB,
         checkpoint_gib=checkpoint_bytes(setup) / GIB,
-        # what these send are activations, whose size follows from the shape
-        bytes_per_step=None
-        if isinstance(shape, Opaque) and setup.strategy in SENDS_ACTIVATIONS
-        else sum(item.bytes_per_rank for item in sent),
+        bytes_per_step=_bytes(setup, sent),
         bubble_share=layout.bubble,
         flops_per_step=flops,
         compute_time_s=times.compute if times else None,
@@ -157,6 +150,19 @@ def estimate(
         limited_by=None if times is None else "memory" if fits is False else times.limited_by,
         communication=tuple(sent),
     )
+
+
+def _bytes(setup: TrainingSetup, sent: Sequence[Collective]) -> float | None:
+    """Bytes that a rank sends a step; None where it sends activations, whose size the shape would tell."""
+    if isinstance(setup.shape, Opaque) and setup.strategy in SENDS_ACTIVATIONS:
+        return None
+    return sum(item.bytes_per_rank for item in sent)
+
+
+def _flops(setup: TrainingSetup) -> float:
+    """FLOPs of a step on all ranks: LoRA makes no gradients of the weights, checkpointing computes again."""
+    lora, again = (2 / 3 if setup.lora_r else 1), RECOMPUTE[setup.activation_checkpointing]
+    return setup.shape.flops_per_sample * setup.batch_size * lora * again
 
 
 def estimate_all(
@@ -207,8 +213,11 @@ class _Times:
         return max(shares, key=lambda name: shares[name])
 
 
-def _times(layout: Layout, sent: Sequence[Collective], compute: float, inside: Link, outside: Link) -> _Times:
+def _times(
+    layout: Layout, sent: Sequence[Collective], compute: float, hardware: Hardware, link: Link | None
+) -> _Times:
     setup = layout.setup
+    inside, outside = link or link_row(hardware.link), link or LINKS["ethernet-100g"]
     # hsdp's rings between machines, one a rank of a machine, share its port
     rings = math.ceil(setup.world_size / setup.machines) if setup.strategy == "hsdp" else 1
     communication = sum(

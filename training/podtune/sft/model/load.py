@@ -6,7 +6,7 @@ import json
 import re
 import sys
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from podtune.run.errors import DataError, Unavailable
 from podtune.sft.model.end_to_end import architecture
@@ -44,11 +44,8 @@ def load_model(
     logging.set_tqdm_hook(lambda _factory, given, named: logging.EmptyTqdm(*given, **named))
     if not sys.stderr.isatty():
         logging.disable_progress_bar()  # a bar in a log is a hundred lines
-    options: dict[str, Any] = {
-        "dtype": dtype,
-        "attn_implementation": attn_implementation,
-        "trust_remote_code": trust_remote_code,
-    }
+    options: dict[str, Any] = {"dtype": dtype, "attn_implementation": attn_implementation}
+    options["trust_remote_code"] = trust_remote_code
     if origin.is_adapter:
         base = load_model(
             base_of(origin),
@@ -70,21 +67,24 @@ def load_model(
             use_safetensors=True,
             output_loading_info=True,
         )
-    if missing := sorted(report["missing_keys"]):
-        raise DataError(
-            f"the weights lack {len(missing)} tensors of the architecture, such as {missing[0]}; they would "
-            "have been random",
-            where=origin.name,
-            fix="give the complete folder, or correct config.json",
-        )
+    _refuse_missing(sorted(report["missing_keys"]), origin)
     if getattr(model, "generation_config", None) is None:  # of a class that cannot generate; TRL writes to it
         model.generation_config = transformers.GenerationConfig.from_model_config(model.config)
     if origin.url:  # an adapter names its base by what the user wrote, not by this machine's copy
         model.name_or_path = origin.url
         # PEFT cannot look there for a smaller vocabulary; none is resized here
         warnings.filterwarnings("ignore", message=f"Could not find a config file in {re.escape(origin.url)}")
-    loaded: PreTrainedModel = model
-    return loaded
+    return cast("PreTrainedModel", model)
+
+
+def _refuse_missing(tensors: list[str], origin: Origin) -> None:
+    if tensors:
+        raise DataError(
+            f"the weights lack {len(tensors)} tensors of the architecture, such as {tensors[0]}; they would "
+            "have been random",
+            where=origin.name,
+            fix="give the complete folder, or correct config.json",
+        )
 
 
 def _adapted(base: PreTrainedModel, adapter: Origin) -> PreTrainedModel:

@@ -6,11 +6,9 @@ Every collaborator is given to the constructor and none knows the trainer: :clas
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import gc
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +21,7 @@ from transformers.integrations import KubeflowCallback
 from trl import SFTConfig, SFTTrainer
 
 from podtune.run.checkpoint import ResumeKey
-from podtune.run.errors import ConfigError, DataError, Unavailable
+from podtune.run.errors import ConfigError, DataError
 from podtune.run.world import World, forced_gpu_path
 from podtune.sft.cpu.padded_batches import REAL_TOKENS, PaddedBatches, automatic_multiple
 from podtune.sft.cpu.rms_norm import patch_rms_norm
@@ -50,23 +48,6 @@ from podtune.sft.train.stop import CoordinatedStop
 
 def _left_to_podtune(*_: Any, **__: Any) -> None:
     """Do nothing: the card and the uploads are :mod:`podtune.sft.train.publish`'s."""
-
-
-@contextlib.contextmanager
-def _refusals_as_sentences() -> Iterator[None]:
-    """Turn what TRL, transformers and PEFT raise of arguments into errors for people."""
-    try:
-        yield
-    except (ValueError, ImportError) as error:  # arguments that do not fit the model
-        raise ConfigError(
-            f"the trainer cannot be made: {' '.join(str(error).split())[:400]}", where="configuration"
-        ) from error
-    except ConnectionError as error:
-        raise Unavailable(
-            f"the hub cannot be reached: {' '.join(str(error).split())[:300]}",
-            where="push_to_hub",
-            fix="leave it off and upload final/ afterwards, or give the pod a network and HF_TOKEN",
-        ) from error
 
 
 def _pad_to_multiple_of(trainer: PodtuneTrainer) -> int:
@@ -126,8 +107,7 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
         args.dataset_kwargs = {**(args.dataset_kwargs or {}), "skip_prepare_dataset": True}
         requested = args.max_length, args.assistant_only_loss
         args.max_length, args.assistant_only_loss = None, False
-        with _refusals_as_sentences():
-            super().__init__(args=args, **kwargs)
+        super().__init__(args=args, **kwargs)
         args.max_length, args.assistant_only_loss = requested
         if not trained_parameters(self.model):
             raise ConfigError(
