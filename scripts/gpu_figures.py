@@ -252,6 +252,7 @@ def take(one: Measurement, model: Callable[[], Path], rows: Path) -> dict[str, A
             found["figures"] = figures(json.loads((output / "run.json").read_text()))
             if profile:
                 found["figures"] |= json.loads(profile.read_text())
+                profile.unlink()  # the folder holds one file a measurement
     except Exception as error:  # the other measurements are worth their minutes all the same
         traceback.print_exc()
         found["error"] = f"{type(error).__name__}: {error}"[:500]
