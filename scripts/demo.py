@@ -86,10 +86,9 @@ def closing(record: dict[str, Any], options: argparse.Namespace, run: Path, seco
     if answers:
         question = answers["samples"][-1]["prompt"]
         print(f'  .venv/bin/podtune generate {run} --prompt "{question}"    # ask it yourself')
-    print(
-        f"  .venv/bin/podtune compare {run} {options.output / 'slower'}    "
-        "# after: make demo DEMO_ARGS='--name slower --learning_rate 3e-4'"
-    )
+    others = [file.parent for file in sorted(options.output.glob("*/run.json")) if file.parent != run]
+    hint = "" if others else "    # after: make demo DEMO_ARGS='--name slower --learning_rate 3e-4'"
+    print(f"  .venv/bin/podtune compare {run} {others[0] if others else options.output / 'slower'}{hint}")
     print(f"  .venv/bin/podtune aim-ui --repo {options.output / 'aim'}    # the curves in a browser")
 
 
