@@ -31,8 +31,8 @@ def init(
 ) -> None:
     """Write a values file for a fine-tune in a cluster, with the reason beside each choice.
 
-    Looks at the data, plans the memory of the model on your GPUs, and checks what it wrote by rendering and
-    linting it. In a terminal it asks for what is not given.
+    Looks at the data and plans the memory of the model on your GPUs; the commands that it names at its end
+    check what it wrote. In a terminal it asks for data and model where they are not given.
 
     \b
     Examples:
