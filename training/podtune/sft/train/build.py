@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import torch
 
-from podtune.run.errors import ConfigError, Unavailable
 from podtune.sft.cpu.heap_trim import HeapTrimCallback
 from podtune.sft.model.load import load_model
 from podtune.sft.train.early import early_stopping
@@ -33,23 +30,6 @@ def settle_tf32() -> None:
         torch.set_float32_matmul_precision("high")
 
 
-@contextlib.contextmanager
-def _refusals_as_sentences() -> Iterator[None]:
-    """Turn what TRL, transformers and PEFT raise of arguments into errors for people."""
-    try:
-        yield
-    except (ValueError, ImportError) as error:  # arguments that do not fit the model
-        raise ConfigError(
-            f"the trainer cannot be made: {' '.join(str(error).split())[:400]}", where="configuration"
-        ) from error
-    except ConnectionError as error:
-        raise Unavailable(
-            f"the hub cannot be reached: {' '.join(str(error).split())[:300]}",
-            where="push_to_hub",
-            fix="leave it off and upload final/ afterwards, or give the pod a network and HF_TOKEN",
-        ) from error
-
-
 def build_trainer(
     arguments: Arguments,
     origin: Origin,
@@ -66,20 +46,19 @@ def build_trainer(
     settle_tf32()
     stop = CoordinatedStop(signals, world, run.writer)
     heap = [HeapTrimCallback()] if world.device_type == "cpu" else []
-    with _refusals_as_sentences():
-        return PodtuneTrainer(
-            model=model,
-            args=training,
-            train_dataset=rows.dataset(run.resume.position if run.resume else 0),
-            eval_dataset=rows.eval,
-            processing_class=tokenizer,
-            peft_config=arguments.peft_config(model_config.model_type),
-            # progress first: it decides whether this step is logged
-            callbacks=[run.progress, stop, *early_stopping(arguments.run), *heap],
-            world=world,
-            meter=run.meter,
-            writer=run.writer,
-            stop=stop,
-            resume_key=arguments.resume_key(rows.info.fingerprint),
-            fused=arguments.run.loss == "lean",
-        )
+    return PodtuneTrainer(
+        model=model,
+        args=training,
+        train_dataset=rows.dataset(run.resume.position if run.resume else 0),
+        eval_dataset=rows.eval,
+        processing_class=tokenizer,
+        peft_config=arguments.peft_config(model_config.model_type),
+        # progress first: it decides whether this step is logged
+        callbacks=[run.progress, stop, *early_stopping(arguments.run), *heap],
+        world=world,
+        meter=run.meter,
+        writer=run.writer,
+        stop=stop,
+        resume_key=arguments.resume_key(rows.info.fingerprint),
+        fused=arguments.run.loss == "lean",
+    )

@@ -42,6 +42,7 @@ from podtune.sft.train.parameters import (
     trained_parameters,
 )
 from podtune.sft.train.publish import Publisher
+from podtune.sft.train.refusals import refusals_as_sentences
 from podtune.sft.train.saving import CheckpointWriter
 from podtune.sft.train.stop import CoordinatedStop
 
@@ -107,7 +108,8 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
         args.dataset_kwargs = {**(args.dataset_kwargs or {}), "skip_prepare_dataset": True}
         requested = args.max_length, args.assistant_only_loss
         args.max_length, args.assistant_only_loss = None, False
-        super().__init__(args=args, **kwargs)
+        with refusals_as_sentences():
+            super().__init__(args=args, **kwargs)
         args.max_length, args.assistant_only_loss = requested
         if not trained_parameters(self.model):
             raise ConfigError(
