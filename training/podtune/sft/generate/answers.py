@@ -104,10 +104,11 @@ def answer(
             **sampling.arguments(model),
         )
     model.train(training)
-    rows = (
-        itertools.takewhile(lambda token: token not in stops, row) for row in generated[:, longest:].tolist()
-    )
-    return [tokenizer.decode(list(row), skip_special_tokens=True).strip() for row in rows]
+    answers = [
+        list(itertools.takewhile(lambda token: token not in stops, row))
+        for row in generated[:, longest:].tolist()
+    ]
+    return [tokenizer.decode(row, skip_special_tokens=True).strip() for row in answers]
 
 
 def room(model: PreTrainedModel, sampling: Sampling) -> int:
