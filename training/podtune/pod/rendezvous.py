@@ -69,7 +69,7 @@ class Rendezvous:
         self._store.set_timeout(datetime.timedelta(seconds=timeout_s))  # from here on the other side answers
         if self._store.add(f"arrived/{pod.node_rank}", 1) > 1:
             text = (
-                f"rank {pod.node_rank} is also another pod's, an old one's or by a PET_NODE_RANK set by hand"
+                f"rank {pod.node_rank} is also another pod's, an old one's or by PET_NODE_RANK set by hand"
             )
             raise RendezvousFailed(info.pod, "rank", text)
 

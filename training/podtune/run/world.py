@@ -64,7 +64,7 @@ def read_world(env: Mapping[str, str] = os.environ) -> World:
         announced = max(_integer(env, "WORLD_SIZE", 1), _integer(env, "PET_NNODES", 1))
         if announced > 1:
             raise ConfigError(
-                f"WORLD_SIZE or PET_NNODES is {announced} but LOCAL_RANK is not set: this process was started "
+                f"WORLD_SIZE or PET_NNODES is {announced} but LOCAL_RANK is not set: this one was started "
                 "by plain python, so every pod would train a model of its own",
                 where="environment",
                 fix="start it with torchrun, which reads the operator's PET_* variables: torchrun -m "

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 
 from podtune.report.runs.runs import Run
-from podtune.run.heartbeat import STALE_S
+from podtune.run.lock import SILENT_S
 from podtune.run.record import number
 
 
@@ -27,7 +27,7 @@ class Progress:
     @property
     def stalled(self) -> bool:
         """True if its process beats and no step was finished for a minute and five steps' time."""
-        return self.silent_s is not None and self.silent_s > STALE_S
+        return self.silent_s is not None and self.silent_s > SILENT_S
 
 
 def progress(run: Run) -> Progress:

@@ -21,7 +21,7 @@ from pathlib import Path
 from podtune.run.errors import DataError, NotFound
 from podtune.run.follow import state
 from podtune.run.garbage import gc_paused
-from podtune.run.heartbeat import read_beat
+from podtune.run.lock import read_beat
 from podtune.run.metrics_log import each_entry
 from podtune.run.record import (
     METRICS_FILE,
