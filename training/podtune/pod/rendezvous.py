@@ -68,9 +68,7 @@ class Rendezvous:
         self._store = self._host() if pod.node_rank == 0 else self._reach()
         self._store.set_timeout(datetime.timedelta(seconds=timeout_s))  # from here on the other side answers
         if self._store.add(f"arrived/{pod.node_rank}", 1) > 1:
-            text = (
-                f"rank {pod.node_rank} is also another pod's, an old one's or by PET_NODE_RANK set by hand"
-            )
+            text = f"rank {pod.node_rank} is also another pod's, an old one's or by PET_NODE_RANK set by hand"
             raise RendezvousFailed(info.pod, "rank", text)
 
     def _host(self) -> Any:
