@@ -177,10 +177,9 @@ def usable_cpus() -> int:
     """Cores that this process may use: its affinity, cut by the cgroup's CPU limit and by CORES."""
     limit = cores = machine_cores()
     with contextlib.suppress(ValueError):  # "max", -1 or nothing: no limit
-        quota, period = (
-            f"{_cgroup('cpu.max', 'cpu/cpu.cfs_quota_us')} {_cgroup('cpu/cpu.cfs_period_us')}".split()
-        )
-        limit = int(quota) // int(period) if int(quota) > 0 else cores
+        quota = _cgroup("cpu.max", "cpu/cpu.cfs_quota_us"), _cgroup("cpu/cpu.cfs_period_us")
+        used, period = map(int, " ".join(quota).split())
+        limit = used // period if used > 0 else cores
     return max(1, min(cores, limit, int(os.environ.get(CORES) or cores)))
 
 
