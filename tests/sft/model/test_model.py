@@ -30,7 +30,7 @@ from podtune.run.errors import (
     UserError,
 )
 from podtune.sft.data.tokenizer import load_tokenizer
-from podtune.sft.generate.evaluate import compare_with_base, loss_of, normalised, sample_answers
+from podtune.sft.generate.evaluate import Question, answers_to, compare_with_base, loss_of, normalised
 from podtune.sft.model import template
 from podtune.sft.model.build import build_model
 from podtune.sft.model.flops import counted_flops_per_token, flops_per_token, parameter_count
@@ -251,8 +251,8 @@ def test_plain_text_is_scored_whole_and_unknown_columns_are_named(micro: Path) -
 # ---- answers and scores ----
 def test_a_model_trained_on_the_marked_tokens_answers_and_stops(tuned: Path) -> None:
     tokenizer, model = load_tokenizer(locate_model(tuned)), load_model(locate_model(tuned))
-    questions = [[{"role": "user", "content": row["question"]}] for row in ROWS]
-    assert sample_answers(model, tokenizer, questions, max_new_tokens=40) == [row["answer"] for row in ROWS]
+    questions = [Question.of(row) for row in ROWS]
+    assert answers_to(model, tokenizer, questions, 4, 40) == [row["answer"] for row in ROWS]
 
 
 def test_scores_tell_the_tuned_model_from_its_base(micro: Path, tuned: Path) -> None:
@@ -264,14 +264,15 @@ def test_scores_tell_the_tuned_model_from_its_base(micro: Path, tuned: Path) -> 
     assert record["samples"][1] == {
         "prompt": ROWS[1]["question"],
         "reference": "Green!",
-        "base": found.samples[1].base,
+        "base": found.samples[1]["base"],
         "tuned": "Green!",
     }
 
 
 def test_the_loss_does_not_depend_on_batches_or_padding(micro: Path) -> None:
     tokenizer, model = load_tokenizer(locate_model(micro)), load_model(locate_model(micro))
-    losses = [loss_of(model, tokenizer, ROWS, batch_size=size).loss for size in (1, 4)]
+    questions = [Question.of(row) for row in ROWS]
+    losses = [loss_of(model, tokenizer, questions, size)["loss"] for size in (1, 4)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
