@@ -133,7 +133,6 @@ def inspect(
     settings = _settings(context, config, data, model)
     from podtune.sft.data.inspect import inspect as inspect_rows
     from podtune.sft.data.inspect import source_to_inspect, stop_ids_of
-    from podtune.sft.data.inspect_report import text
     from podtune.sft.data.source import check_source
     from podtune.sft.data.tokenizer import TokenizeOptions
 
@@ -145,8 +144,6 @@ def inspect(
         source,
         tokenizer,
         TokenizeOptions.of(settings.value, packed=settings.value("packing")),
-        pack_length=settings.value("max_length"),
-        batch_size=settings.value("per_device_train_batch_size"),
         vocabulary=vocabulary,
         stop_ids=stop_ids_of(origin),
         held_out=None if split else settings.sources.evaluation,
@@ -154,7 +151,7 @@ def inspect(
     if as_json:
         print(json.dumps(dataclasses.asdict(report), indent=2))
     else:
-        print(text(report, colour=sys.stdout.isatty()))
+        print(report.text(colour=sys.stdout.isatty()))
 
 
 @app.command("prepare", context_settings=PASS_ON)
