@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from support.launch import Launcher, free_port
 from transformers import TrainerState
 
 from podtune.run import notify
-from podtune.run.errors import NO_INPUT, UserError
+from podtune.run.errors import NO_INPUT
 from podtune.run.record import new_record
 
 SECRET = "T0/B0/very-secret"
@@ -143,14 +142,6 @@ def test_a_controller_that_cannot_be_reached_is_left_alone_after_three_attempts(
         status.on_train_begin(None, state, None)
     assert "not kept up to date" in capsys.readouterr().err
     assert not status._initialized
-
-
-def test_kubeflow_asked_for_where_no_controller_offers_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from podtune.sft.config.resolve import check_installed
-
-    monkeypatch.delenv("KUBEFLOW_TRAINER_SERVER_URL", raising=False)
-    with pytest.raises(UserError, match="TrainJobStatus"):
-        check_installed(SimpleNamespace(report_to=["kubeflow"]))  # type: ignore[arg-type]
 
 
 def test_a_run_ends_with_the_answers_of_base_and_tuned_model() -> None:

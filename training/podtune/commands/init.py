@@ -75,10 +75,9 @@ def look_at(data: str) -> str:
     """
     if not Path(data).expanduser().exists():
         return f"rows of {data}, from the hub"
-    from podtune.sft.data.inspect import source_to_inspect
     from podtune.sft.data.source import DataSource, check_source
 
-    check_source(source_to_inspect(DataSource(data), None))
+    check_source(DataSource(data))
     return f"rows of {data}, with columns that can be trained"
 
 

@@ -229,7 +229,7 @@ def resolve(settings: Settings, world: World, architecture: Architecture | None 
     values |= solve_batch(settings, world)
     strategy = resolve_strategy(values.pop("strategy", "auto"), world)
     values |= strategy_settings(strategy, world)
-    refuse_unfit(settings, world, architecture)
+    refuse_unfit(settings, world)
     chosen, notes = hardware_choices(settings, world, strategy, architecture)
     values |= chosen
     # Ours to decide: the bounds, the screen, and never hiding a NaN behind a zero.
@@ -276,14 +276,6 @@ def check_installed(training: SFTConfig) -> None:
 
     available = get_available_reporting_integrations()
     for tracker in training.report_to:
-        if tracker == "kubeflow" and tracker not in available:
-            raise ConfigError(
-                "kubeflow reports to the status of a TrainJob, and none asked for it here "
-                "(KUBEFLOW_TRAINER_SERVER_URL is not set)",
-                where="report_to",
-                fix="remove it: in a TrainJob whose controller has the feature gate TrainJobStatus it "
-                "comes by itself",
-            )
         if tracker not in available:
             named = ", ".join(available) or "none"
             raise ConfigError(

@@ -82,11 +82,6 @@ def _lacks(*keys: str) -> Callable[[Settings], bool]:
     return lambda s: not any(s.value(key) for key in keys)
 
 
-def _grouped(s: Settings) -> bool:
-    return bool(s.value("train_sampling_strategy") == "group_by_length")
-
-
-ALL_ROWS = "{} needs all rows before the first step"
 BOTH = "{} is set too, and only one can hold"
 #: in the order in which they are applied; the first one that is broken is said
 RULES = (
@@ -173,10 +168,16 @@ RULES = (
                 "set max_steps",
                 broken=lambda s: (s.value("max_steps") or -1) < 1,
             ),
-            Rule(key, ALL_ROWS.format("packing"), "leave one out", _all_set("packing")),
-            Rule(key, ALL_ROWS.format("eval_split_size"), "leave one out", _all_set("eval_split_size")),
-            Rule(key, ALL_ROWS.format("group_by_length"), "leave one out", _grouped),
-            Rule(key, ALL_ROWS.format("drop_incomplete"), "leave one out", _all_set("drop_incomplete")),
+            *(
+                Rule(key, f"{other} needs all rows before the first step", "leave one out", _all_set(other))
+                for other in ("packing", "eval_split_size", "drop_incomplete")
+            ),
+            Rule(
+                key,
+                "group_by_length needs all rows before the first step",
+                "leave one out",
+                lambda s: s.value("train_sampling_strategy") == "group_by_length",
+            ),
             Rule(
                 key,
                 "one worker reads the stream",

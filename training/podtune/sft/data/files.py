@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from dataclasses import dataclass
-from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any, Literal
 
-from podtune.run.errors import DataError, NotFound
+from podtune.run.errors import DataError, NotFound, near
 
 Format = Literal["parquet", "arrow", "json", "csv"]
 FORMATS: dict[str, Format] = {
@@ -101,20 +101,8 @@ def find(path: Path) -> Folder:
             raise NotFound("neither a file nor a folder", where=where)
     except PermissionError as error:
         raise NotFound("cannot be read: permission denied", where=str(error.filename or where)) from None
-    raise NotFound(f"no such file or folder{_neighbours(path)}", where=where, fix="correct the path")
-
-
-def _neighbours(path: Path) -> str:
-    """A hint at the files that lie where the missing one was looked for."""
-    parent = path.parent
-    if not parent.is_dir():
-        return f"; there is no folder {parent} either"
-    try:
-        names = [item.name for item in parent.iterdir() if item.is_dir() or file_format(item)]
-    except OSError:
-        return ""
-    names = sorted(names, key=lambda name: (-SequenceMatcher(None, name, path.name).ratio(), name))[:5]
-    return f"; {parent} holds {', '.join(names)}" if names else f"; {parent} holds no data"
+    beside = os.listdir(path.parent) if os.access(path.parent, os.R_OK) else []
+    raise NotFound(f"no such file or folder{near(path.name, beside)}", where=where, fix="correct the path")
 
 
 def _saved(root: Path) -> Folder | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -167,18 +166,6 @@ def _segments(tokenizer: PreTrainedTokenizerBase, ids: list[int], trained: np.nd
         if room <= 0:
             break
     return segments
-
-
-def source_to_inspect(source: DataSource, split: str | None) -> DataSource:
-    """``source`` with its ``split``; without one, with the first that a folder without a train split has."""
-    source.fetch()
-    if split:
-        return dataclasses.replace(source, split=split)
-    path = source.path
-    if source.split == "train" and path is not None and path.exists():
-        names = files.find(path).splits
-        return dataclasses.replace(source, split="train" if "train" in names else next(iter(names)))
-    return source
 
 
 def stop_ids_of(origin: Origin) -> frozenset[int]:

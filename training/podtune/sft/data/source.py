@@ -271,7 +271,7 @@ def check_source(source: DataSource) -> None:
         row = renamed(row, source.renames(row))
         where = f"{path}, {place}"
         shape = shape or detect(row, where if folder.format == "json" else str(path), source.text_field)
-        if not shape.lacks(row):  # rows without a value are told all at once
+        if all(row.get(name) is not None for name in shape.columns):  # the others are told all at once
             check_cells(row, shape, where)
     if shape is None:
         raise no_rows(str(source.path))

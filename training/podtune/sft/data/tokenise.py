@@ -18,7 +18,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from datasets import Dataset
@@ -67,16 +67,6 @@ class Tokenised:
     digest: str = ""
     templated: bool | None = None
 
-    def summary(self, source: DataSource) -> dict[str, Any]:
-        """Counts, cache file and warnings of ``source``, JSON-ready."""
-        return {
-            "source": str(source),
-            "path": str(self.path),
-            "from_cache": self.from_cache,
-            **dataclasses.asdict(self.stats),
-            "warnings": list(self.warnings),
-        }
-
 
 def tokenised(
     source: DataSource,
@@ -86,7 +76,6 @@ def tokenised(
     rows: Dataset | None = None,
     vocabulary: int | None = None,
     cache_dir: Path | None = None,
-    wait_s: float = cache.WAIT_S,
 ) -> Tokenised:
     """Tokenise rows: columns ``input_ids`` and ``labels``, equal to those of TRL 1.16's SFTTrainer.
 
@@ -102,7 +91,6 @@ def tokenised(
         rows: those to tokenise; None: all at ``source``, which are not read if the cache knows its files.
         vocabulary: rows of the model's embedding; None if it is not known.
         cache_dir: folder of the cache.
-        wait_s: the longest wait for another process that does this work.
 
     Raises:
         UserError: a row that cannot be encoded, no trained token at all, a tokenizer that lacks what is
@@ -136,7 +124,7 @@ def tokenised(
         info, path, was_there = encode(batches.append), None, False
         table = pa.Table.from_batches(batches, SCHEMA)
     else:
-        path, info, was_there = cache.get_or_make(cache_dir, key, make, wait_s=wait_s)
+        path, info, was_there = cache.get_or_make(cache_dir, key, make)
         table = MemoryMappedTable.from_file(str(path))
     stats = Stats(**info["stats"])
     if vocabulary is not None and (highest := stats.highest_id) >= vocabulary:
