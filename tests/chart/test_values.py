@@ -224,10 +224,10 @@ def test_the_longest_names_are_taken(name, sets):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("a: [1", "is not YAML"),
-        ("- a", "holds a list"),
+        ("a: [1", "not YAML"),
+        ("- a", "is not a mapping"),
         (None, "cannot read it"),
-        (b"\xff\xfe\xff", "is not YAML"),
+        (b"\xff\xfe\xff", "not YAML"),
     ],
 )
 def test_a_values_file_that_cannot_be_used_is_named(tmp_path: Path, text, says):

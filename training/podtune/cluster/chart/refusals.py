@@ -18,23 +18,14 @@ def explained(message: str, values: Values, chart: Path) -> UserError:
 
     ``values`` are the effective ones, the chart's defaults included.
     """
-    if refusal := re.search(
-        r"execution error at \([^)]*\): (?P<where>[^:]+): (?P<what>[^|\n]+?)(?: \| fix: "
-        r"(?P<fix>[^\n]+))?$",
-        message,
-        re.M,
-    ):
-        return ConfigError(refusal["what"], where=refusal["where"], fix=refusal["fix"] or "")
-    if "schema" in message or "- at '" in message:
-        return _schema_error(values, chart) or ConfigError(_plain(message), where="values")
-    return ConfigError(_plain(message), where="chart")
-
-
-def _plain(message: str) -> str:
-    lines = [
-        line.strip() for line in message.splitlines() if line.strip() and not line.startswith("Use --debug")
-    ]
-    return " ".join(lines)[:600]
+    refusal = re.search(
+        r"execution error at \([^)]*\): ([^:]+): ([^|\n]+?)(?: \| fix: ([^\n]+))?$", message, re.M
+    )
+    if refusal:
+        return ConfigError(refusal[2], where=refusal[1], fix=refusal[3] or "")
+    schema = "schema" in message or "- at '" in message
+    found = _schema_error(values, chart) if schema else None
+    return found or ConfigError(" ".join(message.split())[:600], where="values" if schema else "chart")
 
 
 def _schema_error(values: Values, chart: Path) -> UserError | None:
@@ -83,12 +74,10 @@ def _expected(error: Any) -> str:
         case "enum":
             return f"must be one of {', '.join(repr(value) for value in limit)}".replace("''", "'' (empty)")
         case "type":
-            text = f"must be {' or '.join(limit) if isinstance(limit, list) else limit}"
-            return (
-                f"{text} (write it as a text block: config: |)"
-                if list(error.absolute_path) == ["config"]
-                else text
+            block = (
+                " (write it as a text block: config: |)" if list(error.absolute_path) == ["config"] else ""
             )
+            return f"must be {' or '.join(limit) if isinstance(limit, list) else limit}{block}"
         case "minimum" | "maximum":
             return f"must be {'at least' if error.validator == 'minimum' else 'at most'} {limit}"
         case "minLength" | "minItems":

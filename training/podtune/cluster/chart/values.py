@@ -59,13 +59,8 @@ def table(values_file: Path) -> str:
     """The values as a Markdown table."""
     lines = ["| value | default | meaning |", "|---|---|---|"]
     for row in documented(values_file):
-        default = (
-            "a small demo run"
-            if row.path == "config"
-            else "empty"
-            if row.default in ("", [], {})
-            else f"`{json.dumps(row.default)}`"
-        )
+        default = "empty" if row.default in ("", [], {}) else f"`{json.dumps(row.default)}`"
+        default = "a small demo run" if row.path == "config" else default
         text = row.text.replace("|", "\\|")
         lines.append(f"| `{row.path}` | {default} | {text} |")
     return "\n".join(lines) + "\n"

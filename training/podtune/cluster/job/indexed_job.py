@@ -29,7 +29,6 @@ def pods(job: Json) -> list[Pod]:
 def _pods(job: Json) -> Iterator[Pod]:
     template, name = dig(job, "spec", "template"), job["metadata"]["name"]
     by_code = dig(job, "spec").get("podFailurePolicy")
-    by_code = dig(job, "spec").get("podFailurePolicy")
     for index in range(int(job["spec"].get("completions") or 1)):
         spec = copy.deepcopy(dig(template, "spec"))
         for container in [*(spec.get("initContainers") or []), *(spec.get("containers") or [])]:
@@ -42,7 +41,7 @@ def _pods(job: Json) -> Iterator[Pod]:
             labels={**dig(metadata, "labels"), f"{LABEL}job-name": name, INDEX: str(index)},
             annotations={**dig(metadata, "annotations"), INDEX: str(index)},
             spec=spec,
-            restart_policy="ExitCode" if by_code else spec["restartPolicy"],
+            restart_policy="ExitCode" if by_code else spec.get("restartPolicy") or "Never",
             final=final_codes(job["spec"]),
         )
 

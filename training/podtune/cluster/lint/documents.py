@@ -12,7 +12,6 @@ import yaml
 from podtune.cluster.job.manifest import Json
 from podtune.cluster.lint.diagnostic import Diagnostic, Place
 from podtune.cluster.lint.values import TAG, Builder, Loader, yaml_error
-from podtune.run.errors import DataError
 
 JOBS = ("PyTorchJob", "TrainJob")
 RUNTIMES = ("TrainingRuntime", "ClusterTrainingRuntime")
@@ -117,18 +116,6 @@ def _read(text: str, source: str) -> tuple[list[Document], list[Diagnostic]]:
         if loader is not None:
             loader.dispose()
     return documents, errors
-
-
-def refuse_bombs(text: str, source: str) -> None:
-    """Refuse text whose aliases, nesting or numbers would keep a reader busy for ever.
-
-    Raises:
-        UserError: it is no YAML, or one of these.
-    """
-    for error in read(text, source)[1]:
-        if error.message.startswith("not YAML"):
-            what = error.message.replace("not YAML", "is not YAML", 1)
-            raise DataError(what, where=f"{source}:{error.line}", fix=error.fix)
 
 
 def _objects(content: Json, node: Any, source: str) -> Iterator[Document]:

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from podtune.cluster.live.errors import Refused, Unreachable, refusal
-from podtune.cluster.live.kinds import JOB_KINDS, checked_name, name_of, newest_by_rank, plural_of, trains
+from podtune.cluster.job.manifest import Json, name_of
+from podtune.cluster.live.errors import Unreachable, refusal
+from podtune.cluster.live.kinds import JOB_KINDS, checked_name, newest_by_rank, plural_of, trains
 from podtune.run.errors import NotFound
 
-Json = dict[str, Any]
 Query = list[tuple[str, str]]
 
 CONNECT_S, READ_S = 3.0, 20.0
@@ -36,8 +36,7 @@ class Cluster:
         try:
             if os.environ.get("KUBERNETES_SERVICE_HOST") and not os.environ.get("KUBECONFIG"):
                 kubernetes.config.load_incluster_config(client_configuration=configuration)
-                mounted = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-                default = mounted.read_text().strip() if mounted.exists() else "default"
+                default = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace").read_text().strip()
             else:
                 file = os.environ.get("KUBECONFIG")  # the library looks at it only once, when it is imported
                 kubernetes.config.load_kube_config(
@@ -46,22 +45,11 @@ class Cluster:
                 contexts, active = kubernetes.config.list_kube_config_contexts(file)
                 chosen = next((entry for entry in contexts if entry["name"] == context), active)
                 default = (chosen.get("context") or {}).get("namespace") or "default"
-        # Python's own errors come of a file that holds something else than a mapping
-        except (
-            kubernetes.config.ConfigException,
-            OSError,
-            yaml.YAMLError,
-            TypeError,
-            AttributeError,
-        ) as error:
-            foreign = not isinstance(error, kubernetes.config.ConfigException | OSError)
-            reason = "the file is not a kubeconfig" if foreign else " ".join(str(error).split())[:200]
-            raise NotFound(
-                f"no cluster is configured: {reason}",
-                where="kubeconfig",
-                fix="set KUBECONFIG to your cluster's file, or use --context with one of `kubectl config "
-                "get-contexts`",
-            ) from error
+        except (kubernetes.config.ConfigException, OSError) as error:
+            raise _no_cluster(" ".join(str(error).split())[:200]) from error
+        # of a file that holds something else than a mapping
+        except (yaml.YAMLError, TypeError, AttributeError) as error:
+            raise _no_cluster("the file is not a kubeconfig") from error
         # several tries of some seconds each would hide a dead API server for a minute
         configuration.retries = 0
         self.namespace = checked_name(namespace or default, "--namespace")
@@ -244,24 +232,6 @@ class Cluster:
             return None
         return self.items(self.path(group["preferredVersion"]["groupVersion"], kind), selector)
 
-    def workloads(self, job: Json) -> list[Json]:
-        """Kueue's view of the job; none where it may not be read."""
-        try:
-            return self.kueue("Workload", f"kueue.x-k8s.io/job-uid={job['metadata']['uid']}") or []
-        except Refused:
-            return []
-
-    def events(self, names: list[str]) -> list[Json]:
-        """Events about objects of these names, oldest first; none where they may not be read."""
-        try:
-            events = self.items(self.path("v1", "Event"))
-        except Refused:
-            return []
-        return sorted(
-            (event for event in events if (event.get("involvedObject") or {}).get("name") in names),
-            key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or ""),
-        )
-
     @contextlib.contextmanager
     def _explained(self, what: str) -> Iterator[None]:
         import kubernetes
@@ -274,6 +244,11 @@ class Cluster:
         except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
             reason = getattr(error, "reason", None) or error
             raise Unreachable(f"{self.server} does not answer: {type(reason).__name__}") from error
+
+
+def _no_cluster(reason: str) -> NotFound:
+    fix = "set KUBECONFIG to your cluster's file, or use --context with one of `kubectl config get-contexts`"
+    return NotFound(f"no cluster is configured: {reason}", where="kubeconfig", fix=fix)
 
 
 def connect(namespace: str = "", context: str = "") -> Cluster:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from podtune.cluster.job import indexed_job, pytorchjob, trainjob
-from podtune.cluster.job.manifest import dig
+from podtune.cluster.job.manifest import Json, dig, name_of
 from podtune.run.errors import UsageError
-
-Json = dict[str, Any]
 
 
 class JobKind(NamedTuple):
@@ -64,11 +62,6 @@ def index_of(pod: Json) -> str:
 def plural_of(kind: str) -> str:
     """The kind's name in paths of the API."""
     return IRREGULAR_PLURALS.get(kind, f"{kind.lower()}s")
-
-
-def name_of(document: Json) -> str:
-    """The object's name."""
-    return str(document["metadata"]["name"])
 
 
 def checked_name(name: str, where: str) -> str:

@@ -6,14 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from podtune.cluster.job.manifest import dig
-from podtune.cluster.live import facilities
+from podtune.cluster.job.manifest import Json, dig, name_of
 from podtune.cluster.live.client import MANAGER, Cluster
 from podtune.cluster.live.errors import Refused
-from podtune.cluster.live.kinds import JOB_KINDS, name_of
+from podtune.cluster.live.kinds import JOB_KINDS
 from podtune.run.errors import ConfigError, NoPermission, NotFound, Unavailable, UserError
-
-Json = dict[str, Any]
 
 INSTANCE, APPLICATION = "app.kubernetes.io/instance", "app.kubernetes.io/name"
 #: kinds besides the job that a release of the chart holds
@@ -33,16 +30,26 @@ INSTALL = {
 }
 
 
+#: versions of Trainer by the field of a TrainJob that changes the runtime's pods, the newest first
+TRAINERS = {"runtimePatches": "2.2 or later", "podTemplateOverrides": "2.1", "podSpecOverrides": "2.0"}
+TOO_OLD = ("2.1", "2.0")
+
+
+def trainer_version(cluster: Cluster) -> str:
+    """Kubeflow Trainer's version by the fields of its TrainJobs; empty where the API does not say."""
+    document = cluster.get("/openapi/v3/apis/trainer.kubeflow.org/v1alpha1") or {}
+    for name, schema in dig(document, "components", "schemas").items():
+        if name.endswith(".TrainJob"):
+            fields = dig(schema, "properties", "spec", "properties")
+            return next((version for field, version in TRAINERS.items() if field in fields), "")
+    return ""
+
+
 def installable(documents: list[Json]) -> list[Json]:
     """The documents without Helm's test hooks and namespaces, which the connection decides; the job last."""
-    for document in documents:
-        if isinstance(metadata := document.get("metadata"), dict):
-            metadata.pop("namespace", None)
-    kept = [
-        document
-        for document in documents
-        if "helm.sh/hook" not in ((document.get("metadata") or {}).get("annotations") or {})
-    ]
+    kept = [each for each in documents if "helm.sh/hook" not in dig(each, "metadata", "annotations")]
+    for document in kept:
+        dig(document, "metadata").pop("namespace", None)
     return sorted(kept, key=lambda document: document["kind"] in JOB_KINDS)
 
 
@@ -61,8 +68,8 @@ def check(cluster: Cluster, documents: list[Json]) -> list[str]:
             where=cluster.server,
             fix=INSTALL[job["kind"]],
         )
-    version = facilities.trainer_version(cluster) if dig(job, "spec").get("runtimePatches") else ""
-    if version in facilities.TOO_OLD:
+    version = trainer_version(cluster) if dig(job, "spec").get("runtimePatches") else ""
+    if version in TOO_OLD:
         raise Unavailable(
             f"the cluster's Kubeflow Trainer is {version}; this TrainJob's runtimePatches need 2.2 or later",
             where=cluster.server,
@@ -97,47 +104,12 @@ def _check_permissions(cluster: Cluster, documents: list[Json]) -> None:
         )
 
 
-def _check_references(cluster: Cluster, documents: list[Json]) -> Iterator[str]:
-    """Look for Secrets, ConfigMaps and claims that the pods name and that are not among the documents.
-
-    Yields those that may not be read.
-    """
-    own = {(document["kind"], name_of(document)) for document in documents}
-    for kind, name in sorted(set(references(documents)) - own):
-        try:
-            found = cluster.get(cluster.path("v1", kind, name))
-        except NoPermission:
-            yield f"the {kind} {name} may not be read by you; it has to exist"
-            continue
-        if found is None:
-            raise NotFound(
-                f"the {kind} {name!r} does not exist in the namespace {cluster.namespace}",
-                where="pods",
-                fix=HOW_TO_CREATE[kind],
-            )
-
-
 HOW_TO_CREATE = {
     "Secret": "kubectl create secret generic NAME --from-literal=token=...",
     "ConfigMap": "kubectl create configmap NAME --from-file=...",
     "PersistentVolumeClaim": "create it, or leave existingClaim empty so that the chart does",
 }
-
-
-def references(documents: list[Json]) -> Iterator[tuple[str, str]]:
-    """(kind, name) of every Secret, ConfigMap and claim that a pod template names and needs."""
-    for node in _mappings(documents):
-        if node.get("optional"):
-            continue
-        for key, kind, field in REFERENCES:
-            target = node.get(key)
-            if isinstance(target, dict) and isinstance(target.get(field), str) and not target.get("optional"):
-                yield kind, target[field]
-        for secret in node.get("imagePullSecrets") or []:
-            if isinstance(secret, dict) and secret.get("name"):
-                yield "Secret", secret["name"]
-
-
+#: where a pod names an object: key, kind, and the key of the name
 REFERENCES = (
     ("secretKeyRef", "Secret", "name"),
     ("secretRef", "Secret", "name"),
@@ -149,14 +121,37 @@ REFERENCES = (
 )
 
 
-def _mappings(node: Any) -> Iterator[Json]:
-    if isinstance(node, dict):
-        yield node
-        for value in node.values():
-            yield from _mappings(value)
-    elif isinstance(node, list):
+def _check_references(cluster: Cluster, documents: list[Json]) -> Iterator[str]:
+    """Look for Secrets, ConfigMaps and claims that the pods name and that are not among the documents.
+
+    Yields those that may not be read.
+    """
+    own = {(document["kind"], name_of(document)) for document in documents}
+    for kind, name in sorted({*_references(documents)} - own):
+        try:
+            found = cluster.get(cluster.path("v1", kind, name))
+        except NoPermission:
+            yield f"the {kind} {name} may not be read by you; it has to exist"
+            continue
+        if found is None:
+            what = f"the {kind} {name!r} does not exist in the namespace {cluster.namespace}"
+            raise NotFound(what, where="pods", fix=HOW_TO_CREATE[kind])
+
+
+def _references(node: Any) -> Iterator[tuple[str, str]]:
+    """(kind, name) of every Secret, ConfigMap and claim that a pod template names and needs."""
+    if isinstance(node, list):
         for value in node:
-            yield from _mappings(value)
+            yield from _references(value)
+    elif isinstance(node, dict) and not node.get("optional"):
+        for key, kind, field in REFERENCES:
+            target = node.get(key)
+            if isinstance(target, dict) and isinstance(target.get(field), str) and not target.get("optional"):
+                yield kind, target[field]
+        for secret in node.get("imagePullSecrets") or []:
+            yield "Secret", secret["name"]
+        for value in node.values():
+            yield from _references(value)
 
 
 def create(cluster: Cluster, documents: list[Json]) -> list[str]:
@@ -166,27 +161,18 @@ def create(cluster: Cluster, documents: list[Json]) -> list[str]:
         for document in documents:
             existed = cluster.exists(document)
             cluster.put(document)
-            if not existed:
-                new.append(document)
+            new += [] if existed else [document]
     except UserError as error:
-        left = _taken_back(cluster, new)
-        rest = (
-            f"; left behind: kubectl -n {cluster.namespace} delete {' '.join(left)}"
-            if left
-            else "; what had been created is removed again"
-        )
-        raise UserError(error.what + rest, where=error.where, fix=error.fix, code=error.code) from error
+        left = []
+        for document in reversed(new):
+            try:
+                cluster.delete(document)
+            except UserError:
+                left.append(f"{document['kind'].lower()}/{name_of(document)}")
+        rest = f"left behind: kubectl -n {cluster.namespace} delete {' '.join(left)}"
+        rest = rest if left else "what had been created is removed again"
+        raise UserError(f"{error.what}; {rest}", where=error.where, fix=error.fix, code=error.code) from error
     return [f"{document['kind']}/{name_of(document)}" for document in documents]
-
-
-def _taken_back(cluster: Cluster, documents: list[Json]) -> list[str]:
-    left = []
-    for document in reversed(documents):
-        try:
-            cluster.delete(document)
-        except UserError:
-            left.append(f"{document['kind'].lower()}/{name_of(document)}")
-    return left
 
 
 @dataclass(frozen=True)
@@ -206,15 +192,12 @@ def parts_of(cluster: Cluster, job: Json, *, volumes: bool) -> JobParts:
     Raises:
         ConfigError: the job is Helm's.
     """
-    name, metadata = name_of(job), job["metadata"]
-    if release := (metadata.get("annotations") or {}).get("meta.helm.sh/release-name"):
-        raise ConfigError(
-            f"the job {name!r} belongs to the Helm release {release!r}",
-            where="delete",
-            fix=f"helm uninstall {release}",
-        )
+    name = name_of(job)
+    if release := dig(job, "metadata", "annotations").get("meta.helm.sh/release-name"):
+        what = f"the job {name!r} belongs to the Helm release {release!r}"
+        raise ConfigError(what, where="delete", fix=f"helm uninstall {release}")
     selector = f"{INSTANCE}={name}"
-    if application := (metadata.get("labels") or {}).get(APPLICATION):
+    if application := dig(job, "metadata", "labels").get(APPLICATION):
         selector += f",{APPLICATION}={application}"
     parts = JobParts([], [])
     for version, kind in [*PARTS, *([("v1", "PersistentVolumeClaim")] if volumes else [])]:

@@ -57,8 +57,8 @@ def job_runs(snapshot: JobSnapshot) -> list[JobRun]:
 
 
 def _run(snapshot: JobSnapshot, record: Json, name: str = "") -> JobRun:
-    path = Path(snapshot.namespace, snapshot.kind, snapshot.name)
-    return JobRun(path, record, name or snapshot.name, snapshot.entries, snapshot=snapshot)
+    path = Path(snapshot.namespace, snapshot.kind, snapshot.job)
+    return JobRun(path, record, name or snapshot.job, snapshot.entries, snapshot=snapshot)
 
 
 def _known(snapshot: JobSnapshot) -> Json:
@@ -66,7 +66,9 @@ def _known(snapshot: JobSnapshot) -> Json:
     head: Json = {
         key: snapshot.head[key] for key in ("strategy", "world_size", "nnodes") if key in snapshot.head
     }
-    reason = "; ".join(snapshot.problems) or snapshot.message if snapshot.condition == "Failed" else ""
+    reason = (
+        "; ".join(map(str, snapshot.problems)) or snapshot.message if snapshot.condition == "Failed" else ""
+    )
     return {
         "schema": SCHEMA,
         "started_at": snapshot.started_at,
@@ -127,4 +129,4 @@ class JobView(View):
         """The run's, what is wrong with its pods, and an API server that does not answer."""
         silent = self.snapshot.unreachable
         stale = [f"{silent}; trying again, this is how it stood"] if silent else []
-        return [*stale, *self.snapshot.problems, *super().warnings()]
+        return [*stale, *map(str, self.snapshot.problems), *super().warnings()]
