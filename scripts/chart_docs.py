@@ -6,18 +6,30 @@ python scripts/chart_docs.py             # after a change of the chart
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import yaml
 
 from podtune.cluster.chart.render import CHART, render
-from podtune.cluster.chart.values import table
+from podtune.cluster.chart.values import documented
 from podtune.cluster.live.rights import rules
 
 DEPLOY = CHART.parents[1] / "deploy"
 USER_RULES = CHART / "files" / "user-rules.yaml"
 RENDERED = ("single-gpu", "two-node", "cpu-smoke")
 BEGIN, END = "<!-- values: python scripts/chart_docs.py -->\n", "<!-- end of values -->\n"
+
+
+def table(values_file: Path) -> str:
+    """The values as a Markdown table."""
+    lines = ["| value | default | meaning |", "|---|---|---|"]
+    for row in documented(values_file):
+        default = "empty" if row.default in ("", [], {}) else f"`{json.dumps(row.default)}`"
+        default = "a small demo run" if row.path == "config" else default
+        text = row.text.replace("|", "\\|")
+        lines.append(f"| `{row.path}` | {default} | {text} |")
+    return "\n".join(lines) + "\n"
 
 
 def readme() -> str:

@@ -16,7 +16,7 @@ import yaml
 
 from podtune.cluster.dry_run import dry_run
 from podtune.cluster.dry_run.container import marked
-from podtune.cluster.dry_run.dry_run import Kill, Result, parse_kill
+from podtune.cluster.dry_run.dry_run import Result, parse_kill
 from podtune.cluster.dry_run.sandbox import rewrite
 from podtune.cluster.dry_run.shrink import Adaptation, devices
 from podtune.cluster.job.pytorchjob import pods
@@ -217,9 +217,7 @@ def test_a_job_that_does_not_end_in_time_counts_as_running(tmp_path: Path) -> No
 
 
 def test_a_killed_pod_is_restarted_and_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
-    result, lines = run(
-        job(python(COUNT, "60"), python(COUNT, "60")), tmp_path, kill=Kill("run-worker-0", 20)
-    )
+    result, lines = run(job(python(COUNT, "60"), python(COUNT, "60")), tmp_path, kill=("run-worker-0", 20))
     assert (result.condition, codes(result)["run-worker-0"]) == ("Succeeded", [137, 0])
     assert lines.count("run-worker-0: step 1") == 1
 
@@ -268,7 +266,7 @@ def test_only_whole_paths_are_rewritten_and_the_longest_wins(text: str, local: s
 
 def test_a_kill_names_a_pod_and_a_step() -> None:
     found = pods(job(["true"], ["true"]))
-    assert parse_kill("worker-0@7", found) == Kill("run-worker-0", 7)
+    assert parse_kill("worker-0@7", found) == ("run-worker-0", 7)
     for text in ("worker-0", "wroker-0@7", "0@7"):
         with pytest.raises(UserError, match="POD@STEP"):
             parse_kill(text, found)

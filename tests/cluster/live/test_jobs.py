@@ -85,8 +85,7 @@ def api(serving: Serving) -> Api:
 @pytest.mark.parametrize(
     ("silent", "words"),
     [
-        ("accessreviews", ("submit", "-f", str(VALUES / "cpu-smoke.yaml"))),
-        ("GET /apis/kubeflow.org/v1/namespaces", ("submit", "-f", str(VALUES / "cpu-smoke.yaml"))),
+        ("POST", ("submit", "-f", str(VALUES / "cpu-smoke.yaml"))),
         ("PATCH", ("submit", "-f", str(VALUES / "cpu-smoke.yaml"))),
         ("/pods", ("collect", "--job", "run")),
         ("/log", ("collect", "--job", "run")),
@@ -162,7 +161,6 @@ def test_delete_takes_only_what_podtune_made_for_this_job(api: Api) -> None:
         "pytorchjobs/run",
         "services/run-aim",
     ]
-    assert "delete serviceaccount/run deployment/database" in shown.output
 
 
 def test_claims_go_only_after_a_yes(api: Api) -> None:

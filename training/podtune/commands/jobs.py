@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from podtune.commands.options import Context, Name, Namespace, Sets, Values
-from podtune.run.errors import DataError, UsageError
+from podtune.run.errors import DataError, NotFound, UsageError
 
 if TYPE_CHECKING:
     from podtune.cluster.live.client import Cluster
@@ -49,10 +49,13 @@ def submit(
     from podtune.cluster.job.manifest import name_of
     from podtune.cluster.live import submit as steps
     from podtune.cluster.live.client import connect
-    from podtune.commands.manifests import chart_manifests, linted, read_manifest
+    from podtune.commands.manifests import chart_manifests, linted
 
     if manifest:
-        text = read_manifest(manifest)
+        try:
+            text = manifest.read_text(encoding="utf-8")
+        except OSError as error:
+            raise NotFound(f"cannot be read: {error.strerror}", where=str(manifest)) from error
     else:
         name = name or (values[0].stem if values else "run")
         text = chart_manifests(values or [], sets or [], name, namespace or "default")
@@ -167,16 +170,13 @@ def delete(
     cluster = connect(namespace, context)
     job = cluster.job(name)
     parts = steps.parts_of(cluster, job, volumes=volumes)
-    claims = [name_of(part) for part in parts.own if part["kind"] == "PersistentVolumeClaim"]
+    claims = [name_of(part) for part in parts if part["kind"] == "PersistentVolumeClaim"]
     if claims and not yes:
         if not sys.stdin.isatty():
             what = f"the claims {', '.join(claims)} would be deleted, and there is no terminal to ask on"
             raise UsageError(what, where="--volumes", fix="add --yes")
         typer.confirm(f"Delete {', '.join(claims)} with all that is on them?", abort=True)
-    print(f"deleted: {', '.join(steps.delete(cluster, job, parts.own))}")
-    if parts.others:
-        left = f"kubectl -n {cluster.namespace} delete {' '.join(parts.others)}"
-        print(f"left, because podtune did not make them: {left}")
+    print(f"deleted: {', '.join(steps.delete(cluster, job, parts))}")
 
 
 def _follow(cluster: Cluster, name: str) -> None:

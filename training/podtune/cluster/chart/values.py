@@ -1,8 +1,7 @@
-"""The ``# --`` comments of a chart's values.yaml as rows, of which the table in its README is made."""
+"""The ``# --`` comments of the chart's values.yaml, which refusals quote and its README has as a table."""
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,14 +52,3 @@ def documented(values_file: Path) -> list[DocumentedValue]:
             rows.append(DocumentedValue(".".join(path), value, " ".join(comment)))
             covered, comment = indent, []
     return rows
-
-
-def table(values_file: Path) -> str:
-    """The values as a Markdown table."""
-    lines = ["| value | default | meaning |", "|---|---|---|"]
-    for row in documented(values_file):
-        default = "empty" if row.default in ("", [], {}) else f"`{json.dumps(row.default)}`"
-        default = "a small demo run" if row.path == "config" else default
-        text = row.text.replace("|", "\\|")
-        lines.append(f"| `{row.path}` | {default} | {text} |")
-    return "\n".join(lines) + "\n"

@@ -35,14 +35,6 @@ STEP = re.compile(r"""\bstep['"]?\s*[ =:]\s*(\d+)""", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
-class Kill:
-    """SIGKILL of a pod's processes once its job has reached a step."""
-
-    pod: str
-    step: int
-
-
-@dataclass(frozen=True)
 class Result:
     """The condition that Kubernetes would have given the job, and its pods."""
 
@@ -62,17 +54,15 @@ class Result:
         return codes[0] if codes else 1
 
 
-def parse_kill(text: str, pods: list[Pod]) -> Kill:
-    """``POD@STEP``; the pod by its name or without the job's (``worker-0``)."""
+def parse_kill(text: str, pods: list[Pod]) -> tuple[str, int]:
+    """The pod and the step of ``POD@STEP``; the pod by its name or without the job's (``worker-0``)."""
     name, _, step = text.partition("@")
     names = [pod.name for pod in pods]
     matching = [pod for pod in names if pod == name or pod.endswith(f"-{name}")]
     if len(matching) != 1 or not step.isdigit():
-        raise UsageError(
-            f"--kill {text!r} is not POD@STEP{near(name, names)}",
-            fix=f"for example --kill {names[-1]}@10 (the pods are {', '.join(names)})",
-        )
-    return Kill(matching[0], int(step))
+        fix = f"for example --kill {names[-1]}@10 (the pods are {', '.join(names)})"
+        raise UsageError(f"--kill {text!r} is not POD@STEP{near(name, names)}", fix=fix)
+    return matching[0], int(step)
 
 
 def run(
@@ -80,7 +70,7 @@ def run(
     *,
     folder: Path | None,
     emit: Emit,
-    kill: Kill | None = None,
+    kill: tuple[str, int] | None = None,
     timeout_s: float = 1800.0,
     adaptation: Adaptation | None = None,
 ) -> Result:
@@ -89,6 +79,7 @@ def run(
     Args:
         folder: where the volumes and the pods' folders are made; a temporary one that is removed if None.
         emit: called with (pod name, line) for each line of output, from threads.
+        kill: the pod whose processes get a SIGKILL once the job has reached the step.
         timeout_s: the longest time for all of it; then the job counts as still running.
 
     Raises:
@@ -121,7 +112,7 @@ class Operator:
         if len(pods) > 1:
             sandbox.note("the pods meet at 127.0.0.1: names of pods do not resolve on one machine")
 
-    def run(self, timeout_s: float, kill: Kill | None) -> tuple[str, str]:
+    def run(self, timeout_s: float, kill: tuple[str, int] | None) -> tuple[str, str]:
         """Run the pods until the job has ended or the time is over; its condition, and the reason.
 
         Raises:
@@ -134,7 +125,7 @@ class Operator:
                 while not (verdict := self._verdict()):
                     if time.monotonic() > deadline:
                         return "Running", f"still running after {timeout_s:.0f} s (--timeout)"
-                    if kill and self._step >= kill.step and self._kill(kill.pod):
+                    if kill and self._step >= kill[1] and self._kill(kill[0]):
                         kill = None
                     for thread in wait(threads, TICK_S, FIRST_EXCEPTION).done:
                         thread.result()

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from podtune.cluster.job.manifest import Json, name_of
+from podtune.cluster.job.manifest import Json, dig, name_of
 from podtune.cluster.live.errors import Unreachable, refusal
 from podtune.cluster.live.kinds import JOB_KINDS, checked_name, newest_by_rank, plural_of, trains
 from podtune.run.errors import NotFound
@@ -98,26 +98,17 @@ class Cluster:
         follow: bool = False,
         since: str = "",
         tail: int = 0,
-        first_bytes: int = 0,
         previous: bool = False,
     ) -> Iterator[str]:
-        """Yield a container's log line by line, each after its RFC 3339 time.
-
-        ``tail`` takes the last lines alone, ``first_bytes`` ends the log early, in mid-line.
-        """
+        """Yield a container's log, or its last ``tail`` lines, line by line, each after its RFC 3339 time."""
         query = [("timestamps", "true"), ("follow", str(follow).lower()), ("previous", str(previous).lower())]
-        limits = {"container": container, "sinceTime": since, "tailLines": tail, "limitBytes": first_bytes}
+        limits = {"container": container, "sinceTime": since, "tailLines": tail}
         query += [(key, str(value)) for key, value in limits.items() if value]
         path = f"/api/v1/namespaces/{self.namespace}/pods/{quote(pod, safe='')}/log"
         with self._explained(f"the log of {pod}"):
             response = self._call("GET", path, query, {"Accept": "*/*"}, READ_S * 3 if follow else READ_S)
-            rest = b""
-            for chunk in response.stream(65536, decode_content=True):
-                *lines, rest = (rest + chunk).split(b"\n")
-                for line in lines:
-                    yield line.decode(errors="replace")
-            if rest:
-                yield rest.decode(errors="replace")
+            for line in response:
+                yield line.decode(errors="replace").rstrip("\n")
 
     def path(self, version: str, kind: str, name: str = "") -> str:
         """The path of a kind in this namespace, or of one object of it."""
@@ -169,22 +160,18 @@ class Cluster:
         group = self.get(f"/apis/{JOB_KINDS[kind].version}") or {}
         return any(resource["name"] == JOB_KINDS[kind].plural for resource in group.get("resources", []))
 
-    def may(self, verb: str, version: str, kind: str, subresource: str = "") -> bool:
-        """True if this user may do ``verb`` with objects of the kind here, or with a subresource."""
-        attributes = {
-            "namespace": self.namespace,
-            "verb": verb,
-            "group": version.rpartition("/")[0],
-            "resource": plural_of(kind),
-            "subresource": subresource,
-        }
+    def may(self, verb: str, group: str, resource: str) -> bool:
+        """True if this user may do ``verb`` with a resource here, or with a subresource (``pods/log``)."""
+        name, _, subresource = resource.partition("/")
+        attributes = {"group": group, "resource": name, "subresource": subresource}
+        attributes |= {"verb": verb, "namespace": self.namespace}
         review = {
             "apiVersion": "authorization.k8s.io/v1",
             "kind": "SelfSubjectAccessReview",
             "spec": {"resourceAttributes": attributes},
         }
         answer = self.request("POST", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", body=review)
-        return bool((answer.get("status") or {}).get("allowed"))
+        return bool(dig(answer, "status").get("allowed"))
 
     def job(self, name: str) -> Json:
         """The job of that name, of any kind that trains.

@@ -10,7 +10,7 @@ from podtune.cluster.job.manifest import dig, name_of
 from podtune.cluster.live.client import Cluster, connect
 from podtune.cluster.live.errors import Refused
 from podtune.cluster.live.kinds import JOB_KINDS
-from podtune.cluster.live.rights import RIGHTS, Right
+from podtune.cluster.live.rights import RIGHTS
 from podtune.cluster.live.submit import INSTALL, TOO_OLD, trainer_version
 from podtune.machine.checks import Check, Result, run_checks
 from podtune.run.errors import NoPermission, UserError
@@ -118,18 +118,20 @@ def permissions(cluster: Cluster) -> Result:
     """Each verb that podtune's cluster commands need, of what is installed, asked of the API server."""
     optional = {"kueue.x-k8s.io", "trainer.kubeflow.org"}
     missing = {group for group in optional if cluster.get(f"/apis/{group}") is None}
-    rights = [(right, verb) for right in RIGHTS if right.group not in missing for verb in right.verbs]
-
-    def refusal(wanted: tuple[Right, str]) -> str:
-        right, verb = wanted
-        name = f"{right.kind}/{right.subresource}".removesuffix("/")
-        may = cluster.may(verb, right.version, right.kind, right.subresource)
-        return "" if may else f"{verb} {name}"
-
+    wanted = [
+        (verb, group, resource)
+        for group, resources, verbs in RIGHTS
+        for resource in resources
+        for verb in verbs
+        if group not in missing
+    ]
     with ThreadPoolExecutor(8) as pool:
-        refused = list(filter(None, pool.map(refusal, rights)))
+        allowed = list(pool.map(lambda right: cluster.may(*right), wanted))
+    refused = [
+        f"{verb} {resource}" for (verb, _, resource), yes in zip(wanted, allowed, strict=True) if not yes
+    ]
     if not refused:
-        return Result("permissions", "ok", f"all {len(rights)} that podtune needs in {cluster.namespace}")
+        return Result("permissions", "ok", f"all {len(wanted)} that podtune needs in {cluster.namespace}")
     fix = "ask for the Role in docs/cluster.md"
     return Result("permissions", "fail", f"you may not {', '.join(refused)}", fix)
 

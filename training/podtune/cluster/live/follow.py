@@ -71,13 +71,10 @@ def _follow_log(cluster: Cluster, pod: str, container: str, emit: Emit, over: th
 
 
 def log_of(cluster: Cluster, job: Json, pod: str) -> list[str]:
-    """The log of a pod's training container; that of the run before a restart where it is empty."""
-    container = JOB_KINDS[job["kind"]].container
-    for previous in (False, True):
-        with contextlib.suppress(Refused):
-            lines = cluster.log_lines(pod, container=container, previous=previous)
-            if texts := [line.partition(" ")[2] for line in lines]:
-                return texts
+    """The log of a pod's training container; none where it has not begun, or is gone."""
+    with contextlib.suppress(Refused):
+        lines = cluster.log_lines(pod, container=JOB_KINDS[job["kind"]].container)
+        return [line.partition(" ")[2] for line in lines]
     return []
 
 

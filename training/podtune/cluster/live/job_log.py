@@ -23,8 +23,7 @@ from podtune.run.errors import MARKER, DataError, NotFound
 from podtune.run.job_snapshot import JobSnapshot, JobStatus
 from podtune.run.log_lines import parse
 
-# of each log that a list looks at; a record takes a handful of lines
-HEAD_BYTES, TAIL_LINES = 32 * 1024, 1000
+TAIL_LINES = 1000  # of each log that a list looks at; a record takes a handful of lines
 AT_ONCE = 8  # jobs of a list that are asked for at the same time
 
 
@@ -70,9 +69,7 @@ class RunLog:
                 self._back_to(entry["step"])
             else:
                 self.max_steps = entry.pop("max_steps", self.max_steps)
-                entries = self.entries.setdefault(split, [])
-                if not entries or entries[-1]["step"] < entry["step"]:  # a short log's head is read twice
-                    entries.append({"time": moment, **entry})
+                self.entries.setdefault(split, []).append({"time": moment, **entry})
 
     def _back_to(self, step: int) -> None:
         """A resumed run repeats the steps after its checkpoint."""
@@ -166,7 +163,7 @@ class JobWatch:
 
 
 def snapshots(cluster: Cluster) -> list[JobSnapshot]:
-    """Every job of the namespace, with the beginning and the end of its first pod's log.
+    """Every job of the namespace, with the end of its first pod's log.
 
     Raises:
         UserError: the user may not list jobs or pods, or read logs.
@@ -182,22 +179,17 @@ def snapshots(cluster: Cluster) -> list[JobSnapshot]:
     def one(job: Json) -> JobSnapshot:
         name = name_of(job)
         own = pods.get((job["kind"], name), [])
-        log = _ends_of_log(cluster, name_of(own[0]), JOB_KINDS[job["kind"]].container) if own else RunLog()
+        log = RunLog()
+        with _begun():
+            for pod in own[:1]:
+                container = JOB_KINDS[job["kind"]].container
+                for line in cluster.log_lines(name_of(pod), container=container, tail=TAIL_LINES):
+                    moment, _, text = line.partition(" ")
+                    log.see(moment, text)
         return snapshot(job, status_in(Scene(name, jobs=[job], pods=own), cluster.namespace), log)
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
         return list(pool.map(one, jobs))
-
-
-def _ends_of_log(cluster: Cluster, pod: str, container: str) -> RunLog:
-    log = RunLog()
-    with _begun():
-        # the last one is cut off
-        beginning = list(cluster.log_lines(pod, container=container, first_bytes=HEAD_BYTES))[:-1]
-        for line in [*beginning, *cluster.log_lines(pod, container=container, tail=TAIL_LINES)]:
-            moment, _, text = line.partition(" ")
-            log.see(moment, text)
-    return log
 
 
 @contextlib.contextmanager

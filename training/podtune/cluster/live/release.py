@@ -67,7 +67,7 @@ class Release:
         """Delete the job; its pods have their grace time to save. Its volumes stay."""
         job = self._cluster.job(self._name)
         parts = submit.parts_of(self._cluster, job, volumes=False)
-        submit.delete(self._cluster, job, parts.own)
+        submit.delete(self._cluster, job, parts)
 
     def leave(self) -> None:
         """Leave it running; the same sweep comes back to it."""

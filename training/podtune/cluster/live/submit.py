@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from podtune.cluster.job.manifest import Json, dig, name_of
@@ -54,7 +54,7 @@ def installable(documents: list[Json]) -> list[Json]:
 
 
 def check(cluster: Cluster, documents: list[Json]) -> list[str]:
-    """Ask everything before creating: operator, permissions, references, and a server-side dry run.
+    """Ask everything before creating: operator, references, and a server-side dry run, which asks for rights.
 
     Returns notes about what could not be looked at.
 
@@ -75,40 +75,12 @@ def check(cluster: Cluster, documents: list[Json]) -> list[str]:
             where=cluster.server,
             fix=INSTALL["TrainJob"],
         )
-    _check_permissions(cluster, documents)
     notes = list(_check_references(cluster, documents))
-    if cluster.exists(job):
-        raise ConfigError(
-            f"the job {name_of(job)!r} exists already in {cluster.namespace}",
-            where=job["kind"],
-            fix=f"podtune delete {name_of(job)}, or submit under another --name",
-        )
     for document in documents:
-        cluster.put(document, dry_run=True)
+        cluster.put(document, dry_run=True)  # says which right is missing, too, and that the job exists
     return notes
 
 
-def _check_permissions(cluster: Cluster, documents: list[Json]) -> None:
-    versions = {document["kind"]: document["apiVersion"] for document in documents}
-    refused = [
-        f"{verb} {kind}"
-        for kind, version in versions.items()
-        for verb in (("create",) if kind in JOB_KINDS else ("create", "patch"))
-        if not cluster.may(verb, version, kind)
-    ]
-    if refused:
-        raise NoPermission(
-            f"you may not {', '.join(refused)} in the namespace {cluster.namespace}",
-            where=cluster.server,
-            fix="ask for a Role with these rights (docs/cluster.md lists them), or use --namespace",
-        )
-
-
-HOW_TO_CREATE = {
-    "Secret": "kubectl create secret generic NAME --from-literal=token=...",
-    "ConfigMap": "kubectl create configmap NAME --from-file=...",
-    "PersistentVolumeClaim": "create it, or leave existingClaim empty so that the chart does",
-}
 #: where a pod names an object: key, kind, and the key of the name
 REFERENCES = (
     ("secretKeyRef", "Secret", "name"),
@@ -135,23 +107,19 @@ def _check_references(cluster: Cluster, documents: list[Json]) -> Iterator[str]:
             continue
         if found is None:
             what = f"the {kind} {name!r} does not exist in the namespace {cluster.namespace}"
-            raise NotFound(what, where="pods", fix=HOW_TO_CREATE[kind])
+            raise NotFound(what, where="pods", fix="create it, or take its name out of the values")
 
 
 def _references(node: Any) -> Iterator[tuple[str, str]]:
     """(kind, name) of every Secret, ConfigMap and claim that a pod template names and needs."""
-    if isinstance(node, list):
-        for value in node:
-            yield from _references(value)
-    elif isinstance(node, dict) and not node.get("optional"):
+    for value in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+        yield from _references(value)
+    if isinstance(node, dict) and not node.get("optional"):
         for key, kind, field in REFERENCES:
             target = node.get(key)
             if isinstance(target, dict) and isinstance(target.get(field), str) and not target.get("optional"):
                 yield kind, target[field]
-        for secret in node.get("imagePullSecrets") or []:
-            yield "Secret", secret["name"]
-        for value in node.values():
-            yield from _references(value)
+        yield from (("Secret", secret["name"]) for secret in node.get("imagePullSecrets") or [])
 
 
 def create(cluster: Cluster, documents: list[Json]) -> list[str]:
@@ -175,15 +143,7 @@ def create(cluster: Cluster, documents: list[Json]) -> list[str]:
     return [f"{document['kind']}/{name_of(document)}" for document in documents]
 
 
-@dataclass(frozen=True)
-class JobParts:
-    """Objects that carry a job's labels."""
-
-    own: list[Json]  # submitted by podtune with the job
-    others: list[str]  # kind/name of those that only carry the labels
-
-
-def parts_of(cluster: Cluster, job: Json, *, volumes: bool) -> JobParts:
+def parts_of(cluster: Cluster, job: Json, *, volumes: bool) -> list[Json]:
     """Find what was submitted with the job, the claims only if ``volumes``.
 
     Labels are what the author of a job wrote, so they are not enough: an object is podtune's if it has the
@@ -199,20 +159,20 @@ def parts_of(cluster: Cluster, job: Json, *, volumes: bool) -> JobParts:
     selector = f"{INSTANCE}={name}"
     if application := dig(job, "metadata", "labels").get(APPLICATION):
         selector += f",{APPLICATION}={application}"
-    parts = JobParts([], [])
-    for version, kind in [*PARTS, *([("v1", "PersistentVolumeClaim")] if volumes else [])]:
-        try:
+    parts = []
+    for version, kind in (*PARTS, *([("v1", "PersistentVolumeClaim")] if volumes else [])):
+        items: list[Json] = []
+        with contextlib.suppress(Refused):  # a kind that this user has nothing to do with
             items = cluster.items(cluster.path(version, kind), selector)
-        except Refused:  # a kind that this user has nothing to do with
-            continue
-        for item in items:
-            part = name_of(item)
-            managers = {entry.get("manager") for entry in item["metadata"].get("managedFields") or []}
-            if MANAGER in managers and (part == name or part.startswith(f"{name}-")):
-                parts.own.append({"apiVersion": version, "kind": kind, "metadata": {"name": part}})
-            else:
-                parts.others.append(f"{kind.lower()}/{part}")
+        for part in map(name_of, filter(_is_ours, items)):
+            if part == name or part.startswith(f"{name}-"):
+                parts.append({"apiVersion": version, "kind": kind, "metadata": {"name": part}})
     return parts
+
+
+def _is_ours(document: Json) -> bool:
+    fields = dig(document, "metadata").get("managedFields") or []
+    return any(entry.get("manager") == MANAGER for entry in fields)
 
 
 def delete(cluster: Cluster, job: Json, parts: list[Json]) -> list[str]:
