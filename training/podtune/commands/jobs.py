@@ -30,16 +30,14 @@ def submit(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Ask the cluster everything, create nothing.")
     ] = False,
-    no_lint: Annotated[bool, typer.Option("--no-lint", help="Create it whatever lint finds.")] = False,
     namespace: Namespace = "",
     context: Context = "",
 ) -> None:
     """Create the chart's job without helm, after the cluster was asked whether it would take it.
 
     Looked at before anything is created: lint (what the API server, the webhook or the operator would
-    refuse ends it, the rest is named), the operator, your permissions (create and patch of the
-    chart's kinds, get of what it refers to), Secrets and claims, and a server-side dry run. What a failure
-    leaves half-way is removed again.
+    refuse ends it, the rest is named), the operator, Secrets and claims, and a server-side dry run, which
+    needs create and patch of the chart's kinds. What a failure leaves half-way is removed again.
 
     \b
     Examples:
@@ -59,8 +57,7 @@ def submit(
     else:
         name = name or (values[0].stem if values else "run")
         text = chart_manifests(values or [], sets or [], name, namespace or "default")
-    fix = "correct what is listed above, or --no-lint"
-    documents = steps.installable(linted(text, refuse=not no_lint, fix=fix))
+    documents = steps.installable(linted(text))
     cluster = connect(namespace, context)
     for note in steps.check(cluster, documents):
         print(f"podtune: note: {note}", file=sys.stderr)

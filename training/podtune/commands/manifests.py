@@ -49,13 +49,11 @@ def chart_manifests(values: list[Path], sets: list[str], name: str, namespace: s
     return text
 
 
-def linted(
-    text: str, *, refuse: bool = True, tell: bool = True, fix: str = "correct what is listed above"
-) -> list[Json]:
+def linted(text: str, *, tell: bool = True) -> list[Json]:
     """The documents of a manifest with one job; what lint finds is printed, warnings only with ``tell``.
 
     Raises:
-        DataError: no job or several, or, with ``refuse``, one that the cluster would refuse.
+        DataError: no job or several, or one that the cluster would refuse.
     """
     from podtune.cluster.job.pods import one_job
     from podtune.cluster.lint.check import lint
@@ -67,6 +65,7 @@ def linted(
     if verdict.count("error") or (tell and verdict.count("warning")):
         print(as_text(verdict), file=sys.stderr)
     one_job(documents)
-    if refuse and any(finding.refused for finding in verdict.findings):
-        raise DataError("the cluster would refuse the job; nothing was created", where="manifest", fix=fix)
+    if any(finding.refused for finding in verdict.findings):
+        what, fix = "the cluster would refuse the job; nothing was created", "correct what is listed above"
+        raise DataError(what, where="manifest", fix=fix)
     return documents

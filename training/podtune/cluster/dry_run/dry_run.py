@@ -93,9 +93,14 @@ def run(
         sandbox = Sandbox(root.resolve(), documents, adaptation.config)
         operator = Operator(job, sandbox, emit, adaptation.variables)
         condition, reason = operator.run(timeout_s, kill)
-    name = f"{job['kind']} {job['metadata']['name']}"
-    notes = [*adaptation.notes, *sandbox.notes]
-    return Result(name, condition, reason, operator.pods, time.monotonic() - started, notes)
+    return Result(
+        job=f"{job['kind']} {job['metadata']['name']}",
+        condition=condition,
+        reason=reason,
+        pods=operator.pods,
+        seconds=time.monotonic() - started,
+        notes=[*adaptation.notes, *sandbox.notes],
+    )
 
 
 class Operator:

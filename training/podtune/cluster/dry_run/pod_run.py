@@ -64,13 +64,9 @@ class PodRun:
         if code and self.retries(code) and not self._deleted:
             # once shows that a run resumes; what fails twice on one machine will fail again
             self.restarts += 1
-            if self.pod.spec.get("restartPolicy") == "Never":
-                self.emit(self.name, f"(the operator creates the pod again; it ended with {code})")
-                shutil.rmtree(self.sandbox.folder(self.pod))
-                code = self._init_containers() or self._containers()
-            else:
-                self.emit(self.name, f"(the kubelet restarts the pod's containers; one ended with {code})")
-                code = self._containers()
+            self.emit(self.name, f"(the pod is made again; it ended with {code})")
+            shutil.rmtree(self.sandbox.folder(self.pod))
+            code = self._init_containers() or self._containers()
         self.phase = "Deleted" if self._deleted else "Failed" if code else "Succeeded"
 
     def retries(self, code: int) -> bool:
@@ -114,11 +110,8 @@ class PodRun:
 
     def _start(self, container: Json) -> LocalContainer:
         if not container.get("command"):
-            raise DataError(
-                f"container {container['name']!r} has no command: what its image starts is not known here",
-                where=self.name,
-                fix="write the command into the manifest",
-            )
+            what = f"container {container['name']!r} has no command: what its image starts is not known here"
+            raise DataError(what, where=self.name, fix="write the command into the values")
         paths = self.sandbox.mounts(self.pod, container)
         env = self.sandbox.environment(self.pod, container)
         # $(NAME) expands to the cluster's value first, as in the pod; then paths and names become local

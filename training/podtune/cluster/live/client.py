@@ -185,11 +185,9 @@ class Cluster:
             job = self.get(self.path(version, kind, name))
             if job is not None and trains(job := {**job, "kind": kind, "apiVersion": version}):
                 return job
-        raise NotFound(
-            f"there is no job {name!r} in the namespace {self.namespace}",
-            where=self.server,
-            fix="podtune status lists the jobs; --namespace names another namespace",
-        )
+        what = f"there is no job {name!r} in the namespace {self.namespace}"
+        fix = "podtune status lists the jobs; --namespace names another namespace"
+        raise NotFound(what, where=self.server, fix=fix)
 
     def jobs(self) -> list[Json]:
         """All jobs of the namespace that train."""

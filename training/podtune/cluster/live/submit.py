@@ -63,18 +63,14 @@ def check(cluster: Cluster, documents: list[Json]) -> list[str]:
     """
     job = documents[-1]
     if not cluster.serves(job["kind"]):
-        raise Unavailable(
-            f"the cluster does not know the kind {job['kind']}: the operator (its CRD) is not installed",
-            where=cluster.server,
-            fix=INSTALL[job["kind"]],
-        )
+        what = f"the cluster does not know the kind {job['kind']}: the operator (its CRD) is not installed"
+        raise Unavailable(what, where=cluster.server, fix=INSTALL[job["kind"]])
     version = trainer_version(cluster) if dig(job, "spec").get("runtimePatches") else ""
     if version in TOO_OLD:
-        raise Unavailable(
-            f"the cluster's Kubeflow Trainer is {version}; this TrainJob's runtimePatches need 2.2 or later",
-            where=cluster.server,
-            fix=INSTALL["TrainJob"],
+        what = (
+            f"the cluster's Kubeflow Trainer is {version}; this TrainJob's runtimePatches need 2.2 or later"
         )
+        raise Unavailable(what, where=cluster.server, fix=INSTALL["TrainJob"])
     notes = list(_check_references(cluster, documents))
     for document in documents:
         cluster.put(document, dry_run=True)  # says which right is missing, too, and that the job exists

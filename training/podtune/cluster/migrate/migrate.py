@@ -7,8 +7,9 @@ operator injects is written into it, so that every rank sees the same variables.
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from podtune.cluster.job import pytorchjob, trainjob
 from podtune.cluster.job.indexed_job import INDEX
@@ -190,20 +191,19 @@ def _run_policy(job: Json, result: Migration) -> Json:
     return kept
 
 
-def differing(one: object, other: object, path: str = "") -> list[str]:
-    """The places at which two values differ, the deepest that have a name."""
-    if one == other:
-        return []
-    if isinstance(one, dict) and isinstance(other, dict):
-        return [
-            place
-            for key in sorted({*one, *other})
-            for place in differing(one.get(key), other.get(key), f"{path}.{key}" if path else key)
-        ]
-    if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
-        return [
-            place
-            for index, pair in enumerate(zip(one, other, strict=True))
-            for place in differing(*pair, f"{path}[{index}]")
-        ]
-    return [path]
+def differing(one: Json, other: Json) -> list[str]:
+    """The places at which two mappings differ, the deepest that have a name."""
+    ours, theirs = dict(_leaves(one, "")), dict(_leaves(other, ""))
+    return [place for place in sorted({*ours, *theirs}) if ours.get(place) != theirs.get(place)]
+
+
+def _leaves(value: Any, place: str) -> Iterator[tuple[str, Any]]:
+    """Yield every scalar and empty collection with its place: spec.containers[0].image."""
+    if isinstance(value, dict) and value:
+        for key, each in value.items():
+            yield from _leaves(each, f"{place}.{key}".lstrip("."))
+    elif isinstance(value, list) and value:
+        for index, each in enumerate(value):
+            yield from _leaves(each, f"{place}[{index}]")
+    else:
+        yield place, value
