@@ -11,7 +11,7 @@ from podtune.cluster.job.trainjob import NODE
 from podtune.cluster.lint.diagnostic import By, Diagnostic
 from podtune.cluster.lint.documents import RUNTIMES
 from podtune.cluster.lint.job import Job
-from podtune.cluster.lint.names import LABEL, SUBDOMAIN, image_problem, metadata
+from podtune.cluster.lint.names import IMAGE, LABEL, SUBDOMAIN, metadata
 from podtune.cluster.lint.rules import ALL, WITH_PODS, collected, rule
 from podtune.cluster.lint.templates import replicated_jobs
 from podtune.run.errors import near
@@ -297,6 +297,6 @@ def image_name(job: Job) -> Iterator[Diagnostic]:
     """
     for container in job.containers:
         image = str(container.spec.get("image") or "")
-        problem = image_problem(image) if image and "$" not in image and "{{" not in image else ""
-        if problem:
-            yield Diagnostic((*container.path, "image"), f"the image {image!r} {problem}")
+        if image and not re.search(r"\$|\{\{", image) and not IMAGE.fullmatch(image):
+            message = f"the image {image!r} is not a name that a registry can have"
+            yield Diagnostic((*container.path, "image"), message)

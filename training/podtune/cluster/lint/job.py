@@ -95,10 +95,11 @@ class Job:
         """Violations of the CRD, and the API server's refusals of the pods described here, by code."""
         found = list(self.violations)
         if self.kind == "TrainJob":
-            found += core.trainer(dig(self.spec, "trainer"), ("spec", "trainer"))
-        else:
-            for template in self.templates:
-                found += core.pod(template.pod, template.pod_path)
+            trainer = dig(self.spec, "trainer")
+            own: Json = {key: trainer[key] for key in ("env", "resourcesPerNode") if key in trainer}
+            found += core.refusals(own, ("spec", "trainer"), "trainer")
+        for template in self.own_templates:
+            found += core.refusals(template.pod, template.pod_path, "spec")
         by_code: dict[str, list[Diagnostic]] = {}
         for one in found:
             by_code.setdefault(one.code, []).append(one)
