@@ -110,6 +110,9 @@ class SchemaCheck:
             if key not in properties and others is False and item is not None:
                 fix = OF_THE_POD if path == ("spec", "trainer") and key in POD_FIELDS else ""
                 self._add("PT002", (*path, key), f"{key!r} is not a field here{near(key, properties)}", fix)
+            elif item is None and "/" in key and _last(path) in ("limits", "requests"):
+                message, fix = f"{key} has no number", "write how many"
+                self.found.append(Diagnostic((*path, key), message, "warning", fix, code="PT308"))
             elif item is not None:
                 part = properties.get(key, others if isinstance(others, dict) else {})
                 checked = self.cleaned(item, part, (*path, key))
