@@ -152,13 +152,10 @@ def _fetch(url: str, entry: Path, current: str, unwanted: Sequence[str]) -> None
         raise Unavailable("changed while it was fetched", where=url, fix="start again")
     name = copy_of(url).name
     folder = set(objects) != {name} or objects[name].path != Remote(url).path()
-    wanted = {
-        key: each for key, each in objects.items() if not any(fnmatch(key, pattern) for pattern in unwanted)
-    }
+    wanted = {key: each for key, each in objects.items() if not any(fnmatch(key, like) for like in unwanted)}
     sizes = {key: each.bytes for key, each in wanted.items()}
-    print(
-        f"podtune: fetching {url}: {len(wanted)} objects, {sum(sizes.values()) / 2**20:,.1f} MiB", flush=True
-    )
+    size = sum(sizes.values()) / 2**20
+    print(f"podtune: fetching {url}: {len(wanted)} objects, {size:,.1f} MiB", flush=True)
     remove_parts(entry.parent, entry.name)
     with replacing_folder(entry) as staging_dir:
         Remote(url).download(wanted, staging_dir / name if folder else staging_dir)
