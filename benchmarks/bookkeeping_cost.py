@@ -91,16 +91,8 @@ def measure(args: argparse.Namespace, world: Any, run_dir: Path, repo: str) -> d
             run_dir / "run.json", new_record(mode="sft", name="cost", config={}, world_size=world.world_size)
         )
     heartbeat = Heartbeat(run_dir) if world.is_main else None
-    progress = Progress(
-        run_dir,
-        meter,
-        is_main=world.is_main,
-        nproc_per_node=world.world_size,
-        from_step=0,
-        tokens_before=0,
-        rows=1,
-        on_step=heartbeat.step if heartbeat else None,
-    )
+    on_step = heartbeat.step if heartbeat else None
+    progress = Progress(run_dir, meter, world, from_step=0, rows=1, on_step=on_step)
     tracker = start_tracker(run_dir, repo) if world.is_main else None
     arguments = TrainingArguments(output_dir=str(run_dir), use_cpu=True, report_to="none")
     state, control, model = TrainerState(), TrainerControl(), torch.nn.Identity()

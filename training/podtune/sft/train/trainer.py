@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import gc
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -41,7 +40,6 @@ from podtune.sft.train.parameters import (
     leave_casts_to_autocast,
     trained_parameters,
 )
-from podtune.sft.train.publish import Publisher
 from podtune.sft.train.refusals import refusals_as_sentences
 from podtune.sft.train.saving import CheckpointWriter
 from podtune.sft.train.stop import CoordinatedStop
@@ -78,7 +76,6 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
     Attributes:
         trls_loss_reason: the phrase that says why TRL's own loss is taken; empty where podtune's is.
         multiple: tokens that the length of a batch is a multiple of; 0 for any length.
-        publisher: uploads to the hub.
     """
 
     model: Any
@@ -138,7 +135,6 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
         self.remove_callback(PrinterCallback)  # podtune.sft.train.progress says it in one tidy line
         if self.pop_callback(KubeflowCallback):
             self.add_callback(JobStatus)
-        self.publisher = Publisher(args, self.hub_model_id)
         self._evaluation = EvaluationLoss(world)
 
     # ---- accelerate ----
@@ -273,7 +269,6 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
                 facts,
                 last=self.control.should_training_stop or self.state.global_step >= self.state.max_steps,
                 estimated_bytes=estimated_checkpoint_bytes(self),
-                committed=self.publisher.saved,
             )
         finally:
             self.args.save_total_limit = limit
@@ -281,14 +276,6 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
     def _get_output_dir(self, trial: Any) -> str:
         folder = self.writer.folder
         return str(folder.parent) if folder else str(super()._get_output_dir(trial))
-
-    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
-        write = functools.partial(super()._save, output_dir, state_dict)
-        if self.writer.folder is None or output_dir is None or state_dict is not None:  # gathered from shards
-            write()
-        elif self.args.should_save:
-            Path(output_dir).mkdir(parents=True, exist_ok=True)
-            self.writer.beside_the_rest(write)
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         # A tied weight is saved once: that its second name is missing from a checkpoint is as it should be.
