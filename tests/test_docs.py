@@ -16,7 +16,6 @@ import pytest
 import typer
 import yaml
 
-from podtune.commands.lint import OPTIONS as LINT_OPTIONS
 from podtune.run import errors
 
 ROOT = Path(__file__).parents[1]
@@ -186,8 +185,6 @@ def test_every_podtune_command_in_the_documents_exists_with_its_options(page: Pa
         }
         if command.name in ("train", "inspect", "prepare"):  # take the keys of a fine-tune, too
             options |= {"--config", *(f"--{key}" for key in known_keys())}
-        if command.name == "lint":  # parsed by argparse
-            options |= {f"--{name}" for name in LINT_OPTIONS}
         words = words[: words.index("--")] if "--" in words else words
         given = [
             word.strip("[],.").partition("=")[0]

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from podtune.report.runs.watch import FolderView
+from podtune.report.runs.runs import Run, load_run
+from podtune.report.runs.watch import facts, warnings
 from podtune.run.record import METRICS_FILE, RUN_FILE, new_record, write_json
 from podtune.run.world import World
 from podtune.sft.train.meter import Meter, system_metrics
@@ -83,7 +84,7 @@ def test_where_a_forward_pass_waits_for_other_ranks_it_is_not_a_ranks_own_and_ab
     assert not {"forward_s", "slowest_rank"} & set(system_metrics(ranks, 0.1))
 
 
-def watched(run_dir: Path, ranks: list[dict[str, Any]], step_time_s: float) -> FolderView:
+def watched(run_dir: Path, ranks: list[dict[str, Any]], step_time_s: float) -> Run:
     record = new_record(mode="sft", name="run", config={}, world_size=len(ranks), nproc_per_node=1)
     write_json(run_dir / RUN_FILE, record)
     lines = [
@@ -91,13 +92,13 @@ def watched(run_dir: Path, ranks: list[dict[str, Any]], step_time_s: float) -> F
         {"split": "system", "step": 1, **system_metrics(ranks, step_time_s)},
     ]
     (run_dir / METRICS_FILE).write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return FolderView(run_dir)
+    return load_run(run_dir, curves=False)
 
 
 def test_watch_names_the_slow_rank_and_what_it_takes_its_time_for(tmp_path: Path) -> None:
     ranks = [figures(forward_s=0.005), figures(forward_s=0.02), figures(forward_s=0.005)]
-    view = watched(tmp_path, ranks, step_time_s=0.1)
-    (warning,) = view.warnings()
+    run = watched(tmp_path, ranks, step_time_s=0.1)
+    (warning,) = warnings(run)
     assert re.fullmatch(
         (
             r"rank 1 is slow: the others wait for it, it takes \d+\.\d times as long .* 0\.0\d+ s for its "
@@ -105,7 +106,7 @@ def test_watch_names_the_slow_rank_and_what_it_takes_its_time_for(tmp_path: Path
         ),
         warning,
     )
-    assert [name for name, _ in view.machines()] == ["pod 0", "pod 1", "pod 2"]
+    assert [name for name, _ in facts(run) if "pod" in name] == ["pod 0", "pod 1", "pod 2"]
 
 
 def test_watch_says_that_steps_wait_for_data_and_nothing_of_ranks_that_are_alike(tmp_path: Path) -> None:
@@ -115,9 +116,9 @@ def test_watch_says_that_steps_wait_for_data_and_nothing_of_ranks_that_are_alike
     ranks = [figures(data_s=0.02), figures(data_s=0.02)]
     assert any(
         "of a step waits for data" in warning
-        for warning in watched(stalled, ranks, step_time_s=0.1).warnings()
+        for warning in warnings(watched(stalled, ranks, step_time_s=0.1))
     )
-    assert watched(smooth, [figures(forward_s=0.01)] * 2, step_time_s=0.1).warnings() == []
+    assert warnings(watched(smooth, [figures(forward_s=0.01)] * 2, step_time_s=0.1)) == []
 
 
 def test_a_figure_that_one_rank_lacks_is_none_for_that_rank_and_absent_where_all_lack_it() -> None:

@@ -139,7 +139,7 @@ def report(
     from podtune.run.errors import printable
 
     def planner(records: Iterable[Json]) -> list[Json | None]:
-        return [None if each is None else each.as_json() for each in plans(records)]
+        return [None if each is None else each.as_json() for each in plans(list(records))]
 
     def collector(lines: Iterable[str]) -> tuple[list[Json], list[str]]:
         collection = collect(lines)

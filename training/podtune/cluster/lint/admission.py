@@ -1,4 +1,4 @@
-"""PT001 to PT019: refusals of a job by the API server and the webhooks."""
+"""PT0: refusals of a job by the API server and the webhooks, and of its pods (core.py)."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import re
 from collections.abc import Iterator
 
 from podtune.cluster.job.manifest import dig
-from podtune.cluster.job.pytorchjob import CONTAINER, REPLICA_TYPES, replica_name
+from podtune.cluster.job.pytorchjob import CONTAINER, INIT_CONTAINER, REPLICA_TYPES, replica_name
 from podtune.cluster.job.trainjob import NODE
 from podtune.cluster.lint.diagnostic import By, Diagnostic
 from podtune.cluster.lint.documents import RUNTIMES
 from podtune.cluster.lint.job import Job
-from podtune.cluster.lint.names import SUBDOMAIN
+from podtune.cluster.lint.names import LABEL, SUBDOMAIN, image_problem, metadata
 from podtune.cluster.lint.rules import ALL, WITH_PODS, collected, rule
 from podtune.cluster.lint.templates import replicated_jobs
 from podtune.run.errors import near
@@ -250,3 +250,53 @@ def unknown_manager(job: Job) -> Iterator[Diagnostic]:
     if manager is not None and manager not in MANAGERS:
         message = f"{manager!r} is not a controller that is allowed here"
         yield Diagnostic((*RUN_POLICY, "managedBy"), message)
+
+
+@rule("PT021", "error", by="operator", fix="correct the name", kinds=ALL)
+def pod_name(job: Job) -> Iterator[Diagnostic]:
+    """The API server refuses a pod with a name that breaks the rules, and a job with such labels.
+
+    The name of a container, volume, port, variable, label, resource or of an object that it refers to.
+    """
+    namespace = str(job.metadata.get("namespace") or "")
+    if namespace and not LABEL.fullmatch(namespace):
+        message, fix = (
+            f"{namespace!r} cannot be the name of a namespace",
+            "lower-case letters, digits and '-'",
+        )
+        yield Diagnostic(("metadata", "namespace"), message, fix=fix, by="api")
+    if job.kind == "TrainJob":  # Trainer hands spec.labels on to the JobSet, which is refused
+        yield from metadata(job.spec, ("spec",))
+    for found in metadata(job.metadata, ("metadata",)):
+        yield Diagnostic(found.place, found.message, fix=found.fix, by="api")
+    for template in job.own_templates:
+        yield from metadata(template.metadata, template.metadata_path)
+
+
+@rule("PT022", "error", by="operator", fix="keep one of them", kinds=ALL)
+def pod_conflict(job: Job) -> Iterator[Diagnostic]:
+    """The API server refuses a pod with fields that exclude each other or need one another.
+
+    Two sources of a volume, value and valueFrom, a probe of two kinds, a toleration without key, two
+    containers of one name.
+    """
+    worker = job.template("Worker")
+    if job.kind != "PyTorchJob" or worker is None or job.template("Master") is None:
+        return
+    for container in (*worker.init_containers, *worker.containers):
+        if container.name == INIT_CONTAINER:
+            message = f"a container of Worker is named {INIT_CONTAINER!r}, as the operator names its own"
+            yield Diagnostic((*container.path, "name"), message, fix="rename it")
+
+
+@rule("PT025", "error", by="hang", fix="registry/path/name:tag, the path in lower case", kinds=ALL)
+def image_name(job: Job) -> Iterator[Diagnostic]:
+    """The kubelet cannot pull an image whose name no registry can have.
+
+    The pod stays in InvalidImageName for ever.
+    """
+    for container in job.containers:
+        image = str(container.spec.get("image") or "")
+        problem = image_problem(image) if image and "$" not in image and "{{" not in image else ""
+        if problem:
+            yield Diagnostic((*container.path, "image"), f"the image {image!r} {problem}")

@@ -18,8 +18,6 @@ from podtune.cluster.lint.names import labels, qualified
 from podtune.cluster.lint.quantity import quantity
 
 ENV_NAME = re.compile(r"[ -<>-~]+")
-STRICT_ENV_NAME = re.compile(r"[-._a-zA-Z][-._a-zA-Z0-9]*")  # before Kubernetes 1.32
-RELAXED_ENV_NAMES_SINCE = 32
 HANDLERS = ("exec", "httpGet", "tcpSocket", "grpc")
 STANDARD_RESOURCES = ("cpu", "memory", "ephemeral-storage")
 GPU_FIX = "a whole number; shares of a GPU are MIG slices or time slicing"
@@ -27,9 +25,9 @@ GPU_FIX = "a whole number; shares of a GPU are MIG slices or time slicing"
 SEE_THROUGH = {"matchExpressions", "matchFields"}  # their fields are of the object around them
 
 
-def pod(spec: Json, path: Place, *, kubernetes: int) -> Iterator[Diagnostic]:
+def pod(spec: Json, path: Place) -> Iterator[Diagnostic]:
     """Refusals of the pod spec that stands at ``path``, under the codes PT020 to PT023."""
-    yield from _below(spec, path, "spec", kubernetes)
+    yield from _below(spec, path, "spec")
     names: set[str] = {str(container.get("name")) for container in spec.get("initContainers") or []}
     for index, container in enumerate(spec.get("containers") or []):
         if (name := str(container.get("name"))) in names:
@@ -40,35 +38,35 @@ def pod(spec: Json, path: Place, *, kubernetes: int) -> Iterator[Diagnostic]:
         yield _conflict((*path, "dnsPolicy"), "dnsPolicy: None without dnsConfig.nameservers", fix)
 
 
-def trainer(spec: Json, path: Place, *, kubernetes: int) -> Iterator[Diagnostic]:
+def trainer(spec: Json, path: Place) -> Iterator[Diagnostic]:
     """Refusals of what a TrainJob's spec.trainer hands on to its container."""
     own: Json = {key: spec[key] for key in ("env", "resourcesPerNode") if key in spec}
-    yield from _below(own, path, "containers", kubernetes)
+    yield from _below(own, path, "containers")
 
 
-def _below(node: Json, path: Place, holder: str, kubernetes: int) -> Iterator[Diagnostic]:
+def _below(node: Json, path: Place, holder: str) -> Iterator[Diagnostic]:
     """Hold every field below ``node`` against the tables, and every object against its own check."""
     for key, value in node.items():
         at, inside = (*path, key), holder if key in SEE_THROUGH else key
         if isinstance(value, dict):
-            yield from _object(value, at, inside, kubernetes)
+            yield from _object(value, at, inside)
         elif isinstance(value, list):
             inside = "containers" if key == "initContainers" else inside
             for index, item in enumerate(value):
                 if isinstance(item, dict):
-                    yield from _object(item, (*at, index), inside, kubernetes)
+                    yield from _object(item, (*at, index), inside)
         else:
             yield from _field(f"{holder}.{key}", value, at)
 
 
-def _object(node: Json, path: Place, holder: str, kubernetes: int) -> Iterator[Diagnostic]:
+def _object(node: Json, path: Place, holder: str) -> Iterator[Diagnostic]:
     if holder == "volumeClaimTemplate":
         return
     if holder == "env":
-        yield from _variable(node, path, kubernetes)
+        yield from _variable(node, path)
     elif holder in OBJECTS:
         yield from OBJECTS[holder](node, path)
-    yield from _below(node, path, holder, kubernetes)
+    yield from _below(node, path, holder)
 
 
 def _field(field: str, value: Any, path: Place) -> Iterator[Diagnostic]:
@@ -105,10 +103,9 @@ def _conflict(path: Place, message: str, fix: str) -> Diagnostic:
     return Diagnostic(path, message, fix=fix, code="PT022")
 
 
-def _variable(entry: Json, path: Place, kubernetes: int) -> Iterator[Diagnostic]:
+def _variable(entry: Json, path: Place) -> Iterator[Diagnostic]:
     name, source = entry.get("name"), entry.get("valueFrom")
-    pattern = ENV_NAME if kubernetes >= RELAXED_ENV_NAMES_SINCE else STRICT_ENV_NAME
-    if isinstance(name, str) and not pattern.fullmatch(name):
+    if isinstance(name, str) and not ENV_NAME.fullmatch(name):
         message, fix = f"{name!r} cannot be the name of a variable", "letters, digits and '_', no '='"
         yield Diagnostic((*path, "name"), message, fix=fix, code="PT021")
     if isinstance(source, dict) and entry.get("value"):

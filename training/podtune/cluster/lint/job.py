@@ -93,13 +93,12 @@ class Job:
     @cached_property
     def collected(self) -> dict[str, list[Diagnostic]]:
         """Violations of the CRD, and the API server's refusals of the pods described here, by code."""
-        kubernetes = self.target.kubernetes
         found = list(self.violations)
         if self.kind == "TrainJob":
-            found += core.trainer(dig(self.spec, "trainer"), ("spec", "trainer"), kubernetes=kubernetes)
+            found += core.trainer(dig(self.spec, "trainer"), ("spec", "trainer"))
         else:
             for template in self.templates:
-                found += core.pod(template.pod, template.pod_path, kubernetes=kubernetes)
+                found += core.pod(template.pod, template.pod_path)
         by_code: dict[str, list[Diagnostic]] = {}
         for one in found:
             by_code.setdefault(one.code, []).append(one)
