@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from podtune.report.runs.runs import Run, load_run
+from podtune.report.runs.watch import facts, warnings
 from podtune.run.record import METRICS_FILE, RUN_FILE, new_record, write_json
 from podtune.run.world import World
 from podtune.sft.train.meter import Meter, system_metrics

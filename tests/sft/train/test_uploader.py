@@ -16,7 +16,9 @@ from podtune.run import checkpoint
 from podtune.run.errors import UserError
 from podtune.run.manifest import MANIFEST
 from podtune.run.world import World
+from podtune.sft.config.options import ResumeOptions
 from podtune.sft.source.object_store import Remote
+from podtune.sft.train.resume import find_checkpoint
 from podtune.sft.train.uploader import CheckpointUploader
 
 
@@ -128,7 +130,7 @@ def test_what_belongs_to_another_run_is_refused_before_it_is_fetched(bucket: Che
     assert str(bucket.remote.url) in caught.value.where
     assert not list(bucket.output_dir.iterdir())
     with pytest.raises(UserError, match="auto_resume is off"):
-        bucket.refuse_others()
+        find_checkpoint(bucket.output_dir, KEY, ResumeOptions(newest=False), bucket)
 
 
 def test_a_checkpoint_on_its_way_is_kept_and_the_next_one_left_out(

@@ -44,6 +44,7 @@ class CheckpointUploader:
     Attributes:
         shared: all pods see the same output folder.
         uploads: this rank does.
+        busy: the checkpoints that are uploading.
     """
 
     def __init__(self, url: str, output_dir: Path, world: World, limit: int | None) -> None:
@@ -51,7 +52,7 @@ class CheckpointUploader:
         self.shared, self._token = find_shared_volume(output_dir, world)
         self.uploads = world.is_main or (not self.shared and world.local_rank == 0)
         self._running: threading.Thread | None = None
-        self._names: list[str] = []  # of the checkpoints that are uploading
+        self.busy: list[str] = []
         self._failed = ""
 
     # ---- downloads ----
@@ -62,19 +63,23 @@ class CheckpointUploader:
             UserError: it belongs to another run, says ``fits``; or the store cannot be read.
         """
         objects = self.remote.listing()
-        for name in reversed(_steps(objects)):
+        for name in reversed(self.steps(objects)):
             try:
                 manifest = self._manifest(name, objects)
-                try:
-                    fits(Checkpoint(Path(name), manifest.step, manifest.facts))
-                except UserError as error:
-                    error.where = f"{self.remote.url}/{name}"
-                    error.fix = "undo the change, give the run another run_name, or say --allow_resume_change"
-                    raise
+                fits(Checkpoint(Path(name), manifest.step, manifest.facts))
                 return self.download(name, objects)
             except Damaged as reason:
                 warn(f"{self.remote.url}/{name} is not used: {reason}")
+            except ConfigError as error:
+                error.where = f"{self.remote.url}/{name}"
+                error.fix = "undo the change, give the run another run_name, or say --allow_resume_change"
+                raise
         return None
+
+    def steps(self, objects: Mapping[str, Entry] | None = None) -> list[str]:
+        """List the checkpoints there, or of a listing, oldest step first, complete or not."""
+        names = {name.partition("/")[0] for name in (self.remote.listing() if objects is None else objects)}
+        return sorted(filter(checkpoint.is_name, names), key=lambda name: int(name[11:]))
 
     def _manifest(self, name: str, objects: Mapping[str, Entry]) -> Manifest:
         if f"{name}/{MANIFEST}" not in objects:
@@ -139,15 +144,6 @@ class CheckpointUploader:
             )
         return resume and replace(resume, path=self.output_dir / resume.path.name)
 
-    def refuse_others(self) -> None:
-        """Raise :class:`ConfigError` if there are checkpoints: this run shall not resume from them."""
-        if _steps(self.remote.listing()):
-            raise ConfigError(
-                "holds checkpoints of an earlier run, and auto_resume is off",
-                where=self.remote.url,
-                fix="use another run_name, or resume",
-            )
-
     # ---- uploads ----
     def saved(self, name: str, staging_dir: Path, best: str = "", *, last: bool) -> None:
         """Upload a checkpoint in the background. A collective call.
@@ -182,14 +178,9 @@ class CheckpointUploader:
         dist.all_reduce(state, op=dist.ReduceOp.MAX)
         return bool(state)
 
-    @property
-    def busy(self) -> list[str]:
-        """The checkpoints that are uploading."""
-        return list(self._names)
-
     def _begin(self, name: str, upload: Callable[[], None]) -> None:
         earlier = self._running
-        self._names.append(name)
+        self.busy.append(name)
 
         def work() -> None:
             if earlier is not None:
@@ -201,7 +192,7 @@ class CheckpointUploader:
                 self._failed = f"{name}: {error}"
                 warn(f"{name} was not published: {error}")
             finally:
-                self._names.remove(name)
+                self.busy.remove(name)
 
         self._running = threading.Thread(target=work, name="publish", daemon=True)
         self._running.start()
@@ -220,13 +211,10 @@ class CheckpointUploader:
         self.remote.write(f"{name}/{MANIFEST}", content)
         self._rotate(best)
 
-    def _part_name(self, name: str, node: int) -> str:
-        return f"{name}/.part-{node}-{self._token}.json"
-
     def _part(self, name: str, node: int) -> Files:
         """Wait for the entries of what pod ``node`` uploads of a checkpoint."""
         end = time.monotonic() + PARTS_WAIT_S
-        while (content := self.remote.read(self._part_name(name, node))) is None:
+        while (content := self.remote.read(f"{name}/.part-{node}-{self._token}.json")) is None:
             if time.monotonic() > end:
                 raise TimeoutError(f"pod {node} has not uploaded its part after {PARTS_WAIT_S:.0f} s")
             time.sleep(0.5)
@@ -235,13 +223,14 @@ class CheckpointUploader:
     def _upload_part(self, name: str, folder: Path) -> None:
         entries = flushed_files(folder)
         self.remote.upload({f"{name}/{file}": folder / file for file in entries})
-        self.remote.write(self._part_name(name, self.world.node_rank), json.dumps(entries).encode())
+        part = f"{name}/.part-{self.world.node_rank}-{self._token}.json"
+        self.remote.write(part, json.dumps(entries).encode())
         shutil.rmtree(folder, ignore_errors=True)
 
     def _rotate(self, best: str) -> None:
         """Delete what rotation deletes on the volume, and what broken uploads left."""
         objects = self.remote.listing()
-        steps = _steps(objects)
+        steps = self.steps(objects)
         whole = [name for name in steps if f"{name}/{MANIFEST}" in objects]
         broken = [name for name in steps[: steps.index(whole[-1])] if name not in whole] if whole else []
         for name in (*checkpoint.surplus(whole, self.limit, best), *broken):
@@ -280,19 +269,20 @@ class CheckpointUploader:
 
     def failed(self) -> None:
         """Let uploads arrive after an error, and upload the record of how the run ended."""
-        problem = self.finish(FAILED_WAIT_S) if self.uploads else ""
+        problem = self.finish(FAILED_WAIT_S)
         problem = (self.close() if self.world.is_main else "") or problem
         if problem:
             warn(f"not all of the run is published: {problem}")
 
     def complete(self) -> str:
         """Upload what a finished run lacks; return what failed. Rank 0."""
-        return self._tried(self._complete)
 
-    def _complete(self) -> None:
-        if self.remote.read(RUN_FILE) != (self.output_dir / RUN_FILE).read_bytes():
-            self._upload_final()
-            self.publish_record()
+        def upload() -> None:
+            if self.remote.read(RUN_FILE) != (self.output_dir / RUN_FILE).read_bytes():
+                self._upload_final()
+                self.publish_record()
+
+        return self._tried(upload)
 
     @staticmethod
     def _tried(upload: Callable[[], None]) -> str:
@@ -301,9 +291,3 @@ class CheckpointUploader:
         except Exception as error:  # whatever the network says, the model is saved
             return str(error)
         return ""
-
-
-def _steps(objects: Mapping[str, Entry]) -> list[str]:
-    """List the checkpoints of a listing, oldest step first, complete or not."""
-    names = {name.partition("/")[0] for name in objects if "/" in name}
-    return sorted((name for name in names if checkpoint.is_name(name)), key=lambda name: int(name[11:]))
