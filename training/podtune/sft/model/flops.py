@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from podtune.sft.source.model import explained
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedModel
+    from transformers import PreTrainedConfig
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,12 @@ class Parameters:
 
 def parameter_count(config: PreTrainedConfig) -> Parameters:
     """Count parameters from the configuration, so that sharded or quantized weights count in full."""
-    model = meta_model(config)
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    trusted = type(config).__module__.startswith("transformers_modules")  # then its code has run already
+    with torch.device("meta"), explained(str(config.name_or_path or config.model_type), "architecture"):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, trust_remote_code=trusted)
     total = sum(weight.numel() for weight in model.parameters())
     embedding = model.get_input_embeddings().weight
     head = model.get_output_embeddings()
@@ -55,16 +60,3 @@ def flops_per_token(config: PreTrainedConfig, sequence_length: int, *, trained_s
     head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
     attention = 12 * text.num_hidden_layers * heads * head_dim * sequence_length
     return float((4 + 2 * trained_share) * parameter_count(config).multiplied + attention)
-
-
-def meta_model(config: PreTrainedConfig) -> PreTrainedModel:
-    """Build the architecture without weights: shapes only, no memory."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    trusted = type(config).__module__.startswith("transformers_modules")  # then its code has run already
-    with torch.device("meta"), explained(str(config.name_or_path or config.model_type), "architecture"):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(
-            config, dtype=torch.bfloat16, trust_remote_code=trusted
-        )
-    return model
