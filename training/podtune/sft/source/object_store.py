@@ -82,7 +82,7 @@ def file_system(protocol: str) -> Any:
         raise ConfigError(
             f"{protocol}:// is not a storage that is read",
             where="URL",
-            fix=f"one of {', '.join(f'{name}://' for name in PACKAGES)}",
+            fix="one of " + ", ".join(f"{name}://" for name in PACKAGES),
         )
     try:
         kind = fsspec.get_filesystem_class(protocol)
@@ -97,7 +97,7 @@ def file_system(protocol: str) -> Any:
         storage = kind(config_kwargs=patience)
         storage.retries = 2
         return storage
-    return kind()
+    return kind(auto_mkdir=True) if protocol == "file" else kind()
 
 
 @dataclass(frozen=True)
@@ -168,19 +168,13 @@ class Remote:
 
     def write(self, name: str, content: bytes) -> None:
         """Create or replace the small object ``name``."""
-
-        def put() -> None:
-            self._folder_of(name)
-            self.fs.pipe_file(self.path(name), content)
-
-        with_retries(f"{self.url}/{name}", put)
+        with_retries(f"{self.url}/{name}", lambda: self.fs.pipe_file(self.path(name), content))
 
     def upload(self, files: Mapping[str, Path]) -> None:
         """Create or replace objects from files, by name; a link is an OSError."""
 
         def put(name: str) -> None:
             def attempt() -> None:
-                self._folder_of(name)
                 with open_regular(files[name]) as file:
                     self.fs.put_file(f"/dev/fd/{file.fileno()}", self.path(name))
 
@@ -188,11 +182,6 @@ class Remote:
 
         with ThreadPoolExecutor(PARALLEL) as pool:
             list(pool.map(put, files))
-
-    def _folder_of(self, name: str) -> None:
-        """Create the folder of ``name``, except in object stores, which would create the bucket."""
-        if "file" in self.fs.protocol:
-            self.fs.makedirs(self.path(name).rpartition("/")[0], exist_ok=True)
 
     def download(self, entries: Mapping[str, Entry], folder: Path) -> None:
         """Download objects by name into ``folder``, which is new."""
