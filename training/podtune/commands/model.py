@@ -5,15 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from podtune.commands.options import AsJson, TrustRemoteCode
 from podtune.run.errors import working
-
-if TYPE_CHECKING:
-    from podtune.sft.model.info import ModelInfo
 
 app = typer.Typer(
     help="Build a small model, look at any model before using it, merge an adapter.",
@@ -70,32 +67,19 @@ def info(
     from podtune.sft.model.info import model_info
 
     working("reading the configuration")
-    described = model_info(
-        model, sequence_length=sequence_length, revision=revision, trust_remote_code=trust_remote_code
+    described = asdict(
+        model_info(
+            model, sequence_length=sequence_length, revision=revision, trust_remote_code=trust_remote_code
+        )
     )
-    print(json.dumps(asdict(described), indent=2) if as_json else "\n".join(info_lines(described)))
-
-
-def info_lines(described: ModelInfo) -> list[str]:
-    """Format the answer of ``model info`` for people."""
-    tokenizer = described.tokenizer
-    special = {"eos": tokenizer.eos_token, "pad": tokenizer.pad_token, "bos": tokenizer.bos_token}
-    named = ", ".join(f"{role} {token or 'none'}" for role, token in special.items())
-    stop = {True: "trained", False: "NOT trained", None: "depends on TRL's own template"}
-    return [
-        f"{described.model}: {described.architecture}",
-        f"  sizes       {described.layers} layers, hidden {described.hidden_size}, {described.heads} heads "
-        f"({described.kv_heads} key-value), vocabulary {described.vocabulary}, context {described.context}",
-        f"  parameters  {described.parameters.total:,} ({described.parameters.non_embedding:,} outside the "
-        "embedding)",
-        f"  FLOPs       {described.flops_per_token:.4g} a token of a row of {described.sequence_length}, "
-        "forward and backward",
-        f"  tokenizer   {tokenizer.size} tokens; {named}"
-        + ("" if tokenizer.fits_embedding else "; HAS IDS BEYOND THE EMBEDDING"),
-        f"  template    {'yes' if tokenizer.chat_template else 'NONE'}, generation markers "
-        f"{'yes' if tokenizer.generation_markers else 'no'}; stop token under assistant-only loss: "
-        f"{stop[tokenizer.stop_token_trained]}",
-    ]
+    if as_json:
+        print(json.dumps(described, indent=2))
+        return
+    for name, value in described.items():
+        parts = value if isinstance(value, dict) else {"": value}
+        for part, figure in parts.items():
+            count = isinstance(figure, int | float) and not isinstance(figure, bool)
+            print(f"{f'{name} {part}':<34}" + (f"{figure:,.10g}" if count else str(figure)))
 
 
 @app.command()

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 
 # space on the volume for the record of how the run ended, also when nothing else is left
 RESERVE_FILE, RESERVED = ".reserve", 2**17
+FAILED_WAIT_S = 30.0  # for the uploads, after an error: the other ranks are waiting for this one to end
 LEAVING_S = 5.0  # for a save in flight when another rank is lost
 VOLUME_SLACK_S = 20.0  # beyond timeout_s: within it a volume may be slow
 
@@ -145,7 +146,7 @@ class FineTune:
         self._outputs, self._notes = arguments.output_options(), list(arguments.notes)
         self._record = arguments.record(world, rows.info.to_json())
         self._estimate: MemoryEstimate | None = None
-        self._step, self._unpublished = resume.step if resume else 0, ""
+        self._step = resume.step if resume else 0
         self.meter = Meter(world, tokens_before=resume.tokens if resume else 0)
         self.progress = Progress(
             self._outputs.folder,
@@ -282,7 +283,7 @@ class FineTune:
     def publish(self, trainer: PodtuneTrainer, *, finished: bool) -> None:
         """Wait for the uploads, and upload the model of a run that has ``finished``; the group is closed."""
         if uploader := self.writer.uploader:
-            self._unpublished = uploader.finish(final=finished)
+            uploader.finish(final=finished)
         if finished and self.world.is_main and trainer.args.push_to_hub:
             push_to_hub(trainer.args, trainer.hub_model_id, self._outputs.folder / "final")
 
@@ -297,13 +298,12 @@ class FineTune:
         else:
             reason = f"SIGTERM; saved at step {self._step}, the same command resumes from there"
             self._close("preempted", PREEMPTED, reason)
-        uploader, unpublished = self.writer.uploader, self._unpublished
-        if uploader and self.world.is_main:
-            unpublished = uploader.close() or unpublished
-        if unpublished and finished:
-            raise not_published(self._outputs.folder, unpublished)
-        if uploader and finished and self.world.is_main:
-            print(f"published {uploader.remote.url}", flush=True)
+        if (uploader := self.writer.uploader) and self.world.is_main:
+            unpublished = uploader.close()
+            if unpublished and finished:
+                raise not_published(self._outputs.folder, unpublished)
+            if finished:
+                print(f"published {uploader.remote.url}", flush=True)
 
     def fail(self, error: Exception) -> None:
         """Close the record after ``error``; what was measured until then stays in it."""
@@ -318,8 +318,10 @@ class FineTune:
         self._record["measurements"] = measured.to_json()
         status: Status = "oom" if out_of_memory(reason) else "error"
         self._close(status, exit_code(reason), str(reason)[:2000])
-        if uploader:
-            uploader.failed()
+        if uploader and self.world.is_main:
+            uploader.finish(FAILED_WAIT_S)
+            if problem := uploader.close():
+                warn(f"not all of the run is published: {problem}")
 
     def _close(self, status: Status, code: int, reason: str) -> None:
         """Write how the run ended, and print it. On rank 0; elsewhere the record is closed in memory alone.
@@ -349,7 +351,6 @@ class FineTune:
 
 def check_space(trainer: PodtuneTrainer, world: World) -> None:
     """Compare the volume's free space with the size of the checkpoints. A collective call."""
-    args = trainer.args
-    if args.save_strategy != "no":
-        size = estimated_checkpoint_bytes(trainer)
-        on_main(world, lambda: output_volume.check_space(Path(args.output_dir), size, args.save_total_limit))
+    if trainer.args.save_strategy != "no":
+        size, limit = estimated_checkpoint_bytes(trainer), trainer.writer.limit
+        on_main(world, lambda: output_volume.check_space(Path(trainer.args.output_dir), size, limit))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import shutil
 import time
+from collections import ChainMap
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from podtune.machine.facts import GIB, free_memory
 from podtune.run import background_save, checkpoint
 from podtune.run.background_save import BackgroundSave
 from podtune.run.errors import warn
+from podtune.run.files import regular_files
 from podtune.run.manifest import Facts
 from podtune.run.record import SaveTimes
 from podtune.run.world import World
@@ -59,6 +61,7 @@ class CheckpointWriter:
 
     Attributes:
         folder: where transformers writes the current checkpoint; None when it writes none.
+        limit: as given.
     """
 
     def __init__(
@@ -70,12 +73,10 @@ class CheckpointWriter:
         async_save: bool = False,
         uploader: CheckpointUploader | None = None,
     ) -> None:
-        self.uploader = uploader
+        self.uploader, self.limit = uploader, limit
         self.folder: Path | None = None
-        self._output_dir, self._world, self._limit = output_dir, world, limit
-        # of a checkpoint that each pod publishes a part of, the parts stay on the volume
-        self._by_parts = uploader is not None and not uploader.shared
-        self._async_save = async_save and not self._by_parts
+        self._output_dir, self._world = output_dir, world
+        self._async_save, self._shared = async_save, uploader is None or uploader.shared
         self._memory_dir = background_save.stage_of(output_dir, world.node_rank)
         if world.local_rank == 0:
             shutil.rmtree(self._memory_dir, ignore_errors=True)  # of a start that was killed
@@ -110,11 +111,13 @@ class CheckpointWriter:
         save = _Save(state.global_step, staging_dir, self._output_dir / name, facts, began, last)
         memory = None if last else self._cleared_memory(estimated_bytes)
         folder = (memory or staging_dir.parent) / name
-        if self._world.is_main or (self.uploader and self.uploader.uploads):
+        if self._world.is_main or (self._world.local_rank == 0 and not self._shared):
             shutil.rmtree(staging_dir.parent, ignore_errors=True)
         _barrier()
         self._collect(folder, write)
         _barrier()  # every rank's random state is in the folder
+        if not self._shared:
+            self._bring_together(folder)
         if state.best_model_checkpoint == str(folder):
             state.best_model_checkpoint = str(save.target)
         save.best = Path(state.best_model_checkpoint) if state.best_model_checkpoint else None
@@ -126,14 +129,13 @@ class CheckpointWriter:
         if memory is None:
             if commit:
                 commit()
-            if self._by_parts:
-                self._publish(save)
             _barrier()
         else:
             self._in_flight = True
-            if self._world.local_rank == 0:
+            if self._world.is_main or (self._world.local_rank == 0 and self._shared):
+                alone = self._world.nnodes == 1 or not self._shared
                 self._staged_bytes = background_save.staged_bytes(folder)
-                self._background = BackgroundSave(folder, staging_dir, commit, alone=self._world.nnodes == 1)
+                self._background = BackgroundSave(folder, staging_dir, commit, alone=alone)
         save.stall_s = time.monotonic() - save.began
 
     def _collect(self, folder: Path, write: Callable[[], None]) -> None:
@@ -147,18 +149,24 @@ class CheckpointWriter:
             self.folder = None
             torch.serialization.set_crc32_options(checksums)
 
+    def _bring_together(self, folder: Path) -> None:
+        """Bring what other pods wrote on their own volumes, random states, to rank 0. A collective call."""
+        own: dict[str, bytes] = {}
+        if self._world.local_rank == 0 and not self._world.is_main:
+            own = {name: path.read_bytes() for name, path in regular_files(folder).items()}
+            shutil.rmtree(folder)
+        parts: list[dict[str, bytes]] = [{}] * self._world.world_size
+        dist.gather_object(own, parts if self._world.is_main else None)
+        for name, content in ChainMap(*parts).items():
+            (folder / name).write_bytes(content)
+
     def _commit(self, save: _Save) -> None:
         checkpoint.commit(save.staging_dir, save.target, save.step, save.facts)
         uploading = self.uploader.busy if self.uploader else ()
-        checkpoint.rotate(self._output_dir, self._limit, save.best, uploading)
-        if self.uploader and not self._by_parts:
-            self._publish(save)
+        checkpoint.rotate(self._output_dir, self.limit, save.best, uploading)
+        if self.uploader:
+            self.uploader.saved(save.target.name, save.best.name if save.best else "", last=save.last)
         save.write_s = time.monotonic() - save.began
-
-    def _publish(self, save: _Save) -> None:
-        assert self.uploader
-        best = save.best.name if save.best else ""
-        self.uploader.saved(save.target.name, save.staging_dir, best, last=save.last)
 
     def _cleared_memory(self, estimated_bytes: int) -> Path | None:
         """The empty folder in shared memory for the next checkpoint; None if some pod has no room for one.

@@ -14,18 +14,16 @@ from podtune.run.world import World
 SEEN_S = 5.0  # until a file on a shared volume is seen by all pods
 
 
-def find_shared_volume(output_dir: Path, world: World) -> tuple[bool, str]:
-    """Find out if all pods see the same ``output_dir``; also return a token of this start.
+def find_shared_volume(output_dir: Path, world: World) -> bool:
+    """Find out if all pods see the same ``output_dir``. A collective call.
 
-    Every pod leaves a file there and looks for those of the others. A collective call.
+    Every pod leaves a file there and looks for those of the others.
     """
-    token = secrets.token_hex(4)
     if world.nnodes == 1:
-        return True, token
-    words: list[Any] = [token]
+        return True
+    words: list[Any] = [secrets.token_hex(4)]
     dist.broadcast_object_list(words)
-    token = words[0]
-    signs = [output_dir / f".{token}.{node}.part" for node in range(world.nnodes)]
+    signs = [output_dir / f".{words[0]}.{node}.part" for node in range(world.nnodes)]
     if world.local_rank == 0:
         output_dir.mkdir(parents=True, exist_ok=True)
         signs[world.node_rank].touch()
@@ -39,4 +37,4 @@ def find_shared_volume(output_dir: Path, world: World) -> tuple[bool, str]:
     answers: list[Any] = [None] * world.world_size
     dist.all_gather_object(answers, complete)
     signs[world.node_rank].unlink(missing_ok=True)
-    return all(answers), token
+    return all(answers)

@@ -98,6 +98,8 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
         # prepare, and refuses a max_length that it would not enforce on rows laid end to end, and masks for
         # rows that are no messages.
         args.dataset_kwargs = {**(args.dataset_kwargs or {}), "skip_prepare_dataset": True}
+        # rotation is the writer's: transformers' would see the folder that is being written
+        args.save_total_limit = None
         requested = args.max_length, args.assistant_only_loss
         args.max_length, args.assistant_only_loss = None, False
         with refusals_as_sentences():
@@ -253,19 +255,13 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
         facts = self._resume_key.facts() | {"tokens": self.meter.global_tokens()}
         if self._streamed:
             facts["position"] = self.meter.stream_position()
-        write = functools.partial(super()._save_checkpoint, model, trial)
-        # rotation is the writer's: transformers' would see the folder that is being written
-        limit, self.args.save_total_limit = self.args.save_total_limit, None
-        try:
-            self.writer.save(
-                write,
-                self.state,
-                facts,
-                last=self.control.should_training_stop or self.state.global_step >= self.state.max_steps,
-                estimated_bytes=estimated_checkpoint_bytes(self),
-            )
-        finally:
-            self.args.save_total_limit = limit
+        self.writer.save(
+            functools.partial(super()._save_checkpoint, model, trial),
+            self.state,
+            facts,
+            last=self.control.should_training_stop or self.state.global_step >= self.state.max_steps,
+            estimated_bytes=estimated_checkpoint_bytes(self),
+        )
 
     def _get_output_dir(self, trial: Any) -> str:
         folder = self.writer.folder
