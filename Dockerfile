@@ -1,11 +1,13 @@
 # The image of every pod: training, preparation, benchmark, Aim page. scripts/build_image.sh builds it with what is there.
 #
-# Any Debian or Ubuntu whose python3 is 3.11 to 3.13. CUDA 13 comes with torch's wheels, so no CUDA base is needed; the driver
+# Any Debian or Ubuntu whose python3 is 3.11 to 3.13, or a base with dnf or microdnf and `PYTHON` one that it has. CUDA 13 comes with torch's wheels, so no CUDA base is needed; the driver
 # comes from the node and has to be 580 or newer. Elastic fabrics need a base with their NCCL plugin: AWS EFA its
 # aws-ofi-nccl, Google's GPUDirect its own. docs/cluster.md has both, and CUDA 12 for older drivers.
 ARG BASE_IMAGE=debian:bookworm-slim
+ARG PYTHON=python3
 
 FROM ${BASE_IMAGE} AS dependencies
+ARG PYTHON
 # The extras of pyproject.toml that go in: `train`, `aim` for the page, `deepspeed` for the benchmark's zero2 and zero3, `qlora` for 4-bit weights and
 # 8-bit optimizers, `cluster`.
 ARG EXTRAS="train aim deepspeed qlora s3"
@@ -13,17 +15,14 @@ ARG EXTRAS="train aim deepspeed qlora s3"
 ARG FIND_LINKS=""
 ENV UV_COMPILE_BYTECODE=1 UV_LINK_MODE=copy UV_PYTHON_DOWNLOADS=never UV_NO_CONFIG=1 UV_HTTP_TIMEOUT=180 VIRTUAL_ENV=/opt/podtune
 # Versions of system packages are the base image's choice: pin the base by digest to pin them.
-# hadolint ignore=DL3008
-RUN apt-get update \
- && apt-get install -y --no-install-recommends ca-certificates python3 python3-venv \
- && rm -rf /var/lib/apt/lists/*
+RUN --mount=type=bind,source=scripts/os_packages.sh,target=/tmp/os_packages.sh sh /tmp/os_packages.sh build "$PYTHON"
 WORKDIR /src
 COPY requirements.txt pyproject.toml ./
 # uv itself by its pinned hash, then everything else by theirs; what requirements.txt does not know ends the build. A certificate
 # of the network, if one is given, is a secret of the build and stays out of the image.
 RUN --mount=type=cache,target=/root/.cache --mount=type=secret,id=ca \
     if [ -s /run/secrets/ca ]; then export SSL_CERT_FILE=/run/secrets/ca PIP_CERT=/run/secrets/ca; fi \
- && python3 -m venv /opt/uv && python3 -m venv --without-pip "$VIRTUAL_ENV" \
+ && "$PYTHON" -m venv /opt/uv && "$PYTHON" -m venv --without-pip "$VIRTUAL_ENV" \
  && sed -n '/^uv==/,/[^\\]$/p' requirements.txt > /tmp/uv.txt \
  && /opt/uv/bin/pip install --require-hashes -r /tmp/uv.txt \
  && for extra in $EXTRAS; do set -- "$@" "--extra=$extra"; done \
@@ -45,13 +44,11 @@ RUN --mount=type=cache,target=/root/.cache --mount=type=secret,id=ca \
  && /opt/uv/bin/uv pip install --no-deps --build-constraint requirements.txt --target /opt/code .
 
 FROM ${BASE_IMAGE}
+ARG PYTHON
 # g++ and Python's headers: Triton compiles the launchers of its kernels, those of torch.compile and of the fused loss of
 # every run on a GPU. The verbs library and its providers are what
 # NCCL looks for on InfiniBand and RoCE.
-# hadolint ignore=DL3008
-RUN apt-get update \
- && apt-get install -y --no-install-recommends ca-certificates python3 python3-dev g++ libibverbs1 ibverbs-providers \
- && rm -rf /var/lib/apt/lists/* \
+RUN --mount=type=bind,source=scripts/os_packages.sh,target=/tmp/os_packages.sh sh /tmp/os_packages.sh run "$PYTHON" \
  && useradd --uid 1000 --gid 0 --create-home podtune \
  && mkdir -p /models /data /outputs /aim \
  && chown 1000:0 /models /data /outputs /aim && chmod -R g=u /models /data /outputs /aim /home/podtune

@@ -3,6 +3,7 @@
 #
 #   scripts/build_image.sh [TAG]                                  # localhost/podtune:VERSION
 #   BASE_IMAGE=localhost/debian:bookworm scripts/build_image.sh   # from an image of your own, without a registry
+#   BASE_IMAGE=registry.example/ubi9 PYTHON=python3.12 scripts/build_image.sh   # a base with dnf, whose python3 is too old
 #   EXTRAS="train aim" scripts/build_image.sh                     # less in it: no DeepSpeed, no bitsandbytes
 #   FIND_LINKS=URL scripts/build_image.sh                         # a page of wheels that win: torch for the CPU alone, or for CUDA 12
 #   BUILDER=buildah scripts/build_image.sh                        # this one, though others are there
@@ -29,7 +30,7 @@ sha=$(git rev-parse HEAD 2>/dev/null || true)
 if [ -n "$sha" ] && [ -n "$(git status --porcelain --untracked-files=no)" ]; then sha=$sha-dirty; fi
 
 set -- --tag "$tag" --build-arg "GIT_SHA=$sha"
-for name in BASE_IMAGE EXTRAS FIND_LINKS; do
+for name in BASE_IMAGE PYTHON EXTRAS FIND_LINKS; do
     value=$(printenv "$name" || true)
     if [ -n "$value" ]; then set -- "$@" --build-arg "$name=$value"; fi
 done

@@ -28,11 +28,7 @@ USE = (
     "| leave a rule out | `--ignore PT204,PT404` |",
     (
         '| silence it at one place, with a reason | the annotation `lint.podtune/ignore: "PT204: saves in 5'
-        ' s"` on the job, the runtime or the pod template |'
-    ),
-    (
-        "| set it for a repository | `.podtune-lint.yaml` with `ignore` (a list, or code: reason), `fail-on`,"
-        " `fail-if-none`, `target` |"
+        ' s"` on the job or the runtime |'
     ),
     "| fail on warnings too, or never | `--fail-on warning`, `--fail-on never` |",
     "| fail where no job was found | `--fail-if-none` |",
@@ -73,7 +69,7 @@ def reference() -> str:
         "",
         *USE,
         "",
-        f"Checked for: {Target()}; `--target operator=1.9,trainer=2.1,kubernetes=1.34` chooses.",
+        f"Checked for: {Target()}; `--target operator=1.9,trainer=2.1` chooses.",
         "",
     ]
     for prefix, (title, text) in GROUPS.items():

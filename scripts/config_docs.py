@@ -10,9 +10,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import yaml
+
+if TYPE_CHECKING:
+    from podtune.plan.shapes import Checkpointing
 
 ROOT = Path(__file__).resolve().parent.parent
 PART = re.compile(r"(<!-- generated: (\w+)((?: [\w/]+)*) -->\n).*?(<!-- end -->\n)", re.DOTALL)
@@ -98,11 +103,42 @@ def rights(_: list[str]) -> str:
     return f"```yaml\n{yaml.safe_dump(role, default_flow_style=None, sort_keys=False, width=120)}```\n"
 
 
-def fits(_: list[str]) -> str:
-    """The largest batch of a fine-tune, by model and card."""
-    from podtune.plan.what_fits import CARDS, what_fits
+LEVELS: tuple[Checkpointing, ...] = ("none", "full")
 
-    return table(("model", "trained", *CARDS), what_fits())
+
+def fits(_: list[str]) -> str:
+    """The largest batch of a fine-tune in rows of 1,024 tokens, by model and card."""
+    from bisect import bisect
+
+    from podtune.plan.hardware import hardware_row
+    from podtune.plan.models import shape_of
+    from podtune.plan.plan import USABLE, estimate
+    from podtune.plan.setup import TrainingSetup
+
+    models = ("SmolLM2-135M", "Qwen3-0.6B", "Qwen3-1.7B", "SmolLM3-3B", "Llama-3.1-8B")
+    cards, most = ("L4", "A10", "L40S", "A100-80", "H100"), 512
+    kinds: dict[str, dict[str, Any]] = {
+        "LoRA": {"precision": "bf16", "lora_r": 16},
+        "full": {"precision": "bf16-autocast"},
+        "full, 8-bit Adam": {"precision": "bf16-autocast", "optimizer": "adamw-8bit"},
+    }
+
+    def largest(model: str, card: str, kind: str, level: Checkpointing) -> int:
+        setup = TrainingSetup(shape_of(model, 1024), "single", 1, fused_head=True, **kinds[kind])
+        setup = replace(setup, activation_checkpointing=level)
+        usable = USABLE * hardware_row(card).memory_gib
+        return bisect(
+            range(1, most + 1), usable, key=lambda rows: estimate(replace(setup, batch_size=rows)).total_gib
+        )
+
+    def cell(model: str, card: str, kind: str) -> str:
+        rows = [largest(model, card, kind, level) for level in LEVELS]
+        return " / ".join(f"{most}+" if each == most else str(each) for each in rows) if any(rows) else "-"
+
+    lines = [
+        (model, kind, *(cell(model, card, kind) for card in cards)) for model in models for kind in kinds
+    ]
+    return table(("model", "trained", *cards), lines)
 
 
 KINDS = {

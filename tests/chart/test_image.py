@@ -47,6 +47,33 @@ def test_without_a_builder_the_script_says_which_are_understood(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("manager", "stage", "packages"),
+    [
+        ("apt-get", "build", {"python3.12", "python3.12-venv"}),
+        ("apt-get", "run", {"python3.12-dev", "g++", "ibverbs-providers"}),
+        ("dnf", "build", {"python3.12"}),
+        ("microdnf", "run", {"python3.12-devel", "gcc-c++", "shadow-utils"}),
+    ],
+)
+def test_system_packages_come_by_the_manager_that_the_base_has(tmp_path, manager, stage, packages):
+    fake = tmp_path / manager
+    fake.write_text(f'#!{shutil.which("sh")}\necho "$@" >> "{tmp_path}/asked"\n')
+    fake.chmod(0o755)
+    (tmp_path / "rm").symlink_to(shutil.which("true"))
+    script = ["/bin/sh", str(ROOT / "scripts" / "os_packages.sh"), stage, "python3.12"]
+    done = subprocess.run(script, capture_output=True, text=True, env={"PATH": str(tmp_path)})
+    assert done.returncode == 0, done.stderr
+    install = next(line for line in (tmp_path / "asked").read_text().splitlines() if "install" in line)
+    assert packages <= set(install.split())
+
+
+def test_a_base_without_a_known_manager_is_refused_by_name(tmp_path):
+    script = ["/bin/sh", str(ROOT / "scripts" / "os_packages.sh"), "build", "python3"]
+    done = subprocess.run(script, capture_output=True, text=True, env={"PATH": str(tmp_path)})
+    assert (done.returncode, "neither apt-get nor dnf" in done.stderr) == (69, True)
+
+
+@pytest.mark.parametrize(
     ("prepared", "given", "offline"), [(True, None, "1"), (True, "0", "0"), (False, None, "")]
 )
 def test_the_image_is_offline_once_its_volume_is_prepared(tmp_path, prepared, given, offline):

@@ -12,14 +12,14 @@ import pytest
 from podtune.plan import plan as planner
 from podtune.plan.fit import cheapest_fits
 from podtune.plan.hardware import ROWS, Hardware, hardware_row, peak_flops
-from podtune.plan.layout import bubble_share, partition
+from podtune.plan.memory import partition
+from podtune.plan.messages import collectives
 from podtune.plan.models import KNOWN, shape_of
-from podtune.plan.plan import GIB, Plan
+from podtune.plan.plan import GIB, Plan, bubble_share
 from podtune.plan.predicted_vs_measured import plans
 from podtune.plan.setup import PLANNED, TrainingSetup
 from podtune.plan.shapes import Kept, Opaque, Shape, Transformer
 from podtune.plan.states import state_bytes
-from podtune.plan.what_fits import largest_batch
 from podtune.run.errors import UserError
 from podtune.run.record import Measurements, Summary
 
@@ -47,7 +47,7 @@ def test_zero_paper_figure_1_comes_out() -> None:
     ):
         plan = estimate(Opaque(ZERO_EXAMPLE), strategy=strategy, world_size=64, batch_size=64)
         assert states_gb(plan) == pytest.approx(gb, abs=0.05), strategy
-        assert plan.total_gib == pytest.approx(states_gb(plan) * 1e9 / GIB)
+        assert plan.total_gib - plan.buffers_gib == pytest.approx(states_gb(plan) * 1e9 / GIB)
 
 
 @pytest.mark.parametrize(
@@ -113,12 +113,12 @@ def test_the_counted_bytes_of_real_cells_come_out() -> None:
 
 
 def test_hsdp_shards_inside_a_machine_and_reduces_between() -> None:
-    plan = estimate(Opaque(10**9), strategy="hsdp", world_size=16, batch_size=16, nodes=2)
-    by_kind = {one.kind: one for one in plan.communication}
+    setup = TrainingSetup(Opaque(10**9), "hsdp", world_size=16, batch_size=16, nodes=2)
+    by_kind = {one.kind: one for one in collectives(setup)}
     assert by_kind["all_gather"].ranks == 8
     assert by_kind["all_reduce"].ranks == 2
     assert by_kind["all_reduce"].between_nodes
-    assert plan.weights_gib == pytest.approx(2e9 / 8 / GIB)
+    assert planner.estimate(setup).weights_gib == pytest.approx(2e9 / 8 / GIB)
 
 
 def test_the_reference_cases_memory_decides_as_in_practice() -> None:
@@ -300,7 +300,7 @@ def test_a_single_cell_sets_the_rate_for_the_plans_of_its_companions() -> None:
     assert single is not None
     assert ddp is not None
     assert single.step_time_s == pytest.approx(0.2)
-    assert ddp.compute_time_s == pytest.approx(0.1)
+    assert ddp.step_time_s == pytest.approx(0.1, rel=0.05)  # and what of the messages does not hide
     cpu = {"cpu": "a CPU"}
     for planned in plans([record("single", 1, 0.2, cpu), record("ddp", 2, 0.15, cpu)]):
         assert planned is not None
@@ -390,7 +390,6 @@ def test_a_fine_tune_of_3b_takes_what_was_counted_for_it(changes: dict[str, Any]
     ("changes", "gib"),
     [
         ({"strategy": "ddp"}, 51),
-        ({"strategy": "ddp", "bucket_view": False}, 62),
         ({"precision": "bf16"}, 26),
         ({"optimizer": "adamw-8bit"}, 33),
         ({"optimizer": "adafactor"}, 26),
@@ -400,23 +399,6 @@ def test_what_else_changes_the_memory_of_a_fine_tune_of_3b(changes: dict[str, An
     """Reckoned by hand from the counted case: gradients in buckets beside activations, other states."""
     settings = {"strategy": "single", "world_size": 1, **GPU, **changes}
     assert estimate(shape_of("SmolLM3-3B", 1024), **settings).total_gib == pytest.approx(gib, abs=0.6)
-
-
-def test_what_fits_one_card_is_the_last_batch_that_does() -> None:
-    """The table of docs/benchmark.md; tests/test_docs.py holds the page."""
-    for level in ("none", "full"):
-        rows = largest_batch("SmolLM3-3B", "L40S", "LoRA", level)
-        settings = {**GPU, "precision": "bf16", "lora_r": 16, "activation_checkpointing": level}
-        plans = [
-            estimate(
-                shape_of("SmolLM3-3B", 1024), hardware=hardware_row("L40S"),
-                strategy="single", world_size=1, **settings | {"batch_size": batch},
-            )
-            for batch in (rows, rows + 1)
-        ]  # fmt: skip
-        assert [plan.fits for plan in plans] == [True, False]
-    assert largest_batch("SmolLM3-3B", "L40S", "full") == 0
-    assert largest_batch("Llama-3.1-8B", "L40S", "LoRA") < largest_batch("Llama-3.1-8B", "H100", "LoRA")
 
 
 def test_a_fine_tune_is_planned_without_logits() -> None:
@@ -443,15 +425,6 @@ def test_logits_that_a_gpu_never_makes_are_not_charged() -> None:
         return estimate(shape_of("SmolLM3-3B", 1024), strategy="ddp", world_size=2, **settings).total_gib
 
     assert total(True) < 20 < 44 < total(False)
-
-
-def test_a_checkpoint_under_full_sharding_has_the_weights_twice_and_the_tied_head_again() -> None:
-    """47.8 GiB for SmolLM3-3B in fp32: found by writing one of a small model and counting."""
-    settings = {**GPU, "world_size": 2}
-    shape = shape_of("SmolLM3-3B")
-    assert estimate(shape, strategy="fsdp", **settings).checkpoint_gib == pytest.approx(47.8, abs=0.1)
-    assert estimate(shape, strategy="ddp", **settings).checkpoint_gib == pytest.approx(34.4, abs=0.1)
-    assert estimate(shape, strategy="ddp", lora_r=16, **settings).checkpoint_gib < 0.4
 
 
 def test_what_is_unknown_is_absent_and_not_zero() -> None:
@@ -509,6 +482,9 @@ def test_the_table_shows_no_unknown_bytes_three_digits_and_ends_with_advice() ->
     assert rows["tensor"][8] == "–"
     assert re.fullmatch(r"at least [\d,]+ ms", rows["tensor"][10])
     assert re.fullmatch(r"1,760 ms", rows["ddp"][10])
-    assert re.match(r"Nothing fits: \S+ needs [\d.]+ GiB of H100's [\d.]+; 16 of them hold it", lines[-1])
+    assert re.match(
+        r"Nothing fits: \S+ needs [\d.]+ GiB of H100's [\d.]+\. What would: .*strategy fsdp over 16 GPUs",
+        lines[-1],
+    )
     small = run("--model", "tinygpt-124m", "--world-size", "2", "--hardware", "H100").stdout.splitlines()[-1]
     assert re.match(r"Take \S+: (the fastest|within 1 %)", small), small

@@ -1,4 +1,4 @@
-"""The examples of lint's rules as whole manifests."""
+"""The examples of lint's rules as whole manifests, and the command as a function."""
 
 from __future__ import annotations
 
@@ -7,9 +7,15 @@ from typing import Any
 
 import yaml
 
+from podtune.cli import load
 from podtune.cluster.lint.explain import examples
 
 Json = dict[str, Any]
+
+
+def main(words: list[str]) -> int:
+    """The exit code of ``podtune lint`` with these words."""
+    return int(load("lint").main(words, standalone_mode=False) or 0)
 
 
 def example(code: str, which: str) -> str:

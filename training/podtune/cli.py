@@ -37,6 +37,7 @@ PANELS: dict[str, dict[str, Subcommand]] = {
         "compare": Subcommand("runs", "runs side by side: what differs, which is better"),
         "watch": Subcommand("runs", "follow a run or a job until it ends"),
         "aim-sync": Subcommand("aim", "copy the metrics of runs into an Aim repository"),
+        "sync": Subcommand("sync", "copy a run to MLflow, TensorBoard, trackio or Aim"),
         "aim-ui": Subcommand("aim", "the page of an Aim repository, for this machine alone"),
         "bench": Subcommand("bench", "plan, measure and report ways to distribute training"),
     },

@@ -324,8 +324,8 @@ def test_answers_decide_by_a_binomial_interval(make_run: RunMaker) -> None:
     assert (found["better"], "neither is better" in found["text"]) == (None, True)
     assert comparison(good, few)["answers"] is None
     assert wilson(1.0, 20)[0] < 0.9  # 20 of 20 is not certainty
-    rows = listing.rows_of([load_run(good), load_run(few)])
-    assert [row.values["exact_match"] for row in rows] == [0.905, 1.0]
+    rows = listing.list_runs([load_run(good), load_run(few)])
+    assert [row.exact_match for row in rows] == [0.905, 1.0]
     assert "exact" in listing.table(rows).text()
 
 
@@ -374,25 +374,6 @@ def test_what_is_wrong_with_the_files_is_in_the_comparison(make_run: RunMaker) -
         file.write('{"step": 61, "spl')
     found = podtune("compare", torn, make_run("whole", learning_rate=3e-4))
     assert "torn or no metrics line" in found.stdout
-
-
-def test_names_from_a_record_cannot_break_the_markdown(make_run: RunMaker) -> None:
-    evil = {"strategy": "a](javascript:x) <b>", "model": "[c](d) | e"}
-    text = view.markdown(compare([load_run(make_run("one", record=evil)), load_run(make_run("two"))]))
-    assert not re.search(r"(?<!\\)[<\[]", text)
-
-
-def test_markdown_has_the_verdict_and_every_table(make_run: RunMaker) -> None:
-    text = podtune("compare", make_run("a"), make_run("b", learning_rate=3e-4), "--markdown").stdout
-    assert text.startswith("# a against b\n")
-    for part in (
-        "| config | a | b |",
-        "| learning_rate | 0.001 | 0.0003 |",
-        "**At equal tokens**",
-        "| eval loss |",
-        "has the lower eval loss",
-    ):
-        assert part in text, part
 
 
 def test_ten_thousand_steps_twice_with_the_page_take_a_few_times_the_parsing_of_their_files(
@@ -476,7 +457,6 @@ def test_many_runs_have_a_short_title_stand_in_rows_and_fit_a_narrow_terminal(
         "config   learning_rate",
         "───────  ─────────────",
     ]
-    assert view.markdown(found).startswith("# 8 runs\n")
     assert "<h1>8 runs</h1>" in html_page(found, runs)
     table = [line for line in view.text(found, width=80).splitlines() if line.startswith("sweep-3 ")]
     assert table

@@ -1,12 +1,8 @@
-"""Answering a file survives a kill, and what a person types at podtune generate is answered."""
+"""A file is answered row by row, and what a person types at podtune generate is answered."""
 
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,36 +11,10 @@ import pytest
 
 from podtune.commands import generate as command
 from podtune.run.errors import CANNOT_CREATE, DATA, NO_INPUT, USAGE, UserError
-from podtune.sft.generate.answer_file import Item, answer_file, read_prompts
+from podtune.sft.generate.answer_file import check_output, read_prompts
 from podtune.sft.model.build import build_model
 
 QUESTIONS = [f"What is {'very ' * (number % 5)}number {number}?" for number in range(12)]
-
-# Answers a file in batches of two; says when it is in its third batch, and then waits to be killed.
-KILLED = """
-import sys
-from pathlib import Path
-from podtune.sft.generate.answer_file import answer_file, read_prompts
-
-def answerer(prompts, number):
-    if number == 2:
-        print("third batch", flush=True)
-        sys.stdin.read()
-    return [{"answer": prompt[0]["content"].upper()} for prompt in prompts]
-
-source, output = map(Path, sys.argv[1:])
-settings = {"models": ["m"]}
-prompts = read_prompts(source)
-answer_file(prompts, output, answerer, settings=settings, batch_size=2, progress=lambda done: None)
-"""
-
-
-def shout(prompts: Sequence[Any], number: int) -> list[dict[str, str]]:
-    return [{"answer": prompt[0]["content"].upper()} for prompt in prompts]
-
-
-def answer(items: list[Item], output: Path, settings: dict[str, Any], answerer: Any = shout) -> int:
-    return answer_file(items, output, answerer, settings=settings, batch_size=2, progress=lambda done: None)
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
@@ -58,23 +28,6 @@ def questions(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.fixture
-def killed(questions: Path, tmp_path: Path) -> Path:
-    """The output path of a run that was killed in its third batch."""
-    output = tmp_path / "answers.jsonl"
-    with subprocess.Popen(
-        [sys.executable, "-c", KILLED, str(questions), str(output)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "third batch\n"
-        process.send_signal(signal.SIGKILL)
-        assert process.wait(timeout=30) == -signal.SIGKILL
-    return output
-
-
 @pytest.fixture(scope="module")
 def micro(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")
@@ -85,43 +38,12 @@ def micro(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 # ---- files ----
-@pytest.mark.parametrize("torn", ["", '{"row": 11, "prom'])
-def test_a_killed_run_goes_on_where_it_stopped(killed: Path, questions: Path, torn: str) -> None:
-    journal = killed.with_name(f".{killed.name}.journal")
-    assert not killed.exists()
-    assert len(rows_of(journal)) == 1 + 4  # the settings, and two batches of two
-    with journal.open("a") as file:
-        file.write(torn)
-    asked: list[str] = []
-
-    def remember(prompts: Sequence[Any], number: int) -> list[dict[str, str]]:
-        asked.extend(prompt[0]["content"] for prompt in prompts)
-        if len(asked) == 4:
-            raise KeyboardInterrupt
-        return shout(prompts, number)
-
-    with pytest.raises(KeyboardInterrupt):  # interrupted again, in its second batch
-        answer(read_prompts(questions), killed, {"models": ["m"]}, remember)
-    assert answer(read_prompts(questions), killed, {"models": ["m"]}, remember) == 6
-    assert len(asked) == 4 + 6
-    assert [row["answer"] for row in rows_of(killed)] == [text.upper() for text in QUESTIONS]
-    assert not journal.exists()
-
-
-def test_an_interrupted_run_is_not_mixed_with_other_settings(killed: Path, questions: Path) -> None:
-    with pytest.raises(UserError, match=r"other settings.*models") as caught:
-        answer(read_prompts(questions), killed, {"models": ["another"]})
-    assert caught.value.code == USAGE
-    with pytest.raises(UserError, match="different: prompts"):
-        answer(read_prompts(questions)[1:], killed, {"models": ["m"]})
-
-
-def test_an_output_that_exists_or_has_an_unknown_name_is_refused(questions: Path, tmp_path: Path) -> None:
+def test_an_output_that_exists_or_has_an_unknown_name_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="exists already") as caught:
-        answer(read_prompts(questions), write(tmp_path / "there.jsonl", ""), {})
+        check_output(write(tmp_path / "there.jsonl", ""))
     assert caught.value.code == CANNOT_CREATE
     with pytest.raises(UserError, match="unknown kind of output"):
-        answer(read_prompts(questions), tmp_path / "answers.xls", {})
+        check_output(tmp_path / "answers.xls")
 
 
 def write(path: Path, text: str) -> Path:
@@ -153,8 +75,8 @@ def test_prompts_come_from_every_shape_and_the_first_bad_row_is_named(tmp_path: 
         read_prompts(write(tmp_path / "empty.txt", "\n\n"))
 
 
-def test_sampled_answers_to_a_file_are_the_same_with_and_without_an_interruption(
-    micro: Path, questions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_sampled_answers_to_a_file_are_the_same_each_time(
+    micro: Path, questions: Path, tmp_path: Path
 ) -> None:
     def run(name: str) -> Path:
         command.generate(
@@ -168,23 +90,16 @@ def test_sampled_answers_to_a_file_are_the_same_with_and_without_an_interruption
         )
         return tmp_path / name
 
-    whole = pq.read_table(run("whole.parquet")).to_pylist()
-    with monkeypatch.context() as patch:
-        patch.setattr(command, "progress_line", lambda total: stop_after_one_batch)
-        with pytest.raises(KeyboardInterrupt):
-            run("again.parquet")
-    assert pq.read_table(run("again.parquet")).to_pylist() == whole
-    assert [row["row"] for row in whole] == list(range(12))
-    assert whole[0]["answer"] == whole[0]["answer_against"] != ""  # the same model with the same seed
-    assert len({row["answer"] for row in whole}) > 6
-
-
-def stop_after_one_batch(done: int) -> None:
-    raise KeyboardInterrupt
+    found = pq.read_table(run("answers.parquet")).to_pylist()
+    assert rows_of(run("answers.jsonl")) == found
+    assert [row["row"] for row in found] == list(range(12))
+    assert [row["prompt"] for row in found] == QUESTIONS
+    assert found[0]["answer"] == found[0]["answer_against"] != ""  # the same model with the same seed
+    assert len({row["answer"] for row in found}) > 6
 
 
 # ---- one prompt, a chat ----
-def test_one_prompt_prints_one_answer_and_two_models_two_columns(
+def test_one_prompt_prints_one_answer_and_of_two_models_each_under_its_name(
     micro: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command.generate(str(micro), prompt="What is number 3?", max_new_tokens=24, temperature=1.0, seed=5)
@@ -193,7 +108,7 @@ def test_one_prompt_prints_one_answer_and_two_models_two_columns(
     assert capsys.readouterr().out == first
     assert first.strip()
     command.generate(str(micro), prompt="What is number 3?", against=str(micro), max_new_tokens=24)
-    assert "│" in capsys.readouterr().out
+    assert capsys.readouterr().out.count(f"{micro}:\n") == 2
 
 
 def test_a_chat_remembers_what_was_said_until_it_starts_again(

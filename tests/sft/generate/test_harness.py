@@ -193,7 +193,6 @@ def test_a_task_says_how_long_an_answer_may_be(micro_model: Path, tasks: Path) -
     ("words", "says"),
     [
         (["--tasks", ","], "there is no name in it"),
-        (["--tasks", "choose", "--batch-size", "many"], "not a number and not auto"),
         (["--tasks", "choose", "--task-folder", "/nowhere"], "no such folder"),
     ],
 )

@@ -13,9 +13,9 @@ import typer
 
 from podtune.commands.options import AsJson, TrustRemoteCode
 from podtune.run.errors import CannotCreate, NotFound, UsageError, UserError, printable, warn
+from podtune.run.record import RUN_FILE, Json, mapping, now, write_json
 
 if TYPE_CHECKING:
-    from podtune.run.record import Json
     from podtune.sft.source.model import Origin
 
 
@@ -58,19 +58,21 @@ def eval(
       podtune eval HuggingFaceTB/SmolLM3-3B --tasks gsm8k --chat-template --json
     """
     from podtune.commands.generate import load, resolve_run
-    from podtune.run.follow import read_record
+    from podtune.run.follow import read_record, state
     from podtune.sft.generate import harness
     from podtune.sft.source.model import locate_model
 
     names = list(dict.fromkeys(name for name in map(str.strip, tasks.split(",")) if name))
     if not names:
         raise UsageError("there is no name in it", where="--tasks", fix="--tasks arc_easy")
-    if batch_size != "auto" and not batch_size.isdecimal():
-        raise UsageError(f"{batch_size!r} is not a number and not auto", where="--batch-size")
     run_dir = Path(model).expanduser()
     record = read_record(run_dir)
-    if record is not None:
-        _refuse_a_running_one(run_dir, record)
+    if record is not None and state(run_dir, record)[0] == "running":  # its end would overwrite the record
+        raise NotFound(
+            "the run has not ended",
+            where=str(run_dir),
+            fix=f"wait for it, or ask a checkpoint: podtune eval {run_dir}/checkpoint-N",
+        )
     origins = {"tuned" if record else "model": locate_model(resolve_run(model))}
     if record and base:
         origins = {"base": _base(record, run_dir)} | origins
@@ -79,8 +81,9 @@ def eval(
     for column, origin in reversed(origins.items()):  # the tuned one first: it has the template
         asked, tokenizer = load(origin, trust_remote_code)
         template = tokenizer.chat_template = tokenizer.chat_template or template
-        if chat_template is None:
-            chat_template = record is not None and _trained_in_template(record, template)
+        if chat_template is None:  # of a record that does not say how its rows were, as the model can
+            trained = mapping(record.get("data")).get("chat_template", template) if record else False
+            chat_template = bool(trained)
         settings = harness.EvalSettings(limit, fewshot, chat_template, seed)
         results[column] = harness.score(asked, tokenizer, names, manager, settings, batch_size=batch_size)
     results = {column: results[column] for column in origins}
@@ -88,49 +91,17 @@ def eval(
     if record is not None:
         _save(run_dir, result, results)
     models = list(origins)
-    typer.echo(
-        json.dumps(result, indent=2) if as_json else printable(table(result, models, names, settings.how))
-    )
-    if zeros := _zeros(result, models):
-        other = "--bare" if settings.chat_template else "--chat-template"
-        warn(f"{', '.join(zeros)}: 0 for every model {settings.how}; {other} asks the other way")
+    typer.echo(json.dumps(result, indent=2) if as_json else printable(table(result, models, settings.how)))
+    for task, score in result["scores"].items():
+        metrics = [value for model in models for value in score[model].values()]
+        if metrics and not any(metrics):  # more often the way of asking than the models
+            other = "--bare" if settings.chat_template else "--chat-template"
+            warn(f"{task}: 0 for every model {settings.how}; {other} asks the other way")
     if record is not None and (repo := os.environ.get("AIM_REPO")):
-        with contextlib.redirect_stdout(sys.stderr):
-            _show_in_aim(run_dir, repo)
-
-
-def _trained_in_template(record: Json, template: object) -> bool:
-    """True unless the run's rows were bare text; of a record that does not say, if there is a template."""
-    from podtune.run.record import mapping
-
-    known = mapping(record.get("data")).get("chat_template")
-    return bool(template) if known is None else bool(known)
-
-
-def _zeros(result: Json, models: list[str]) -> list[str]:
-    """Tasks with metrics that are all 0 for all models: more often the way of asking than the models."""
-    return [
-        task
-        for task, score in result["scores"].items()
-        if (metrics := [value for model in models for value in score.get(model, {}).values()])
-        and not any(metrics)
-    ]
-
-
-def _refuse_a_running_one(run_dir: Path, record: Json) -> None:
-    """Refuse a run whose end would overwrite the record."""
-    from podtune.run.follow import state
-
-    if state(run_dir, record)[0] == "running":
-        raise NotFound(
-            "the run has not ended",
-            where=str(run_dir),
-            fix=f"wait for it, or ask a checkpoint: podtune eval {run_dir}/checkpoint-N",
-        )
+        _show_in_aim(run_dir, repo)
 
 
 def _base(record: Json, run_dir: Path) -> Origin:
-    from podtune.run.record import mapping
     from podtune.sft.source import copies
     from podtune.sft.source.model import locate_model
 
@@ -147,9 +118,9 @@ def _base(record: Json, run_dir: Path) -> Origin:
 
 def _save(run_dir: Path, result: Json, results: dict[str, Json]) -> None:
     """Add ``result`` to the scores in run.json as it is by now; write the harness's results beside it."""
+    from lm_eval.utils import handle_non_serializable
+
     from podtune.run.follow import read_record
-    from podtune.run.record import RUN_FILE, mapping, now, write_json
-    from podtune.sft.generate import harness
 
     record = read_record(run_dir) or {}
     measured = mapping(record.get("measurements"))
@@ -157,7 +128,8 @@ def _save(run_dir: Path, result: Json, results: dict[str, Json]) -> None:
     tasks = {key: mapping(earlier.get(key)) | added for key, added in result.items()}
     try:
         for column, scored in results.items():
-            harness.save(scored, run_dir / f"lm_eval_{column}.json")
+            text = json.dumps(scored, indent=2, default=handle_non_serializable, ensure_ascii=False)
+            (run_dir / f"lm_eval_{column}.json").write_text(text, encoding="utf-8")
         write_json(
             run_dir / RUN_FILE, record | {"measurements": measured | {"tasks": tasks}, "evaluated_at": now()}
         )
@@ -170,24 +142,20 @@ def _show_in_aim(run_dir: Path, repo: str) -> None:
     from podtune.run.aim.sync import sync
 
     try:
-        sync(run_dir, repo, follow=False, rebuild=False, as_json=False)
+        with contextlib.redirect_stdout(sys.stderr):
+            sync(run_dir, repo, follow=False, rebuild=False, as_json=False)
     except UserError as error:
         warn(f"Aim: {error.what}; later: podtune aim-sync {run_dir} --repo {repo}")
 
 
-def table(result: Json, models: list[str], names: list[str], how: str) -> str:
-    """Format the scores: a row for each metric, a column for each model; of a group its own if it has any."""
+def table(result: Json, models: list[str], how: str) -> str:
+    """Format the scores: a row for each metric of a task, or part of a group, a column for each model."""
     from podtune.report.draw.tables import Column, Table
-    from podtune.run.record import mapping
 
-    scores = result["scores"]
-    shown = [name for name in names if mapping(scores.get(name)).get(models[-1])]
-    if len(shown) < len(names):  # a group without a score of its own: whatever has one
-        shown = [name for name, score in scores.items() if mapping(score).get(models[-1])]
     rows = [
-        [task, metric, *(_cell(scores[task], model, metric) for model in models), scores[task].get("rows")]
-        for task in shown
-        for metric in scores[task].get(models[-1], {})
+        [task, metric, *(_cell(score, model, metric) for model in models), score.get("rows")]
+        for task, score in result["scores"].items()
+        for metric in score[models[-1]]
         if not metric.endswith("_stderr")
     ]
     columns = [Column("task"), Column("metric"), *map(Column, models), Column("rows")]
@@ -195,7 +163,7 @@ def table(result: Json, models: list[str], names: list[str], how: str) -> str:
 
 
 def _cell(score: Json, model: str, metric: str) -> str | None:
-    metrics = score.get(model, {})
+    metrics = score[model]
     if metric not in metrics:
         return None
     error = metrics.get(f"{metric}_stderr")

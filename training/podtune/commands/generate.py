@@ -12,8 +12,6 @@ from podtune.commands.options import TrustRemoteCode
 from podtune.run.errors import NotFound, UsageError, working
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from podtune.sft.data.shapes import Messages
@@ -52,8 +50,6 @@ def generate(
 ) -> None:
     """Answer with a model's own chat template, sampling defaults and stop tokens.
 
-    A killed --input run resumes where it stopped when it is started again with the same flags.
-
     \b
     Examples:
       podtune generate runs/demo --prompt "What does os.path.join do?"
@@ -73,17 +69,19 @@ def generate(
         answer_input(names, input, output, sampling, batch_size, trust_remote_code)
         return
     opening: Messages = [{"role": "system", "content": system}] if system else []
-    models = [load(name, trust_remote_code) for name in names]
     if prompt is None and sys.stdin.isatty():
-        chat(models, names, opening, sampling)
-    else:
-        question = sys.stdin.read().strip() if prompt is None else prompt
-        if not question:
-            raise UsageError("there is no prompt", fix="give --prompt, --input, or text on stdin")
-        show(
-            names,
-            [ask(*pair, [*opening, {"role": "user", "content": question}], sampling) for pair in models],
+        if against:
+            raise UsageError("a chat is with one model", fix="give --prompt or --input beside --against")
+        chat(*load(names[0], trust_remote_code), opening, sampling)
+        return
+    question = sys.stdin.read().strip() if prompt is None else prompt
+    if not question:
+        raise UsageError("there is no prompt", fix="give --prompt, --input, or text on stdin")
+    for name in names:
+        text = ask(
+            *load(name, trust_remote_code), [*opening, {"role": "user", "content": question}], sampling
         )
+        print(f"{name}:\n{text}\n" if against else text)
 
 
 def resolve_run(name: str) -> str:
@@ -92,22 +90,16 @@ def resolve_run(name: str) -> str:
     Raises:
         UserError: a run that has not ended; names its newest checkpoint.
     """
+    from podtune.run.checkpoint import checkpoints
+
     folder = Path(name).expanduser()
     if (folder / "config.json").exists() or (folder / "adapter_config.json").exists() or not folder.is_dir():
         return name
     if (folder / "final").is_dir():
         return str(folder / "final")
     if (folder / "run.json").exists():
-        steps = sorted(
-            int(path.name.split("-")[1])
-            for path in folder.glob("checkpoint-*")
-            if path.name.split("-")[1].isdigit()
-        )
-        newest = (
-            f"ask its newest checkpoint: {folder}/checkpoint-{steps[-1]}"
-            if steps
-            else "wait for its first checkpoint"
-        )
+        saved = checkpoints(folder)
+        newest = f"ask its newest checkpoint: {saved[-1]}" if saved else "wait for its first checkpoint"
         raise NotFound("the run has no final model (yet)", where=name, fix=newest)
     return name
 
@@ -138,33 +130,15 @@ def ask(
     return answer(model, tokenizer, [messages], sampling, streamer=streamer)[0]
 
 
-def show(names: list[str], answers: list[str]) -> None:
-    """Print one answer as it is; two in columns under the names of their models."""
-    if len(answers) == 1:
-        print(answers[0])
-        return
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(show_lines=True)
-    for name in names:
-        table.add_column(name, ratio=1, overflow="fold")
-    table.add_row(*map(Text, answers))
-    Console().print(table)
-
-
 def chat(
-    models: Sequence[tuple[PreTrainedModel, PreTrainedTokenizerBase]],
-    names: list[str],
-    opening: Messages,
-    sampling: Sampling,
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, opening: Messages, sampling: Sampling
 ) -> None:
-    """Converse with one model, or with two side by side, each with its own history, until end of input."""
+    """Converse until the end of input."""
     from transformers import TextStreamer
 
     print("Ask; /new starts again, Ctrl-D ends.")
-    histories: list[Messages] = [list(opening) for _ in models]
+    history = list(opening)
+    streamer = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
     while True:
         try:
             question = input("> ").strip()
@@ -172,66 +146,38 @@ def chat(
             print()
             return
         if question == "/new":
-            histories = [list(opening) for _ in models]
+            history = list(opening)
         elif question:
-            answers = []
-            for (model, tokenizer), history in zip(models, histories, strict=True):
-                history.append({"role": "user", "content": question})
-                streamer = (
-                    TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
-                    if len(models) == 1
-                    else None
-                )
-                answers.append(ask(model, tokenizer, history, sampling, streamer))
-                history.append({"role": "assistant", "content": answers[-1]})
-            if len(models) > 1:
-                show(names, answers)
+            history.append({"role": "user", "content": question})
+            reply = ask(model, tokenizer, history, sampling, streamer)
+            history.append({"role": "assistant", "content": reply})
 
 
 def answer_input(
     names: list[str], source: Path, output: Path, sampling: Sampling, batch_size: int, trust_remote_code: bool
 ) -> None:
     """Answer ``--input`` in ``--output``: columns ``answer`` and, of a second model, ``answer_against``."""
+    import json
     from dataclasses import replace
 
-    from podtune.sft.generate.answer_file import answer_file, read_prompts
-    from podtune.sft.generate.answers import answer
+    from rich.console import Console
+    from rich.progress import track
 
+    from podtune.sft.generate.answer_file import check_output, read_prompts, write_answers
+    from podtune.sft.generate.answers import answer, by_length
+
+    check_output(output)
     items = read_prompts(source)
-    models = [load(name, trust_remote_code) for name in names]
-
-    def answer_batch(prompts: Sequence[Any], number: int) -> list[dict[str, str]]:
-        seeded = replace(sampling, seed=sampling.seed + number)
-        answers = [answer(model, tokenizer, prompts, seeded) for model, tokenizer in models]
-        return [
-            dict(zip(("answer", "answer_against"), both, strict=False)) for both in zip(*answers, strict=True)
-        ]
-
-    settings = {"models": [[name, *weights_state(name)] for name in names], "sampling": vars(sampling)}
-    earlier = answer_file(
-        items,
-        output,
-        answer_batch,
-        settings=settings,
-        batch_size=batch_size,
-        progress=progress_line(len(items)),
-    )
-    print(
-        f"{output}: {len(items)} answers"
-        + ((f", {earlier} of them from the interrupted run") if earlier else "")
-    )
-
-
-def weights_state(name: str) -> list[list[str | int]]:
-    """List name, size and time of a folder's weight files, which change with a new training."""
-    files = sorted(Path(name).expanduser().glob("*.safetensors"))
-    return [[path.name, (state := path.stat()).st_size, state.st_mtime_ns] for path in files]
-
-
-def progress_line(total: int) -> Callable[[int], None]:
-    """Write one line on a terminal's stderr, nothing elsewhere."""
-    if not sys.stderr.isatty():
-        return lambda done: None
-    return lambda done: print(
-        f"\r{done}/{total}", end="\n" if done == total else "", file=sys.stderr, flush=True
-    )
+    batches = list(by_length(range(len(items)), lambda at: len(json.dumps(items[at].prompt)), batch_size))
+    rows = [item.columns() for item in items]
+    for column, name in zip(("answer", "answer_against"), names, strict=False):
+        model, tokenizer = load(name, trust_remote_code)
+        bar = track(batches, f"asking {name}", console=Console(stderr=True), disable=not sys.stderr.isatty())
+        for number, batch in enumerate(bar):
+            # a seed for each batch, so that equal prompts in two of them get two answers
+            seeded = replace(sampling, seed=sampling.seed + number)
+            answers = answer(model, tokenizer, [items[at].prompt for at in batch], seeded)
+            for at, text in zip(batch, answers, strict=True):
+                rows[at][column] = text
+    write_answers(rows, output)
+    print(f"{output}: {len(items)} answers")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from podtune.plan.plan import USABLE, Plan, estimate
@@ -30,7 +31,7 @@ class _Single:
     cost: float
     subject: str  # two changes of one subject exclude each other
     text: str
-    fields: dict[str, Any]
+    fields: dict[str, Any] = field(hash=False)
 
 
 def cheapest_fits(setup: TrainingSetup, memory_gib: float, *, count: int = 3) -> list[Change]:
@@ -38,61 +39,56 @@ def cheapest_fits(setup: TrainingSetup, memory_gib: float, *, count: int = 3) ->
 
     Of changes of the same kind only the cheapest is named, and none together with one that fits without it.
     """
-    singles = _singles(setup)
+    singles = list(_singles(setup))
     together = [group for size in (1, 2, 3) for group in itertools.combinations(singles, size)]
-    fits: list[tuple[set[str], Change]] = []
+    fits: list[Change] = []
+    named: list[set[str]] = []
     for group in sorted(together, key=lambda group: sum(single.cost for single in group)):
         subjects = {single.subject for single in group}
-        if len(subjects) < len(group) or any(subjects >= smaller for smaller, _ in fits):
+        if len(subjects) < len(group) or any(subjects >= smaller for smaller in named):
             continue
-        fields: dict[str, Any] = {}
+        changed = setup
         for single in group:
-            fields |= single.fields
-        changed = replace(setup, **fields)
+            changed = replace(changed, **single.fields)
         # the same rows a rank, whatever the ranks
-        rows = setup.batch_size // setup.world_size
-        changed = replace(changed, batch_size=rows * changed.world_size)
+        changed = replace(changed, batch_size=setup.batch_size // setup.world_size * changed.world_size)
         try:
             plan = estimate(changed)
         except UserError:
             continue
         if plan.total_gib <= USABLE * memory_gib:
-            fits.append((subjects, Change(", ".join(single.text for single in group), changed, plan)))
+            named.append(subjects)
+            fits.append(Change(", ".join(single.text for single in group), changed, plan))
             if len(fits) == count:
                 break
-    return [change for _, change in fits]
+    return fits
 
 
-def _singles(setup: TrainingSetup) -> list[_Single]:
-    changes = []
-    if setup.activation_checkpointing in ("none", "every-second"):
-        if setup.activation_checkpointing == "none":
-            text = "checkpoint every second layer (a sixth more work)"
-            changes.append(_Single(1, "checkpointing", text, {"activation_checkpointing": "every-second"}))
-        text = "checkpoint every layer (a third more work)"
-        changes.append(_Single(2, "checkpointing", text, {"activation_checkpointing": "full"}))
+def _singles(setup: TrainingSetup) -> Iterator[_Single]:
+    levels = {"every-second": "second layer (a sixth more work)", "full": "layer (a third more work)"}
+    known = ("none", *levels)
+    if (level := setup.activation_checkpointing) in known:
+        for cost, how in enumerate(known[known.index(level) + 1 :], 1):
+            fields = {"activation_checkpointing": how}
+            yield _Single(cost, "checkpointing", f"checkpoint every {levels[how]}", fields)
     rows = setup.batch_size // (setup.world_size * setup.accumulation)
-    for times in range(2, rows + 1):
-        if rows % times == 0:
-            fewer, steps = rows // times, setup.accumulation * times
-            text = f"{fewer} row{'s' * (fewer > 1)} a batch and {steps} accumulation steps"
-            changes.append(_Single(1 + 0.4 * math.log2(times), "batch", text, {"accumulation": steps}))
+    for times in (each for each in range(2, rows + 1) if rows % each == 0):
+        fewer, steps = rows // times, setup.accumulation * times
+        text = f"{fewer} row{'s' * (fewer > 1)} a batch and {steps} accumulation steps"
+        yield _Single(1 + 0.4 * math.log2(times), "batch", text, {"accumulation": steps})
     if setup.lora_r is None:
         if setup.optimizer == "adamw":
-            text = "an 8-bit optimizer (adamw_8bit)"
-            changes.append(_Single(3, "optimizer", text, {"optimizer": "adamw-8bit"}))
+            yield _Single(3, "optimizer", "an 8-bit optimizer (adamw_8bit)", {"optimizer": "adamw-8bit"})
         lora = {"lora_r": 16, "precision": "bf16"}
-        changes.append(_Single(6, "weights", "LoRA of rank 16 on bf16 weights", lora))
-    elif setup.precision in ("fp32", "bf16-autocast"):
-        text = "the frozen weights in bf16 (dtype: bfloat16)"
-        changes.append(_Single(1, "weights", text, {"precision": "bf16"}))
-    if setup.lora_r is not None and not setup.quantized:
+        yield _Single(6, "weights", "LoRA of rank 16 on bf16 weights", lora)
+    elif not setup.quantized:
+        if setup.precision != "bf16":
+            text = "the frozen weights in bf16 (dtype: bfloat16)"
+            yield _Single(1, "weights", text, {"precision": "bf16"})
         quantized = {"quantized": True, "precision": "bf16"}
-        changes.append(_Single(7, "weights", "QLoRA: the frozen weights in 4 bits (load_in_4bit)", quantized))
-    ranks = [many for many in MANY_RANKS if many >= max(2, setup.world_size)]
-    for many in ranks:
+        yield _Single(7, "weights", "QLoRA: the frozen weights in 4 bits (load_in_4bit)", quantized)
+    for index, many in enumerate(each for each in MANY_RANKS if each >= max(2, setup.world_size)):
         if (setup.strategy, setup.world_size) != ("fsdp", many):
-            text = f"strategy fsdp over {many} GPUs"
-            cost = 4 if many == setup.world_size else 8 + ranks.index(many)
-            changes.append(_Single(cost, "cards", text, {"strategy": "fsdp", "world_size": many}))
-    return changes
+            cost = 4 if many == setup.world_size else 8 + index
+            spread = {"strategy": "fsdp", "world_size": many}
+            yield _Single(cost, "cards", f"strategy fsdp over {many} GPUs", spread)

@@ -14,7 +14,7 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from podtune.run.errors import UsageError, near
+from podtune.run.errors import unknown
 
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "fp8")
 
@@ -38,7 +38,7 @@ class Hardware:
     memory_bandwidth: float
     link: str
     source: str
-    device_words: tuple[frozenset[str], ...] = ()
+    device_words: tuple[frozenset[str], ...]
 
     def peak(self, precision: str) -> float | None:
         """Peak FLOP/s of products in ``precision``, where ``bf16-mixed`` and ``-autocast`` are bf16's."""
@@ -47,24 +47,10 @@ class Hardware:
 
 @dataclass(frozen=True)
 class Link:
-    """A connection between two ranks.
+    """A connection between two ranks: bytes/s in one direction to compute with, and a message's latency."""
 
-    Args:
-        bandwidth: bytes/s in one direction at one device, as the standard or datasheet says.
-        efficiency: the share of it that nccl-tests shows as bus bandwidth for large messages.
-        latency_s: of one message.
-    """
-
-    name: str
-    bandwidth: float
-    efficiency: float
+    bus_bandwidth: float
     latency_s: float
-    source: str
-
-    @property
-    def bus_bandwidth(self) -> float:
-        """Bytes/s to compute with."""
-        return self.bandwidth * self.efficiency
 
 
 def _table(name: str) -> list[dict[str, str]]:
@@ -72,31 +58,21 @@ def _table(name: str) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def _hardware(row: dict[str, str]) -> Hardware:
-    return Hardware(
-        row["name"],
-        float(row["memory_gib"]),
-        {name: float(tera) * 1e12 for name in PRECISIONS if (tera := row[f"{name}_tflops"])},
-        float(row["memory_gb_per_s"]) * 1e9,
-        row["link"],
-        row["source"],
-        tuple(frozenset(words.split()) for words in row["device_words"].split("|")),
+ROWS = {
+    row["name"]: Hardware(
+        name=row["name"],
+        memory_gib=float(row["memory_gib"]),
+        flops={name: float(tera) * 1e12 for name in PRECISIONS if (tera := row[f"{name}_tflops"])},
+        memory_bandwidth=float(row["memory_gb_per_s"]) * 1e9,
+        link=row["link"],
+        source=row["source"],
+        device_words=tuple(frozenset(words.split()) for words in row["device_words"].split("|")),
     )
-
-
-def _link(row: dict[str, str]) -> Link:
-    bandwidth, latency_s = float(row["gb_per_s"]) * 1e9, float(row["latency_us"]) / 1e6
-    return Link(row["name"], bandwidth, float(row["efficiency"]), latency_s, row["source"])
-
-
-ROWS = {row["name"]: _hardware(row) for row in _table("hardware.csv")}
-LINKS = {row["name"]: _link(row) for row in _table("links.csv")}
-_ALIASES = {
-    "25g": "ethernet-25g",
-    "100g": "ethernet-100g",
-    "400g": "ib-400g",
-    "pcie": "pcie4",
-    "nvlink": "nvlink4",
+    for row in _table("hardware.csv")
+}
+LINKS = {
+    row["name"]: Link(float(row["gb_per_s"]) * 1e9 * float(row["efficiency"]), float(row["latency_us"]) / 1e6)
+    for row in _table("links.csv")
 }
 
 
@@ -109,27 +85,7 @@ def hardware_row(name: str) -> Hardware:
     named = (row for row in ROWS.values() if row.name.lower() == name.lower())
     if (row := next(named, None) or _of_device(name)) is not None:
         return row
-    raise UsageError(
-        f"unknown hardware '{name}'{near(name.upper(), tuple(ROWS))}",
-        where="--hardware",
-        fix=f"one of {', '.join(ROWS)}",
-    )
-
-
-def link_row(name: str) -> Link:
-    """The link called ``name``; 25g, 100g, 400g, pcie and nvlink are short for the usual ones.
-
-    Raises:
-        UserError: no such link; names the nearest.
-    """
-    key = _ALIASES.get(name.lower(), name.lower())
-    if key not in LINKS:
-        raise UsageError(
-            f"unknown interconnect '{name}'{near(key, tuple(LINKS))}",
-            where="--interconnect",
-            fix=f"one of {', '.join(LINKS)}",
-        )
-    return LINKS[key]
+    raise unknown("hardware", name.upper(), ROWS, where="--hardware")
 
 
 def peak_flops(device_name: str, precision: str) -> float | None:

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from podtune.plan.layout import Layout
+from podtune.plan.hardware import Link
 from podtune.plan.setup import PIPELINES, TrainingSetup
 from podtune.plan.shapes import Transformer
-
-if TYPE_CHECKING:
-    from podtune.plan.hardware import Link
 
 DDP_BUCKET = 25 * 2**20
 
@@ -28,7 +25,7 @@ class Collective:
     calls: int
     message_bytes: float
     ranks: int
-    between_nodes: bool = False
+    between_nodes: bool
 
     @property
     def bytes_per_rank(self) -> float:
@@ -43,17 +40,17 @@ class Collective:
         return self.calls * hops * link.latency_s + sharing * self.bytes_per_rank / link.bus_bandwidth
 
 
-def collectives(layout: Layout) -> list[Collective]:
+def collectives(setup: TrainingSetup) -> list[Collective]:
     """The messages of one step over all accumulation steps; no_sync leaves one gradient reduction."""
-    setup, strategy, n = layout.setup, layout.strategy, layout.setup.world_size
-    if n == 1 or strategy == "single":
+    strategy, n, shape = setup.strategy, setup.world_size, setup.shape
+    if n == 1:
         return []
     if strategy == "tensor":
-        return [_tensor(layout)]
+        return [_tensor(setup)]
     if strategy in (*PIPELINES, "naive-mp"):
-        return _between_stages(layout)
-    between, units = setup.machines > 1, layout.shape.units
-    gradients = setup.trained * (setup.gradient_bytes or layout.master_width)
+        return _between_stages(setup)
+    between = setup.machines > 1
+    gradients = setup.trained * setup.master_width
     if strategy in ("zero2", "zero3"):
         # gradients that are cut up cannot wait: DeepSpeed reduces in every backward pass
         gradients *= setup.accumulation
@@ -61,76 +58,62 @@ def collectives(layout: Layout) -> list[Collective]:
     if strategy == "ddp":
         return [Collective("all_reduce", buckets, gradients, n, between)]
     if strategy in ("fsdp", "zero3", "hsdp"):
-        return _sharded(layout, gradients)
+        return _sharded(setup, gradients)
     # zero2 gathers once what was updated, fsdp-grad-op all weights before each forward pass
     once = strategy == "zero2"
     gathers = 1 if once else setup.accumulation
-    gathered = setup.trained * layout.master_width if once else layout.shape.parameters * layout.width
+    gathered = setup.trained * setup.master_width if once else shape.parameters * setup.width
     return [
-        Collective("reduce_scatter", max(buckets, units), gradients, n, between),
-        Collective("all_gather", units * gathers, gathered * gathers, n, between),
+        Collective("reduce_scatter", max(buckets, shape.units), gradients, n, between),
+        Collective("all_gather", shape.units * gathers, gathered * gathers, n, between),
     ]
 
 
-def _sharded(layout: Layout, gradients: float) -> list[Collective]:
+def _sharded(setup: TrainingSetup, gradients: float) -> list[Collective]:
     """Full sharding, which hsdp does inside a group of ranks and reduces between groups."""
-    setup, shape, zero3 = layout.setup, layout.shape, layout.strategy == "zero3"
-    inner, outer = layout.shards, setup.world_size // layout.shards
-    between = setup.machines > 1 and layout.strategy != "hsdp"
+    shape, zero3 = setup.shape, setup.strategy == "zero3"
+    inner, outer = setup.shards, setup.world_size // setup.shards
+    between = setup.machines > 1
     messages = []
     if inner > 1:
         gathers = 2 * setup.accumulation  # before the forward and again before the backward pass
-        weights = shape.parameters * (layout.master_width if zero3 else layout.width)
-        if zero3 and isinstance(shape, Transformer) and shape.tied:
-            # gathered at both its places
-            weights += shape.vocabulary * shape.hidden * layout.master_width
+        weights = shape.parameters * (setup.master_width if zero3 else setup.width)
+        if zero3 and isinstance(shape, Transformer) and shape.tied:  # gathered at both its places
+            weights += shape.vocabulary * shape.hidden * setup.master_width
+        across = between and setup.strategy != "hsdp"
         messages = [
-            Collective("all_gather", shape.units * gathers, weights * gathers, inner, between),
-            Collective("reduce_scatter", shape.units, gradients, inner, between),
+            Collective("all_gather", shape.units * gathers, weights * gathers, inner, across),
+            Collective("reduce_scatter", shape.units, gradients, inner, across),
         ]
     if outer > 1:
-        messages.append(Collective("all_reduce", shape.units, gradients / inner, outer, setup.machines > 1))
+        messages.append(Collective("all_reduce", shape.units, gradients / inner, outer, between))
     return messages
 
 
-def _tensor(layout: Layout) -> Collective:
-    """Two all-reduces forward and two backward in each layer, and those that recomputation repeats."""
-    setup, units = layout.setup, layout.shape.units
-    sums = 4 * units + _repeated_sums(setup, units)
-    size = sums * (setup.batch_size * layout.shape.boundary_elements * layout.width)
+def _tensor(setup: TrainingSetup) -> Collective:
+    """Two all-reduces forward and two backward in each layer, and those that recomputation repeats.
+
+    That is one a layer, since torch stops at the last value that is needed; sequential's are not counted.
+    """
+    units = setup.shape.units
+    repeated = {"full": units, "every-second": math.ceil(units / 2)}
+    sums = 4 * units + repeated.get(setup.activation_checkpointing, 0)
+    size = sums * setup.batch_size * setup.shape.boundary_elements * setup.width
     return Collective("all_reduce", sums * setup.accumulation, size, setup.world_size, setup.machines > 1)
 
 
-def _repeated_sums(setup: TrainingSetup, units: int) -> int:
-    """All-reduces that recomputation repeats: torch stops at a segment's last value that is needed."""
-    match setup.activation_checkpointing:
-        case "full":
-            return units
-        case "every-second":
-            return math.ceil(units / 2)
-        case "sequential":  # over embedding, layers and head; the last segment is not checkpointed
-            segments = math.isqrt(units + 2)
-            return 2 * max(0, (segments - 1) * ((units + 2) // segments) - 1) - (segments - 1)
-        case _:
-            return 0
-
-
-def _between_stages(layout: Layout) -> list[Collective]:
+def _between_stages(setup: TrainingSetup) -> list[Collective]:
     """Messages of the busiest rank of a pipeline: one in the middle, or at an end.
 
     One in the middle passes activations on and gradients back, where the ends do one of the two. First and
     last rank add up the gradient of a tied embedding, which both hold.
     """
-    setup, shape = layout.setup, layout.shape
-    parts = setup.pieces if setup.strategy in PIPELINES else setup.accumulation
-    hidden, n, between = (
-        setup.batch_size * shape.boundary_elements * layout.master_width,
-        setup.world_size,
-        setup.machines > 1,
-    )
+    shape, n, between = setup.shape, setup.world_size, setup.machines > 1
+    parts = setup.pieces * setup.accumulation
+    hidden = setup.batch_size * shape.boundary_elements * setup.master_width
     ends = [Collective("send", parts, hidden, n, between)]
     if isinstance(shape, Transformer) and shape.tied:
-        size = shape.vocabulary * shape.hidden * (setup.gradient_bytes or layout.master_width)
+        size = shape.vocabulary * shape.hidden * setup.master_width
         ends.append(Collective("all_reduce", 1, size, 2, between))
     middle = Collective("send", 2 * parts, 2 * hidden, n, between)
     at_the_end = sum(message.bytes_per_rank for message in ends)

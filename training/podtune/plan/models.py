@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from podtune.plan.shapes import ConvNet, Transformer
-from podtune.run.errors import DataError, NotFound, UsageError, near
+from podtune.run.errors import DataError, NotFound, UsageError, unknown
 
 
 def gpt2(layers: int, heads: int, hidden: int, context: int, vocabulary: int) -> Transformer:
@@ -147,12 +147,8 @@ def shape_of(name: str, sequence_length: int | None = None) -> Transformer | Con
             where="--model",
             fix="give a local folder with a config.json (nothing is downloaded)",
         )
-    names = [*BENCHMARK_MODELS, *KNOWN]
-    raise UsageError(
-        f"unknown model '{name}'{near(name, names)}",
-        where="--model",
-        fix=f"one of {', '.join(names)}, or hf:PATH of a folder with a config.json",
-    )
+    names = [*BENCHMARK_MODELS, *KNOWN, "hf:PATH of a folder with a config.json"]
+    raise unknown("model", name, names, where="--model")
 
 
 def _from_config(path: Path) -> Transformer:

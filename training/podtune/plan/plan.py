@@ -21,13 +21,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from podtune.plan.hardware import LINKS, Hardware, Link, link_row
-from podtune.plan.layout import Layout
+from podtune.plan import memory
+from podtune.plan.hardware import LINKS, Hardware, Link
 from podtune.plan.messages import Collective, collectives
 from podtune.plan.models import GLOBAL_BATCH_SIZE
 from podtune.plan.setup import PLANNED, TrainingSetup
-from podtune.plan.shapes import Opaque
-from podtune.plan.states import checkpoint_bytes, whole_states
+from podtune.plan.shapes import Opaque, Transformer
 from podtune.run.errors import UsageError, UserError
 
 GIB = 2**30
@@ -55,7 +54,7 @@ class Plan:
 
     ``None``: cannot be said without hardware, or without the model's shape; then ``total_gib`` is of what is
     known. ``buffers_gib`` is what is gathered, bucketed or cast for a moment, ``head_gib`` are logits and
-    loss, ``checkpoint_gib`` is what a checkpoint takes on the volume, all ranks'.
+    loss.
     """
 
     strategy: str
@@ -70,24 +69,18 @@ class Plan:
     head_gib: float | None
     buffers_gib: float
     total_gib: float
-    checkpoint_gib: float
     bytes_per_step: float | None
     bubble_share: float
     flops_per_step: float
-    compute_time_s: float | None
-    communication_time_s: float | None
-    exposed_communication_s: float | None
-    step_time_s: float | None
-    hardware: str | None
-    memory_gib: float | None
-    fits: bool | None
-    limited_by: str | None
-    communication: tuple[Collective, ...] = ()
+    step_time_s: float | None = None
+    hardware: str | None = None
+    memory_gib: float | None = None
+    fits: bool | None = None
+    limited_by: str | None = None
 
     def as_json(self) -> dict[str, Any]:
         """All fields as plain values."""
-        sent = [{**asdict(item), "bytes_per_rank": item.bytes_per_rank} for item in self.communication]
-        return asdict(self) | {"communication": sent}
+        return asdict(self)
 
 
 def estimate(
@@ -109,21 +102,13 @@ def estimate(
         UserError: a name or number that cannot be.
     """
     setup.check()
-    layout = Layout(setup)
-    states = layout.states(whole_states(setup))
-    activations, head, buffers = layout.activations(), layout.head(), layout.buffers()
-    total = sum(states) + (activations or 0.0) + (head or 0.0) + buffers
-    if setup.accumulation == 1:
-        # autocast's copies and what a layer kept are gone when its gradients are there
-        total -= min(layout.casts() + layout.replaced(), states.gradients)
-    sent, flops, times, fits = collectives(layout), _flops(setup), None, None
-    if hardware is not None:
-        compute = layout.rank_flops(flops) / (_peak(hardware, setup.precision) * utilisation)
-        # the optimizer reads weights, gradients and states and writes them: bound by memory, not arithmetic
-        compute += 2 * sum(states) / hardware.memory_bandwidth
-        times = _times(layout, sent, compute, hardware, interconnect)
-        fits = total <= hardware.memory_gib * USABLE * GIB
-    return Plan(
+    known = not isinstance(setup.shape, Opaque)
+    states = memory.states(setup)
+    activations, head, buffers = memory.activations(setup), memory.head(setup), memory.buffers(setup)
+    total = sum(states) + activations + head + buffers
+    total -= min(memory.gone_at_update(setup), states.gradients)
+    sent = collectives(setup)
+    plan = Plan(
         strategy=setup.strategy,
         world_size=setup.world_size,
         precision=setup.precision,
@@ -132,37 +117,39 @@ def estimate(
         weights_gib=states.weights / GIB,
         gradients_gib=states.gradients / GIB,
         optimizer_gib=states.optimizer / GIB,
-        activations_gib=None if activations is None else activations / GIB,
-        head_gib=None if head is None else head / GIB,
+        activations_gib=activations / GIB if known else None,
+        head_gib=head / GIB if known else None,
         buffers_gib=buffers / GIB,
         total_gib=total / GIB,
-        checkpoint_gib=checkpoint_bytes(setup) / GIB,
-        bytes_per_step=_bytes(setup, sent),
-        bubble_share=layout.bubble,
-        flops_per_step=flops,
-        compute_time_s=times.compute if times else None,
-        communication_time_s=times.communication if times else None,
-        exposed_communication_s=times.exposed if times else None,
-        step_time_s=times.step if times else None,
-        hardware=hardware.name if hardware else None,
-        memory_gib=hardware.memory_gib if hardware else None,
+        # activations that are sent have a size that only the shape would tell
+        bytes_per_step=sum(item.bytes_per_rank for item in sent)
+        if known or setup.strategy not in SENDS_ACTIVATIONS
+        else None,
+        bubble_share=bubble_share(setup.stages, setup.pieces),
+        flops_per_step=_flops(setup),
+    )
+    if hardware is None:
+        return plan
+    compute = _rank_flops(setup, plan.flops_per_step) / (_peak(hardware, setup.precision) * utilisation)
+    # the optimizer reads weights, gradients and states and writes them: bound by memory, not arithmetic
+    compute += 2 * sum(states) / hardware.memory_bandwidth
+    exposed = _exposed_s(setup, sent, compute, hardware, interconnect)
+    idle = compute * plan.bubble_share / (1 - plan.bubble_share)
+    shares = {"compute": compute, "communication": exposed, "bubble": idle}
+    fits = total <= hardware.memory_gib * USABLE * GIB
+    return replace(
+        plan,
+        step_time_s=compute + idle + exposed,
+        hardware=hardware.name,
+        memory_gib=hardware.memory_gib,
         fits=fits,
-        limited_by=None if times is None else "memory" if fits is False else times.limited_by,
-        communication=tuple(sent),
+        limited_by=max(shares, key=shares.__getitem__) if fits else "memory",
     )
 
 
-def _bytes(setup: TrainingSetup, sent: Sequence[Collective]) -> float | None:
-    """Bytes that a rank sends a step; None where it sends activations, whose size the shape would tell."""
-    if isinstance(setup.shape, Opaque) and setup.strategy in SENDS_ACTIVATIONS:
-        return None
-    return sum(item.bytes_per_rank for item in sent)
-
-
-def _flops(setup: TrainingSetup) -> float:
-    """FLOPs of a step on all ranks: LoRA makes no gradients of the weights, checkpointing computes again."""
-    lora, again = (2 / 3 if setup.lora_r else 1), RECOMPUTE[setup.activation_checkpointing]
-    return setup.shape.flops_per_sample * setup.batch_size * lora * again
+def bubble_share(stages: int, micro_batches: int) -> float:
+    """The idle share of a pipeline's step, (P-1)/(M+P-1); 1 - 1/P for one micro-batch, as in naive-mp."""
+    return (stages - 1) / (micro_batches + stages - 1)
 
 
 def estimate_all(
@@ -186,6 +173,21 @@ def default_batch_size(model: str, world_size: int, accumulation: int = 1) -> in
     return math.ceil(GLOBAL_BATCH_SIZE.get(model, 8) / parts) * parts
 
 
+def _flops(setup: TrainingSetup) -> float:
+    """FLOPs of a step on all ranks: LoRA makes no gradients of the weights, checkpointing computes again."""
+    lora, again = (2 / 3 if setup.lora_r else 1), RECOMPUTE[setup.activation_checkpointing]
+    return setup.shape.flops_per_sample * setup.batch_size * lora * again
+
+
+def _rank_flops(setup: TrainingSetup, flops: float) -> float:
+    """FLOPs of one rank of a step's ``flops``: tensor parallelism repeats the head on every rank."""
+    shape = setup.shape
+    if setup.strategy == "tensor" and isinstance(shape, Transformer):
+        head = 6.0 * shape.vocabulary * shape.hidden * shape.sequence_length * setup.batch_size
+        return head + max(0.0, flops - head) / setup.world_size
+    return flops / setup.world_size
+
+
 def _peak(hardware: Hardware, precision: str) -> float:
     peak = hardware.peak(precision)
     if peak is None:
@@ -194,38 +196,19 @@ def _peak(hardware: Hardware, precision: str) -> float:
     return peak
 
 
-@dataclass(frozen=True)
-class _Times:
-    """Seconds of a step: compute, all messages, those that do not hide behind compute, and waiting."""
-
-    compute: float
-    communication: float
-    exposed: float
-    idle: float
-
-    @property
-    def step(self) -> float:
-        return self.compute + self.idle + self.exposed
-
-    @property
-    def limited_by(self) -> str:
-        shares = {"compute": self.compute, "communication": self.exposed, "bubble": self.idle}
-        return max(shares, key=lambda name: shares[name])
-
-
-def _times(
-    layout: Layout, sent: Sequence[Collective], compute: float, hardware: Hardware, link: Link | None
-) -> _Times:
-    setup = layout.setup
-    inside, outside = link or link_row(hardware.link), link or LINKS["ethernet-100g"]
+def _exposed_s(
+    setup: TrainingSetup, sent: Sequence[Collective], compute_s: float, hardware: Hardware, link: Link | None
+) -> float:
+    """Seconds of the messages that do not hide behind compute."""
+    inside, outside = link or LINKS[hardware.link], link or LINKS["ethernet-100g"]
     # hsdp's rings between machines, one a rank of a machine, share its port
     rings = math.ceil(setup.world_size / setup.machines) if setup.strategy == "hsdp" else 1
-    communication = sum(
+    seconds = sum(
         item.seconds(outside, rings) if item.between_nodes else item.seconds(inside) for item in sent
     )
     overlap = OVERLAP.get(setup.strategy, 0.0)
-    exposed = max(0.0, communication - overlap * compute)
-    if communication and overlap:  # the last bucket or unit has nothing left to hide behind
-        exposed = max(exposed, communication / max(1, sum(item.calls for item in sent)))
-    idle = compute * layout.bubble / (1 - layout.bubble)
-    return _Times(compute, communication, exposed, idle)
+    if not overlap:
+        return seconds
+    # the last bucket or unit has nothing left to hide behind
+    last = seconds / max(1, sum(item.calls for item in sent))
+    return max(0.0, seconds - overlap * compute_s, last)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import replace
 
 from podtune.plan.hardware import Hardware, hardware_row
@@ -21,35 +21,27 @@ _SAME = (
 )
 
 
-def plans(records: Iterable[Json]) -> list[Plan | None]:
+def plans(records: Sequence[Json]) -> list[Plan | None]:
     """A plan for each record, None where the formulas do not cover it or the record lacks what they need.
 
     The compute rate is taken from the ``single`` case of the same model and settings where there is one: a
     plan then predicts what distributing costs, not how fast this machine multiplies. Otherwise it is the
     peak times 0.4. A case that ran on a CPU has no time.
     """
-    all_records = list(records)
-    rates: dict[tuple[str, ...], float] = {}
-    for record in all_records:
-        if record.get("strategy") == "single" and record.get("status") == "ok":
-            rate = _rate(record)
-            if rate is not None:
-                rates[_comparison_key(record)] = rate
-    return [_plan(record, rates.get(_comparison_key(record))) for record in all_records]
+    rates: dict[tuple[str, ...], float] = {}  # FLOP/s that one process reached
+    for record in records:
+        step_time = Measurements.read(record).step_time_s
+        alone = record.get("strategy") == "single" and record.get("status") == "ok"
+        if alone and step_time and step_time.p50 > 0 and (plan := _plan(record, None)):
+            rates[_comparison_key(record)] = plan.flops_per_step / step_time.p50
+    return [_plan(record, rates.get(_comparison_key(record))) for record in records]
 
 
 def _comparison_key(record: Json) -> tuple[str, ...]:
     """Everything that two cases share whose speeds are comparable: all but strategy and world size."""
     config, hardware = record.get("config", {}), record.get("provenance", {}).get("hardware", {})
-    device = str(hardware.get("gpu") or hardware.get("cpu") or "unknown")
+    device = str(hardware.get("gpu") or hardware.get("cpu"))
     return (str(record.get("model")), *(repr(config.get(name)) for name in _SAME), device)
-
-
-def _rate(record: Json) -> float | None:
-    """FLOP/s that one process reached, by the planner's count of FLOPs."""
-    step_time = Measurements.read(record).step_time_s
-    plan = _plan(record, None)
-    return plan.flops_per_step / step_time.p50 if plan and step_time and step_time.p50 > 0 else None
 
 
 def _plan(record: Json, rate: float | None) -> Plan | None:
@@ -82,8 +74,6 @@ def _setup(record: Json) -> TrainingSetup:
         activation_checkpointing=config.get("activation_checkpointing", "none"),
         optimizer=config.get("optimizer", "adamw"),
         shard_size=config.get("shard_size") or None,
-        zero_bucket=True,
-        bucket_view=config.get("gradient_as_bucket_view") is not False,
     )
 
 

@@ -1,12 +1,13 @@
-"""A training as the planner sees it, checked. Needs no torch."""
+"""A training as the planner sees it: checked, and divided over its ranks. Needs no torch."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import get_args
 
 from podtune.plan.shapes import Checkpointing, Opaque, Shape, Transformer
-from podtune.run.errors import UsageError, near
+from podtune.run.errors import UsageError, unknown
 
 DATA_PARALLEL = ("ddp", "fsdp", "fsdp-grad-op", "hsdp", "zero2", "zero3")
 FULLY_SHARDED = ("fsdp", "fsdp-grad-op", "hsdp")
@@ -27,10 +28,7 @@ class TrainingSetup:
         lora_dropout: dropout of the adapters' inputs.
         quantized: QLoRA, the frozen linear maps in four bits and the adapters in 16.
         fused_head: the loss projects tile by tile and never holds logits, as a fine-tune on a GPU does.
-        bucket_view: ddp's gradients are views of its buckets (``gradient_as_bucket_view``).
-        zero_bucket: ZeRO's gradients are gathered in a bucket of DeepSpeed's default size.
-        shard_size: of hsdp, the ranks that share one copy; by default a machine's.
-        gradient_bytes: width of the gradients on the wire, where it differs from the precision's.
+        shard_size: of hsdp, the ranks that share one copy; by default a machine's, or half of a single one.
     """
 
     shape: Shape
@@ -47,10 +45,7 @@ class TrainingSetup:
     lora_dropout: float = 0.0
     quantized: bool = False
     fused_head: bool = False
-    bucket_view: bool = True
-    zero_bucket: bool = False
     shard_size: int | None = None
-    gradient_bytes: float | None = None
 
     @property
     def machines(self) -> int:
@@ -59,13 +54,49 @@ class TrainingSetup:
 
     @property
     def pieces(self) -> int:
-        """``micro_batches``, or its default."""
+        """Micro-batches of a pipeline; 1 of anything else."""
+        if self.strategy not in PIPELINES:
+            return 1
         return self.micro_batches or max(n for n in range(1, 9) if self.batch_size % n == 0)
 
     @property
     def trained(self) -> int:
         """Parameters that have gradients."""
-        return self.shape.parameters if self.lora_r is None else self.shape.lora_parameters(self.lora_r)
+        if self.lora_r is None or not isinstance(self.shape, Transformer):
+            return self.shape.parameters
+        return self.shape.lora_parameters(self.lora_r)
+
+    @property
+    def width(self) -> float:
+        """Bytes of an activation or of a weight that is computed with."""
+        return 4.0 if self.precision == "fp32" else 2.0
+
+    @property
+    def master_width(self) -> float:
+        """Bytes of a weight as it is kept and of a gradient as it is reduced: under autocast fp32's."""
+        return 4.0 if self.precision.endswith("-autocast") else self.width
+
+    @property
+    def stages(self) -> int:
+        """Parts into which the layers are cut."""
+        return self.world_size if self.strategy in (*PIPELINES, "naive-mp") else 1
+
+    @property
+    def replicas(self) -> int:
+        """Parts into which the batch is cut."""
+        return self.world_size if self.strategy in DATA_PARALLEL else 1
+
+    @property
+    def samples(self) -> float:
+        """Rows of one forward pass on one rank."""
+        return self.batch_size / (self.replicas * self.pieces * self.accumulation)
+
+    @property
+    def shards(self) -> int:
+        """Ranks that share one copy of the states."""
+        if self.strategy == "hsdp":
+            return self.shard_size or self.world_size // max(2, self.machines)
+        return self.world_size if self.strategy in DATA_PARALLEL and self.strategy != "ddp" else 1
 
     def check(self) -> None:
         """Refuse names and numbers that cannot be, and a world that does not divide what it has to.
@@ -74,41 +105,39 @@ class TrainingSetup:
             UserError: with the nearest name, or the number that would do.
         """
         if self.strategy not in PLANNED:
-            raise UsageError(
-                f"unknown strategy '{self.strategy}'{near(self.strategy, PLANNED)}",
-                where="--strategy",
-                fix=f"one of {', '.join(PLANNED)}",
-            )
+            raise unknown("strategy", self.strategy, PLANNED, where="--strategy")
+        levels = get_args(Checkpointing)
+        if self.activation_checkpointing not in levels:
+            flag = "--activation-checkpointing"
+            raise unknown("level", self.activation_checkpointing, levels, where=flag)
         for flag, value in {
             "--world-size": self.world_size,
             "--batch-size": self.batch_size,
-            "--micro-batches": self.pieces,
+            "--micro-batches": 1 if self.micro_batches is None else self.micro_batches,
             "--accumulation": self.accumulation,
             "--lora-r": 1 if self.lora_r is None else self.lora_r,
             "--params": self.shape.parameters,
         }.items():
             if value < 1:
                 raise UsageError(f"{value} is not a positive number", where=flag, fix="give 1 or more")
-        if self.strategy == "single" and self.world_size > 1:
+        if self.lora_r is not None and not isinstance(self.shape, Transformer):
             raise UsageError(
-                f"single is one process, not {self.world_size}",
-                where="--world-size",
-                fix="give 1, or another strategy",
+                "LoRA's size follows from a transformer's layers",
+                where="--lora-r",
+                fix="give --model of a transformer, or leave it out",
             )
-        self._check_batch()
-        if not isinstance(self.shape, Opaque):
-            self._check_parts()
         n = self.world_size
+        if self.strategy == "single" and n > 1:
+            raise UsageError(
+                f"single is one process, not {n}", where="--world-size", fix="give 1, or another strategy"
+            )
         if self.strategy == "hsdp" and self.shard_size is None and (n < 4 or n % 2):
             raise UsageError(
                 f"hsdp shards inside a group and replicates between groups, which {n} ranks cannot do",
                 where="--world-size",
                 fix="give 4 or more, an even number, or another strategy",
             )
-
-    def _check_batch(self) -> None:
-        ranks = self.world_size if self.strategy in DATA_PARALLEL else 1
-        shares = self.accumulation * (self.pieces if self.strategy in PIPELINES else ranks)
+        shares = self.replicas * self.pieces * self.accumulation
         if self.batch_size % shares:
             above = math.ceil(self.batch_size / shares) * shares
             below = f" or {above - shares}" if above > shares else ""
@@ -117,24 +146,20 @@ class TrainingSetup:
                 where="--batch-size",
                 fix=f"give {above}{below}",
             )
+        if not isinstance(self.shape, Opaque):
+            self._check_parts()
 
     def _check_parts(self) -> None:
-        shape = self.shape
+        shape, n = self.shape, self.world_size
         if self.strategy == "tensor":
             if not isinstance(shape, Transformer):
-                raise UsageError(
-                    "tensor divides attention heads, and a ResNet has none",
-                    where="--strategy",
-                    fix="another strategy",
-                )
+                what = "tensor divides attention heads, and a ResNet has none"
+                raise UsageError(what, where="--strategy", fix="another strategy")
             self._check_divides(shape.heads, "heads")
             self._check_divides(shape.kv_heads, "key and value heads")
-        if self.strategy == "naive-mp" and self.world_size > shape.units:
-            raise UsageError(
-                f"{self.world_size} ranks cannot share {shape.units} blocks",
-                where="--world-size",
-                fix=f"at most {shape.units}",
-            )
+        if self.strategy == "naive-mp" and n > shape.units:
+            what = f"{n} ranks cannot share {shape.units} blocks"
+            raise UsageError(what, where="--world-size", fix=f"at most {shape.units}")
         if self.strategy in PIPELINES:
             self._check_divides(shape.units, "blocks")
 

@@ -7,8 +7,6 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from podtune.run.errors import UsageError
-
 Checkpointing = Literal["none", "selective", "every-second", "full", "sequential"]
 
 
@@ -51,8 +49,6 @@ class Transformer:
     biases: bool = False
     folder: str = ""
 
-    sample = "sequence"
-
     @property
     def attention_width(self) -> int:
         """Width of all query heads together."""
@@ -84,10 +80,7 @@ class Transformer:
         PaLM (Chowdhery et al. 2022), appendix B, which counts the whole T x T square also under a causal
         mask. Looking up an embedding is free; the output head is not.
         """
-        weights = (
-            self.layers * sum(inputs * outputs for inputs, outputs in self.linears)
-            + self.vocabulary * self.hidden
-        )
+        weights = self.divisible + self.vocabulary * self.hidden
         return self.sequence_length * (
             6.0 * weights + 12.0 * self.layers * self.attention_width * self.sequence_length
         )
@@ -176,8 +169,6 @@ class ConvNet:
     classes: int
     image_size: int
     width: int = 64
-
-    sample = "image"
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -271,14 +262,6 @@ class ConvNet:
         """Parameters of the largest block, about: the last stage's share."""
         return max(k * k * inputs * outputs for inputs, outputs, k, _ in self.convolutions) * 2
 
-    def lora_parameters(self, rank: int) -> int:
-        """LoRA is for transformers.
-
-        Raises:
-            UserError: always.
-        """
-        raise UsageError("LoRA needs a transformer", where="--lora-r", fix="leave it out for a ResNet")
-
 
 @dataclass(frozen=True)
 class Opaque:
@@ -287,7 +270,6 @@ class Opaque:
     parameters: int
     sequence_length: int = 1024
 
-    sample = "sequence"
     units = 1
     head_elements = 0
     boundary_elements = 0
@@ -303,17 +285,11 @@ class Opaque:
         """6 N a token (Kaplan et al. 2020, section 2.1)."""
         return 6.0 * self.parameters * self.sequence_length
 
-    def lora_parameters(self, rank: int) -> int:
-        """The shape decides how large adapters are.
+    def layer_bytes(self, kept: Kept, tensor_ranks: int = 1) -> float:
+        """Unknown, and counted as nothing."""
+        return 0.0
 
-        Raises:
-            UserError: always.
-        """
-        raise UsageError(
-            "LoRA's size follows from the layers' shapes",
-            where="--lora-r",
-            fix="give --model instead of --params",
-        )
+    backward_bytes = layer_bytes
 
 
 Shape = Transformer | ConvNet | Opaque

@@ -1,4 +1,4 @@
-"""Bytes of a whole model's weights, gradients and optimizer, before anything is divided, and of a checkpoint.
+"""Bytes of a whole model's weights, gradients and optimizer, before anything is divided.
 
 Sources: Rajbhandari et al. 2019 (ZeRO), section 3.1: with K = 12 for Adam in mixed precision, 16 bytes a
 parameter; Dettmers et al. 2021 and 2023 for 8-bit moments and QLoRA; Shazeer and Stern 2018 for Adafactor.
@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from podtune.plan.setup import FULLY_SHARDED, TrainingSetup
+from podtune.plan.setup import TrainingSetup
 from podtune.plan.shapes import Transformer
-from podtune.run.errors import UsageError, near
+from podtune.run.errors import unknown
 
 # Bytes a parameter: weights, gradients, and of the optimizer the fp32 copy of the weights and each of Adam's
 # two moments. "mixed" is the ZeRO paper's: 16-bit weights with an fp32 copy. "autocast" is PyTorch's: fp32
@@ -53,8 +53,7 @@ def state_bytes(precision: str, optimizer: str = "adamw") -> States:
     """
     for flag, name, known in (("--precision", precision, _BYTES), ("--optimizer", optimizer, _MOMENTS)):
         if name not in known:
-            what = f"unknown {flag.removeprefix('--')} '{name}'{near(name, tuple(known))}"
-            raise UsageError(what, where=flag, fix=f"one of {', '.join(known)}")
+            raise unknown(flag[2:], name, known, where=flag)
     weights, gradients, copy, moment = _BYTES[precision]
     count, width = _MOMENTS[optimizer]
     return States(weights, gradients, copy + count * (moment if width is None else width))
@@ -80,16 +79,3 @@ def whole_states(setup: TrainingSetup) -> States:
         if optimizer == "adafactor":
             states += 4.0 * (shape.lora_parameters(1) + shape.vocabulary + shape.hidden)
     return States(shape.parameters * each.weights, shape.parameters * each.gradients, states)
-
-
-def checkpoint_bytes(setup: TrainingSetup) -> float:
-    """Weights and optimizer of a checkpoint on the volume, all ranks'."""
-    shape, (weights, gradients, optimizer) = setup.shape, whole_states(setup)
-    if setup.lora_r is not None:
-        return gradients + optimizer  # the adapters are as large as their gradients
-    if setup.strategy in FULLY_SHARDED:
-        # accelerate writes the weights twice, in two formats, each with a tied head twice
-        if isinstance(shape, Transformer) and shape.tied:
-            weights += weights / shape.parameters * shape.vocabulary * shape.hidden
-        return 2 * weights + optimizer
-    return weights + optimizer

@@ -12,6 +12,7 @@ import re
 import sys
 import time
 import traceback
+from collections.abc import Iterable
 from pathlib import Path
 
 OK = 0
@@ -255,3 +256,12 @@ def near(name: str, names: list[str] | tuple[str, ...] | set[str] | dict[str, ob
 
     matches = difflib.get_close_matches(name, list(names), n=1, cutoff=0.6)
     return f"; did you mean '{matches[0]}'?" if matches else ""
+
+
+def unknown(
+    what: str, name: str, known: Iterable[str], *, where: str, error: type[UserError] = UsageError
+) -> UserError:
+    """The error for a ``name`` that is not among those ``known``; suggests the nearest."""
+    names = list(known)
+    said = f"unknown {what} '{name}'{near(name, names)}"
+    return error(said, where=where, fix=f"one of {', '.join(names)}")

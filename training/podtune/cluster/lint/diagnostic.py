@@ -33,7 +33,6 @@ class Diagnostic:
     source: str = ""
     line: int = 0
     job: str = ""
-    values: str = ""  # the path in the values of podtune's chart
 
     @property
     def path(self) -> str:

@@ -1,7 +1,12 @@
-"""Reading manifests: several documents, the line of every value, and YAML errors with their place."""
+"""Reading manifests: several documents, the line of every value, and YAML errors with their place.
+
+YAML is read as kubectl does, which is not quite PyYAML's way: a date and ``1:30`` are strings, ``5e-5`` is a
+number, and the keys of a mapping are always strings.
+"""
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -11,12 +16,43 @@ import yaml
 
 from podtune.cluster.job.manifest import Json
 from podtune.cluster.lint.diagnostic import Diagnostic, Place
-from podtune.cluster.lint.values import TAG, Builder, Loader, yaml_error
 
 JOBS = ("PyTorchJob", "TrainJob")
 RUNTIMES = ("TrainingRuntime", "ClusterTrainingRuntime")
 KINDS = (*JOBS, *RUNTIMES)
 GROUPS = ("kubeflow.org", "trainer.kubeflow.org")
+MAX_DEPTH = 200
+# How many times as large as it is a document may be with its aliases written out, beyond 100,000 values.
+MAX_GROWTH = 10
+TAG = "tag:yaml.org,2002:"
+# The C parser where PyYAML was built with it: twenty times as fast.
+_Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class Loader(_Base):  # type: ignore[misc]
+    """PyYAML's safe loader with the scalars of YAML 1.2, and strings as keys."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Json:
+        return {_key(key): value for key, value in super().construct_mapping(node, deep).items()}
+
+
+OTHERS = [TAG + name for name in ("timestamp", "value", "int", "float")]  # as YAML 1.1 has them
+Loader.yaml_implicit_resolvers = {
+    first: [resolver for resolver in resolvers if resolver[0] not in OTHERS]
+    for first, resolvers in _Base.yaml_implicit_resolvers.items()
+}
+_INT = re.compile(r"[-+]?(0(b[01_]+|o?[0-7_]+|x[0-9a-fA-F_]+)?|[1-9][0-9_]*)\Z")
+_FLOAT = re.compile(
+    r"([-+]?((\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|\.(inf|Inf|INF))|\.(nan|NaN|NAN))\Z"
+)
+Loader.add_implicit_resolver(TAG + "int", _INT, list("-+0123456789"))
+Loader.add_implicit_resolver(TAG + "float", _FLOAT, list("-+0123456789."))
+
+
+def _key(key: Any) -> str:
+    if isinstance(key, bool):
+        return str(key).lower()
+    return "null" if key is None else str(key)
 
 
 @dataclass
@@ -42,14 +78,21 @@ class Document:
         return str(self.metadata.get("name") or self.metadata.get("generateName") or "")
 
     @property
-    def namespace(self) -> str:
-        return str(self.metadata.get("namespace") or "")
+    def title(self) -> str:
+        return f"{self.kind} {self.name}"
 
     @property
     def group(self) -> str:
         """The group of apiVersion, "" for core/v1."""
         version = self.content.get("apiVersion")
         return version.rpartition("/")[0] if isinstance(version, str) else ""
+
+    @property
+    def is_foreign(self) -> bool:
+        """True for another operator's group, as KubeDL has a PyTorchJob too; not for a misspelt one."""
+        group = self.group
+        known = not group or "kubeflow" in group
+        return not known and not difflib.get_close_matches(group, GROUPS, n=1, cutoff=0.8)
 
     def line(self, path: Place) -> int:
         """The line, from 1, of the value at ``path``, or of what is around it where that is absent."""
@@ -72,16 +115,6 @@ class Document:
         return str(node.value) if isinstance(node, yaml.ScalarNode) else None
 
 
-def is_foreign(document: Document) -> bool:
-    """True for a kind of another operator's group, as KubeDL has a PyTorchJob too; not for a misspelt one."""
-    group = document.group
-    if not group or "kubeflow" in group:
-        return False
-    import difflib
-
-    return not difflib.get_close_matches(group, GROUPS, n=1, cutoff=0.8)
-
-
 def read(text: str, source: str) -> tuple[list[Document], list[Diagnostic]]:
     """The documents of ``text`` up to the first that is not YAML, and the errors in it.
 
@@ -97,76 +130,97 @@ def read(text: str, source: str) -> tuple[list[Document], list[Diagnostic]]:
 def _read(text: str, source: str) -> tuple[list[Document], list[Diagnostic]]:
     documents: list[Document] = []
     errors: list[Diagnostic] = []
-    loader = None
     try:
         loader = Loader(text)
         while loader.check_node():
             node = loader.get_node()
-            builder = Builder(source)
-            content = builder.value(node)
-            errors += builder.errors
+            sizes = _Sizes()
+            sizes.of(node)
+            for key in sizes.twice:
+                message = f"{key.value!r} is given twice; the last one wins"
+                errors.append(_not_yaml(source, key.start_mark.line + 1, message, "remove one of them"))
+            content = loader.construct_document(node)
             if isinstance(content, dict):
                 documents += _objects(content, node, source)
             elif content is not None:
                 message, fix = "this document is not a mapping", "start it with apiVersion and kind"
-                errors.append(yaml_error(source, node.start_mark.line + 1, message, fix))
+                errors.append(_not_yaml(source, node.start_mark.line + 1, message, fix))
     except (yaml.YAMLError, RecursionError, ArithmeticError, LookupError, ValueError) as error:
         errors.append(_explained(error, text, source))
-    finally:
-        if loader is not None:
-            loader.dispose()
     return documents, errors
 
 
-def _objects(content: Json, node: Any, source: str) -> Iterator[Document]:
+class _Sizes:
+    """The walk over a document's nodes before it is built: its size with the aliases written out."""
+
+    def __init__(self) -> None:
+        self.twice: list[Any] = []  # nodes of keys that their mapping has already
+        self.written = 0  # values that stand in the text
+        self.known: dict[int, int] = {}  # id of a node -> the values in it; 0 while it is open
+
+    def of(self, node: Any, depth: int = 0) -> int:
+        """The number of values in ``node``.
+
+        Raises:
+            ConstructorError: they are too many, or nested in themselves or too deeply.
+        """
+        self.written += 1
+        if type(node) is yaml.ScalarNode:
+            return 1
+        if self.known.get(id(node)) == 0 or depth > MAX_DEPTH:
+            problem = "nested deeper than 200" if depth > MAX_DEPTH else "an anchor contains itself"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+        if id(node) not in self.known:
+            self.known[id(node)] = 0
+            items = node.value
+            if type(node) is yaml.MappingNode:
+                keys: set[str] = set()
+                for key, _ in items:
+                    if type(key) is yaml.ScalarNode and key.tag != TAG + "merge":
+                        self.twice += [key] if key.value in keys else []
+                        keys.add(key.value)
+                items = [value for _, value in items]
+            total = 1 + sum(self.of(item, depth + 1) for item in items)
+            if total > 100_000 + MAX_GROWTH * self.written:
+                problem = f"its aliases stand for more than {total} values"
+                raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+            self.known[id(node)] = total
+        return self.known[id(node)]
+
+
+def _objects(content: Json, node: Any, source: str, holder: str = "") -> Iterator[Document]:
     """The document itself, or the objects in a list of them or in what wraps a job."""
-    if content.get("kind") in KINDS:
-        yield Document(content, source, node)
-        return
     kind = str(content.get("kind") or "")
     listed = kind.endswith("List") and isinstance(content.get("items"), list)
-    inner = list(_inside(content, node, source, "" if listed else kind))
     if not listed:
-        yield Document(content, source, node)
-    yield from inner
+        yield Document(content, source, node, holder)
+    if kind not in KINDS:
+        yield from _inside(content, node, source, holder if listed else holder or kind)
 
 
 def _inside(value: Any, node: Any, source: str, holder: str) -> Iterator[Document]:
-    if isinstance(value, dict):
-        pairs: Iterator[tuple[str | int, Any]] = iter(value.items())
-    elif isinstance(value, list):
-        pairs = iter(enumerate(value))
-    else:
-        return
+    pairs = value.items() if isinstance(value, dict) else enumerate(value)
     for key, item in pairs:
-        if not isinstance(item, dict | list):
-            continue
         child = _child(node, key)
         place = child[1] if child else node
-        if isinstance(item, dict) and isinstance(item.get("kind"), str) and "apiVersion" in item:
-            whole = "spec" in item or "metadata" in item  # not a reference, which has a name only
-            if whole:
-                yield from (
-                    Document(inner.content, source, inner.node, inner.holder or holder)
-                    for inner in _objects(item, place, source)
-                )
-                continue
-        yield from _inside(item, place, source, holder)
+        if isinstance(item, dict) and _is_object(item):
+            yield from _objects(item, place, source, holder)
+        elif isinstance(item, dict | list):
+            yield from _inside(item, place, source, holder)
+
+
+def _is_object(item: Json) -> bool:
+    """True for a whole object; a reference to one has a name only."""
+    named = isinstance(item.get("kind"), str) and "apiVersion" in item
+    return named and ("spec" in item or "metadata" in item)
 
 
 def _child(node: Any, key: str | int) -> tuple[Any, Any] | None:
-    """(mark of the key, node of the value), or None.
-
-    What ``<<`` merges in is looked at last.
-    """
+    """(mark of the key, node of the value), or None."""
     if isinstance(node, yaml.MappingNode):
-        merged: list[Any] = []
-        for name, value in node.value:
-            if name.value == str(key):
-                return name.start_mark, value
-            if name.tag == TAG + "merge":
-                merged += value.value if isinstance(value, yaml.SequenceNode) else [value]
-        return next((child for alias in merged[:9] if (child := _child(alias, key))), None)
+        # own keys stand behind those that << merged in
+        pairs = ((name.start_mark, value) for name, value in reversed(node.value) if name.value == str(key))
+        return next(pairs, None)
     if isinstance(node, yaml.SequenceNode) and isinstance(key, int) and key < len(node.value):
         return node.value[key].start_mark, node.value[key]
     return None
@@ -176,9 +230,8 @@ def _explained(error: Exception, text: str, source: str) -> Diagnostic:
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
     line = mark.line + 1 if mark else 1 + text.count("\n", 0, getattr(error, "position", 0))
     problem = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error)
-    if isinstance(error, RecursionError):
-        problem = "nested too deeply"
-    context = getattr(error, "context", None)
+    if context := getattr(error, "context", None):
+        problem = f"{context}, {problem}"
     place = f" (column {mark.column + 1})" if mark else ""
     if re.search(r"\{\{.*\}\}", text):
         fix = "this is a Helm template: render it first, podtune render -f VALUES | podtune lint -"
@@ -186,4 +239,8 @@ def _explained(error: Exception, text: str, source: str) -> Diagnostic:
         fix = "indent with spaces, not tabs"
     else:
         fix = "correct the YAML at this line; the indentation above it counts, too"
-    return yaml_error(source, line, f"not YAML: {context + ', ' if context else ''}{problem}{place}", fix)
+    return _not_yaml(source, line, f"not YAML: {problem}{place}", fix)
+
+
+def _not_yaml(source: str, line: int, message: str, fix: str) -> Diagnostic:
+    return Diagnostic((), message, "error", fix, "api", "PT001", source=source, line=line)

@@ -9,7 +9,7 @@ import yaml
 
 from podtune.cluster.job.manifest import Json
 from podtune.cluster.lint import check  # noqa: F401  declares the rules
-from podtune.cluster.lint.rules import CHART_VALUES, find
+from podtune.cluster.lint.rules import find
 
 REFUSED_BY = {
     "api": "API server",
@@ -36,8 +36,6 @@ def explanation(code: str) -> str:
     entry = examples()[rule.code]
     refused = f", refused by: {REFUSED_BY[rule.by]}" if rule.by else ""
     lines = [f"{rule.code} {rule.name} ({rule.severity}{refused})", "", rule.summary, "", f"Fix: {rule.fix}."]
-    if rule.code in CHART_VALUES:
-        lines.append(f"In the values of podtune's chart: {CHART_VALUES[rule.code]}.")
     if "with" in entry:
         kind = "TrainingRuntime" if entry["with"] == "runtime" else entry["with"]["kind"]
         lines += ["", f"In a {kind} that the job uses:"]

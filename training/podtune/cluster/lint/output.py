@@ -12,13 +12,11 @@ from podtune.cluster.lint.rules import RULES
 from podtune.cluster.lint.sources import STDIN
 
 SCHEMA = "podtune.lint/1"
-FIELDS = ("code", "severity", "source", "line", "job", "path", "message", "fix", "values", "by")
+FIELDS = ("code", "severity", "source", "line", "job", "path", "message", "fix", "by")
 
 
 def printable(text: str) -> str:
-    """``text`` without characters that a terminal or a log would obey: escape sequences, line breaks."""
-    if text.isprintable():
-        return text
+    """``text`` with escapes for what a terminal or a log would obey: escape sequences, line breaks."""
     return "".join(
         character if character.isprintable() else character.encode("unicode_escape").decode("ascii")
         for character in text
@@ -37,30 +35,26 @@ def as_text(verdict: Verdict, *, notes: bool = False) -> str:
             shared.setdefault((finding.source, finding.job), []).append(finding)
             continue
         place = f" [{finding.path}]" if finding.path else ""
-        values = f"  (chart values: {finding.values})" if finding.values else ""
         where = f"{finding.source}:{finding.line}: {finding.severity} {finding.code}"
-        lines.append(printable(f"{where}: {finding.message}{place}"))
-        lines.append(printable(f"    fix: {finding.fix}{values}"))
+        lines += [f"{where}: {finding.message}{place}", f"    fix: {finding.fix}"]
     names = {rule.code: rule.name for rule in RULES}
     for (source, job), findings in shared.items():
         codes = dict.fromkeys(f"{finding.code} {names.get(finding.code, '')}" for finding in findings)
-        lines.append(printable(f"{source}: notes on {job}: {', '.join(codes)} (--notes shows them)"))
-    return "\n".join([*lines, summary(verdict)])
+        lines.append(f"{source}: notes on {job}: {', '.join(codes)} (--notes shows them)")
+    return "\n".join(map(printable, [*lines, summary(verdict)]))
 
 
 def summary(verdict: Verdict) -> str:
     """The jobs and runtimes, and the number of findings of each severity."""
-    counts = [
-        f"{verdict.count(severity)} {severity}{'' if verdict.count(severity) == 1 else 's'}"
-        for severity in SEVERITIES
-    ]
-    counts += [f"{verdict.ignored} ignored by annotation"] if verdict.ignored else []
+    counts = [(verdict.count(severity), severity) for severity in SEVERITIES]
+    counted = ", ".join(f"{count} {severity}{'s' * (count != 1)}" for count, severity in counts)
+    ignored = f", {verdict.ignored} ignored by annotation" if verdict.ignored else ""
     names = [*verdict.jobs, *verdict.runtimes]
     shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-    return printable(f"{shown or 'no PyTorchJob, TrainJob or runtime found'}: {', '.join(counts)}")
+    return f"{shown or 'no PyTorchJob, TrainJob or runtime found'}: {counted}{ignored}"
 
 
-def as_json(verdict: Verdict) -> str:
+def as_json(verdict: Verdict, *, notes: bool = False) -> str:
     """For scripts."""
     content: dict[str, Any] = {"schema": SCHEMA, "jobs": verdict.jobs, "runtimes": verdict.runtimes}
     content |= {f"{severity}s": verdict.count(severity) for severity in SEVERITIES}
@@ -85,15 +79,14 @@ def as_github(verdict: Verdict, *, notes: bool = False) -> str:
 
 
 def _data(text: str) -> str:
-    lines = "%0A".join(printable(line) for line in text.replace("%", "%25").split("\n"))
-    return lines.replace("\\r", "%0D")
+    return printable(text.replace("%", "%25"))
 
 
 def _property(text: str) -> str:
     return _data(text).replace(":", "%3A").replace(",", "%2C")
 
 
-def as_sarif(verdict: Verdict) -> str:
+def as_sarif(verdict: Verdict, *, notes: bool = False) -> str:
     """SARIF 2.1.0, which code scanning reads."""
     results = [
         {
@@ -112,7 +105,7 @@ def as_sarif(verdict: Verdict) -> str:
         }
         for finding in verdict.findings
     ]
-    rules: list[dict[str, Any]] = [
+    rules = [
         {
             "id": rule.code,
             "name": rule.name,
@@ -120,13 +113,12 @@ def as_sarif(verdict: Verdict) -> str:
             "help": {"text": rule.fix},
             "defaultConfiguration": {"level": rule.severity},
         }
-        for rule in sorted(RULES, key=lambda rule: rule.code)
+        for rule in RULES
     ]
-    driver = {"name": "podtune lint", "rules": rules}
     content = {
         "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
         "version": "2.1.0",
-        "runs": [{"tool": {"driver": driver}, "results": results}],
+        "runs": [{"tool": {"driver": {"name": "podtune lint", "rules": rules}}, "results": results}],
     }
     return json.dumps(content, indent=2)
 
@@ -137,4 +129,3 @@ FORMATS: dict[str, Callable[..., str]] = {
     "github": as_github,
     "sarif": as_sarif,
 }
-TAKE_NOTES = ("text", "github")

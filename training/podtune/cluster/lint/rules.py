@@ -13,35 +13,6 @@ from podtune.run.errors import UserError, near
 Check = Callable[[Job], Iterator[Diagnostic]]
 ALL = (*JOBS, *RUNTIMES)
 WITH_PODS = ("PyTorchJob", *RUNTIMES)
-#: the path in the values of podtune's chart -> the rules whose finding it mends
-MENDED_BY = {
-    "fullnameOverride (or the release name)": "PT010 PT011 PT503",
-    "distributed.nodes": "PT013 PT014 PT109",
-    "distributed.nprocPerNode": "PT018 PT102 PT502",
-    "distributed.nprocPerNode, resources": "PT103",
-    "resources": "PT303 PT304 PT306 PT307 PT505",
-    "image.repository, image.tag": "PT015 PT025",
-    "image": "PT111",
-    "image.tag, image.digest": "PT402",
-    "env": "PT101",
-    "envFrom": "PT403",
-    "mode": "PT104",
-    "nccl.env": "PT108 PT113",
-    "restartPolicy": "PT203 PT206 PT207 PT506",
-    "runPolicy.managedBy": "PT019",
-    "runPolicy.cleanPodPolicy": "PT201",
-    "runPolicy.backoffLimit": "PT202",
-    "runPolicy.ttlSecondsAfterFinished": "PT208",
-    "runPolicy.schedulingPolicy": "PT211",
-    "terminationGracePeriodSeconds": "PT204",
-    "kueue.queueName": "PT212",
-    "shm.sizeLimit": "PT301",
-    "persistence.*.accessModes": "PT302",
-    "port, hostNetwork": "PT401",
-    "podLabels, podAnnotations": "PT404",
-    "securityContext, podSecurityContext": "PT406",
-}
-CHART_VALUES = {code: path for path, codes in MENDED_BY.items() for code in codes.split()}
 
 
 @dataclass(frozen=True)
@@ -102,8 +73,7 @@ def rule(
     return declare
 
 
-def collected(
-    code: str, name: str, *, fix: str, summary: str, severity: Severity = "error", by: By = "api"
-) -> None:
+def collected(code: str, name: str, by: By, *, fix: str, summary: str, severity: Severity = "error") -> None:
     """Declare a rule without a check of its own: the passes over the whole document find it."""
+    summary = f"The API server refuses what {summary}."
     RULES.append(Rule(code, severity, by, fix, ALL, lambda job: iter(()), name, summary))

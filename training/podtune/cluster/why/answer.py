@@ -9,8 +9,8 @@ from podtune.cluster.job.manifest import name_of
 from podtune.cluster.why.causes import HANGS_S, LIKELY, causes, of_failed_job, record_of
 from podtune.cluster.why.scene import Scene
 from podtune.cluster.why.state import has_failed, phase, state
-from podtune.run.heartbeat import life, read_beat
 from podtune.run.job_snapshot import Cause
+from podtune.run.lock import life, read_beat
 
 EVIDENCE = 6  # lines
 

@@ -15,8 +15,8 @@ from podtune.cluster.why.flight_recorder import missing_rank
 from podtune.cluster.why.scene import Scene, about_of
 from podtune.cluster.why.state import container_statuses, ends_of, has_failed, phase, queue_of, state
 from podtune.run.errors import PEER_LOST, PREEMPTED
-from podtune.run.heartbeat import life, read_beat
 from podtune.run.job_snapshot import Cause
+from podtune.run.lock import life, read_beat
 
 #: how much a problem explains: it is the cause; most likely it is; it follows from another; it has no words
 CAUSE, LIKELY, SYMPTOM, BARE = range(4)

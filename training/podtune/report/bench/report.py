@@ -70,6 +70,7 @@ def _row(cell: MeasuredCell) -> dict[str, Any]:
     """A cell's figures by name: the CSV's columns and the JSON's keys."""
     sent, formula, step = cell.sent_bytes, cell.formula_bytes, cell.step_time
     loss = cell.measurements.loss if cell.fast else None
+    training = cell.measurements.training if cell.fast else None
     return {
         "model": cell.record["model"],
         "strategy": cell.strategy,
@@ -91,6 +92,9 @@ def _row(cell: MeasuredCell) -> dict[str, Any]:
         "bytes_per_step_formula": formula,
         "bubble_formula": cell.bubble,
         "loss_last": loss.last if loss else None,
+        "epochs": len(training.loss_by_epoch) if training else None,
+        "epoch_loss": training.loss if training else None,
+        "accuracy": training.accuracy if training else None,
         "precision": cell.record["config"].get("precision"),
         "global_batch_size": cell.record.get("global_batch_size"),
         "per_device_batch_size": cell.record["config"].get("per_device_batch_size") or None,
@@ -108,6 +112,7 @@ def _csv(groups: Sequence[Group]) -> str:
 
 def _speed_table(group: Group, name: Callable[[MeasuredCell], str]) -> Table:
     planned = any(cell.planned("step_time_s") is not None for cell in group.measured)
+    trained = any(cell.measurements.training for cell in group.measured)
     columns = [
         Column("cell"),
         Column(group.measured[0].unit, "right"),
@@ -116,6 +121,7 @@ def _speed_table(group: Group, name: Callable[[MeasuredCell], str]) -> Table:
         *(Column(title, "right") for title in ("p50", "p95", *["plan (ms)"] * planned)),
         *(Column(title, "right", 3) for title in ("efficiency (%)", "MFU (%)")),
         Column("losses equal"),
+        *[Column("accuracy by epoch (%)", "right")] * trained,
     ]
     rows: list[list[Value]] = []
     for cell in group.measured:
@@ -125,12 +131,19 @@ def _speed_table(group: Group, name: Callable[[MeasuredCell], str]) -> Table:
             seconds.append(cell.planned("step_time_s"))
         times = [_times(value, 1000) for value in seconds]
         shares = [_times(value, 100) for value in (cell.efficiency, cell.measurements.mfu)]
-        rows.append([name(cell), cell.throughput, *times, *shares, cell.parity])
+        rows.append(
+            [name(cell), cell.throughput, *times, *shares, cell.parity, *[_accuracies(cell)] * trained]
+        )
     notes = [f"Best of each world size stands out{'; plan: formulas, see docs' if planned else ''}."]
     # one process has nothing to distribute: where a strategy beats single, that is the machine's noise
     single = group.at("single", 1)
     best = _best(group, lambda cell: cell.throughput if cell.world_size > 1 or cell is single else None)
     return Table(columns, rows, caption="Speed", best=best, notes=notes)
+
+
+def _accuracies(cell: MeasuredCell) -> str:
+    training = cell.measurements.training
+    return " ".join(f"{share:.1%}"[:-1] for share in (training and training.accuracy_by_epoch) or ())
 
 
 def _best(group: Group, merit: Callable[[MeasuredCell], float | None]) -> frozenset[tuple[int, int]]:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from podtune.report.compare.comparison import Comparison, Difference, Identity
 from podtune.report.compare.figures import EqualPlace, Figures
-from podtune.report.draw.tables import Column, Table, Value, duration, markdown_text, shown
+from podtune.report.draw.tables import Column, Table, Value, duration, shown
 
 AT = {"step": "at equal steps", "tokens": "at equal tokens", "time": "at equal time since the start"}
 NAMED = 2  # runs whose names make a title; more are counted
@@ -110,27 +110,6 @@ def text(comparison: Comparison, *, width: int | None = None) -> str:
             parts += [title, *(f"- {line}" for line in lines), ""]
     parts += ["METRICS", *(f"{table.text(width=width)}\n" for table in (*found.equal, found.final))]
     return "\n".join([*parts, "WHICH IS BETTER", *comparison.conclusions])
-
-
-def markdown(comparison: Comparison) -> str:
-    """For a pull request or a note."""
-    found = tables(comparison)
-    parts = [
-        f"# {markdown_text(heading(comparison.names))}",
-        *(markdown_text(f"- **{run.name}**: {_about(run)}") for run in comparison.runs),
-        "",
-        *map(markdown_text, comparison.conclusions),
-    ]
-    differences = [f"{table.markdown()}\n" for table in found.differences]
-    parts += ["", "## What differs", "", *(differences or ["Nothing that was recorded."])]
-    for title, lines in (
-        ("Not comparable", comparison.not_comparable),
-        ("In the files", comparison.problems),
-    ):
-        if lines:
-            parts += ["", f"## {title}", "", *(markdown_text(f"- {line}") for line in lines)]
-    parts += ["", "## Metrics", "", *(f"{table.markdown()}\n" for table in (*found.equal, found.final))]
-    return "\n".join(parts)
 
 
 def _about(run: Identity) -> str:

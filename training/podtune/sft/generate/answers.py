@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -33,13 +34,10 @@ class Sampling:
         sample = bool(configured.do_sample) if self.temperature is None else self.temperature > 0
         sample = sample or (self.temperature is None and self.top_p is not None)
         chosen: dict[str, Any] = {"do_sample": sample, "max_new_tokens": self.longest(model)}
-        if sample:
-            chosen |= {
-                key: value for key in ("temperature", "top_p") if (value := getattr(self, key)) is not None
-            }
-        else:  # the sampling values of a model's own config would only draw warnings
-            chosen |= {"temperature": None, "top_p": None, "top_k": None}
-        return chosen
+        if not sample:  # the sampling values of a model's own config would only draw warnings
+            return chosen | {"temperature": None, "top_p": None, "top_k": None}
+        given = {"temperature": self.temperature, "top_p": self.top_p}
+        return chosen | {key: value for key, value in given.items() if value is not None}
 
     def longest(self, model: PreTrainedModel) -> int:
         """Return the longest answer in tokens."""
@@ -106,10 +104,11 @@ def answer(
             **sampling.arguments(model),
         )
     model.train(training)
-    return [
-        tokenizer.decode(until(row, stops), skip_special_tokens=True).strip()
+    answers = [
+        list(itertools.takewhile(lambda token: token not in stops, row))
         for row in generated[:, longest:].tolist()
     ]
+    return [tokenizer.decode(row, skip_special_tokens=True).strip() for row in answers]
 
 
 def room(model: PreTrainedModel, sampling: Sampling) -> int:
@@ -127,8 +126,3 @@ def room(model: PreTrainedModel, sampling: Sampling) -> int:
             fix=f"ask for at most {context // 2}",
         )
     return context - longest
-
-
-def until(row: list[int], stops: Sequence[int]) -> list[int]:
-    """Cut ``row`` at its first stop token."""
-    return row[: next((position for position, token in enumerate(row) if token in stops), len(row))]

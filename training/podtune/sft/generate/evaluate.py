@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from podtune.run.record import Json
 from podtune.sft.data.shapes import Messages
@@ -30,62 +30,56 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Loss:
-    """Mean cross-entropy over the answers' ``tokens``, and its exponential; None where nothing was scored."""
+class Question:
+    """A held-out row. Of plain text the prompt is empty and the text the reference."""
 
-    loss: float | None
-    perplexity: float | None
-    tokens: int | None
-    rows: int
-
-
-@dataclass(frozen=True)
-class Score:
-    """One model's result; ``exact_match`` is None where no row has a prompt and a reference."""
-
-    exact_match: float | None
-    loss: Loss
-
-    def to_json(self) -> Json:
-        """Make the object in run.json, without what was not measured."""
-        figures = {"exact_match": self.exact_match, **vars(self.loss)}
-        return {key: value for key, value in figures.items() if value is not None}
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One held-out row with its reference and the answers of both models."""
-
-    prompt: str
+    prompt: str | Messages
     reference: str | None
-    base: str
-    tuned: str
+    kind: str
+
+    @classmethod
+    def of(cls, row: Row) -> Question:
+        """Split a row of any shape."""
+        return cls(*prompt_and_answer(row), str(row.get("kind", "")))
+
+    @property
+    def text(self) -> str:
+        """The last message of the prompt, or its text."""
+        return self.prompt if isinstance(self.prompt, str) else str(self.prompt[-1]["content"])
+
+    def answered_by(self, text: str) -> bool:
+        """True if ``text`` equals the reference after :func:`normalised`."""
+        return normalised(text) == normalised(self.reference or "")
 
 
-@dataclass(frozen=True)
-class Kinds:
-    """Exact match by the rows' column ``kind``, and the score of each kind's most frequent reference."""
+class Score(TypedDict, total=False):
+    """One model's result, without what could not be measured; the loss is over the answers' ``tokens``."""
 
-    most_frequent_answer: float
-    by_kind: dict[str, dict[str, float]] | None  # rows, base and tuned of each; None of a single kind
+    exact_match: float
+    loss: float
+    perplexity: float
+    tokens: int
+    rows: int
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Base and tuned model on the same rows; ``kinds`` is None if there are none, or too many."""
+    """Base and tuned model on the same rows; its fields are ``measurements.answers`` of run.json.
+
+    ``by_kind`` has the rows and both exact matches of each kind, ``most_frequent_answer`` what the most
+    frequent reference of each kind would score.
+    """
 
     rows: int
     base: Score
     tuned: Score
-    kinds: Kinds | None
-    samples: list[Sample]
+    most_frequent_answer: float | None
+    by_kind: dict[str, dict[str, float]] | None
+    samples: list[dict[str, str | None]]
 
     def to_json(self) -> Json:
-        """Make ``measurements.answers`` of run.json."""
-        record: Json = {"rows": self.rows, "base": self.base.to_json(), "tuned": self.tuned.to_json()}
-        if self.kinds:
-            record |= {key: value for key, value in vars(self.kinds).items() if value is not None}
-        return record | {"samples": [vars(sample) for sample in self.samples]}
+        """Leave out what is None."""
+        return {key: value for key, value in vars(self).items() if value is not None}
 
 
 def compare_with_base(
@@ -99,91 +93,64 @@ def compare_with_base(
     trust_remote_code: bool = False,
 ) -> Comparison:
     """Score both models on the same rows, one after the other so that only one is in memory."""
+    questions = [Question.of(row) for row in eval_rows]
+    asked = [at for at, question in enumerate(questions) if question.prompt and question.reference]
     scores: dict[str, Score] = {}
     answers: dict[str, list[str]] = {}
     for which, origin in (("base", base), ("tuned", locate_model(tuned))):
         model = on_device(load_model(origin, trust_remote_code=trust_remote_code))
-        answers[which] = answers_to(
-            model, tokenizer, eval_rows, batch_size=batch_size, max_new_tokens=max_new_tokens
-        )
-        scores[which] = Score(
-            exact_match(answers[which], eval_rows),
-            loss_of(model, tokenizer, eval_rows, batch_size=batch_size),
-        )
+        texts = answers[which] = answers_to(model, tokenizer, questions, batch_size, max_new_tokens)
+        match: Score = {"exact_match": _share(questions, texts, asked)} if asked else {}
+        scores[which] = match | loss_of(model, tokenizer, questions, batch_size)
         del model
         gc.collect()
-    samples = [
-        Sample(as_text(prompt), reference, answers["base"][index], answers["tuned"][index])
-        for index, (prompt, reference) in enumerate(map(prompt_and_answer, eval_rows[:SAMPLES]))
-        if prompt
+    kinds: dict[str, list[int]] = {}
+    for at in asked:
+        kinds.setdefault(questions[at].kind, []).append(at)
+    frequent = by_kind = None
+    if 0 < len(kinds) <= MOST_KINDS:
+        references = [
+            Counter(normalised(questions[at].reference or "") for at in kind) for kind in kinds.values()
+        ]
+        frequent = sum(count.most_common(1)[0][1] for count in references) / len(asked)
+    if 1 < len(kinds) <= MOST_KINDS:
+        by_kind = {
+            name: {"rows": len(kind)}
+            | {which: _share(questions, texts, kind) for which, texts in answers.items()}
+            for name, kind in sorted(kinds.items())
+        }
+    samples: list[dict[str, str | None]] = [
+        {
+            "prompt": question.text,
+            "reference": question.reference,
+            **{which: texts[at] for which, texts in answers.items()},
+        }
+        for at, question in enumerate(questions[:SAMPLES])
+        if question.prompt
     ]
-    return Comparison(len(eval_rows), scores["base"], scores["tuned"], by_kind(answers, eval_rows), samples)
+    return Comparison(len(questions), scores["base"], scores["tuned"], frequent, by_kind, samples)
 
 
-def sample_answers(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    conversations: Sequence[str | Messages],
-    max_new_tokens: int = 64,
-) -> list[str]:
-    """Answer ``conversations`` greedily as one batch, in their order."""
-    return answer(model, tokenizer, conversations, Sampling(max_new_tokens=max_new_tokens, temperature=0.0))
+def _share(questions: Sequence[Question], texts: Sequence[str], chosen: Sequence[int]) -> float:
+    return sum(questions[at].answered_by(texts[at]) for at in chosen) / len(chosen)
 
 
 def answers_to(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    rows: Sequence[Row],
-    *,
+    questions: Sequence[Question],
     batch_size: int,
     max_new_tokens: int,
 ) -> list[str]:
-    """Answer each row greedily, empty without a prompt. Prompts of like length share a batch."""
-    prompts = {index: prompt for index, row in enumerate(rows) if (prompt := prompt_and_answer(row)[0])}
-    answers = [""] * len(rows)
-    for batch in by_length(prompts, lambda index: len(as_text(prompts[index])), batch_size):
-        for index, text in zip(
-            batch, sample_answers(model, tokenizer, [prompts[i] for i in batch], max_new_tokens), strict=True
-        ):
-            answers[index] = text
+    """Answer each question greedily, empty without a prompt. Prompts of like length share a batch."""
+    greedy = Sampling(max_new_tokens=max_new_tokens, temperature=0.0)
+    answers = [""] * len(questions)
+    asked = [at for at, question in enumerate(questions) if question.prompt]
+    for batch in by_length(asked, lambda at: len(questions[at].text), batch_size):
+        texts = answer(model, tokenizer, [questions[at].prompt for at in batch], greedy)
+        for at, text in zip(batch, texts, strict=True):
+            answers[at] = text
     return answers
-
-
-def exact_match(answers: Sequence[str], rows: Sequence[Row]) -> float | None:
-    """Compute the share of answers that equal the reference after :func:`normalised`.
-
-    None if no row has a prompt and a reference.
-    """
-    pairs = [
-        (text, reference)
-        for text, (prompt, reference) in zip(answers, map(prompt_and_answer, rows), strict=True)
-        if prompt and reference
-    ]
-    if not pairs:
-        return None
-    return sum(normalised(text) == normalised(reference) for text, reference in pairs) / len(pairs)
-
-
-def by_kind(answers: dict[str, list[str]], rows: Sequence[Row]) -> Kinds | None:
-    """Score the answers of each model by kind; rows without a kind are one."""
-    kinds: dict[str, list[int]] = {}
-    for index, row in enumerate(rows):
-        prompt, reference = prompt_and_answer(row)
-        if prompt and reference:
-            kinds.setdefault(str(row.get("kind", "")), []).append(index)
-    if not kinds or len(kinds) > MOST_KINDS:
-        return None
-    references = [normalised(prompt_and_answer(row)[1] or "") for row in rows]
-    frequent = sum(Counter(references[i] for i in of_kind).most_common(1)[0][1] for of_kind in kinds.values())
-    matches = {
-        kind: {"rows": len(of_kind)}
-        | {
-            which: sum(normalised(texts[i]) == references[i] for i in of_kind) / len(of_kind)
-            for which, texts in answers.items()
-        }
-        for kind, of_kind in sorted(kinds.items())
-    }
-    return Kinds(frequent / sum(map(len, kinds.values())), matches if len(kinds) > 1 else None)
 
 
 def normalised(text: str) -> str:
@@ -193,51 +160,38 @@ def normalised(text: str) -> str:
 
 
 def loss_of(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], *, batch_size: int = 32
-) -> Loss:
-    """Compute the mean cross-entropy over the answers' tokens, and its exponential.
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, questions: Sequence[Question], batch_size: int
+) -> Score:
+    """Compute ``loss``, the mean cross-entropy over the answers' ``tokens``, and its ``perplexity``.
 
-    Where there is no prompt, the whole text is scored.
+    Where there is no prompt, the whole text is scored; where nothing is, there are the ``rows`` alone.
     """
     import torch
+    from torch.nn.functional import cross_entropy
+    from torch.nn.utils.rnn import pad_sequence
 
     context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    encoded = []
-    for row in rows:
-        prompt, reference = prompt_and_answer(row)
-        if reference:
-            row_ids, scored = scored_ids(tokenizer, prompt, reference)
-            encoded.append((row_ids[:context], scored[:context]))
+    encoded = [scored_ids(tokenizer, each.prompt, each.reference) for each in questions if each.reference]
+    encoded = [(ids[:context], scored[:context]) for ids, scored in encoded]
     total, tokens = 0.0, 0
     training = model.training
     model.eval()
     with torch.inference_mode():
         for batch in by_length(encoded, lambda row: len(row[0]), batch_size, TOKENS_PER_BATCH):
-            longest = max(len(row) for row, _ in batch)
-            ids = torch.tensor([row + [0] * (longest - len(row)) for row, _ in batch], device=model.device)
-            mask = torch.tensor(
-                [[1] * len(row) + [0] * (longest - len(row)) for row, _ in batch], device=model.device
+            rows = [(ids, scored, [True] * len(ids)) for ids, scored in batch]
+            ids, scored, mask = (
+                pad_sequence([torch.tensor(row) for row in column], batch_first=True).to(model.device)
+                for column in zip(*rows, strict=True)
             )
-            answers = torch.tensor(
-                [mark + [False] * (longest - len(mark)) for _, mark in batch], device=model.device
-            )[:, 1:]
-            logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits[:, :-1]
-            total += float(
-                torch.nn.functional.cross_entropy(
-                    logits[answers].float(), ids[:, 1:][answers], reduction="sum"
-                )
-            )
-            tokens += int(answers.sum())
+            logits = model(input_ids=ids, attention_mask=mask.long(), use_cache=False).logits[:, :-1]
+            scored = scored[:, 1:]
+            total += float(cross_entropy(logits[scored].float(), ids[:, 1:][scored], reduction="sum"))
+            tokens += int(scored.sum())
     model.train(training)
     if not tokens:
-        return Loss(None, None, None, len(rows))
+        return {"rows": len(questions)}
     loss = total / tokens
-    return Loss(loss, math.exp(min(loss, 700.0)), tokens, len(rows))
-
-
-def as_text(prompt: str | Messages) -> str:
-    """Show a prompt: the last message's content, or the text."""
-    return prompt if isinstance(prompt, str) else str(prompt[-1]["content"])
+    return {"loss": loss, "perplexity": math.exp(min(loss, 700.0)), "tokens": tokens, "rows": len(questions)}
 
 
 def on_device(model: PreTrainedModel) -> PreTrainedModel:

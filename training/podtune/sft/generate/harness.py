@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from podtune.run.errors import ConfigError, OutOfMemory, Unavailable, near, out_of_memory, working
+from podtune.run.errors import ConfigError, Unavailable, near, working
 from podtune.run.record import Json, number
 
 if TYPE_CHECKING:
@@ -52,12 +52,11 @@ def find_tasks(names: Sequence[str], folder: Path | None) -> TaskManager:
     from lm_eval.tasks import TaskManager
 
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
-    if folder is not None:
-        # the harness's own tasks are thousands of files, and take many seconds to read
-        manager = TaskManager(include_path=str(folder), include_defaults=False)
-        if set(names) <= set(manager.all_tasks):
-            return manager
-    manager = TaskManager(include_path=None if folder is None else str(folder))
+    path = None if folder is None else str(folder)
+    # the harness's own tasks are thousands of files, and take many seconds to read
+    manager = TaskManager(include_path=path, include_defaults=path is None)
+    if not set(names) <= set(manager.all_tasks):
+        manager = TaskManager(include_path=path)
     for name in names:
         if name not in manager.all_tasks:
             raise ConfigError(
@@ -79,7 +78,7 @@ def score(
     """Score ``model`` on the tasks ``names``; return the harness's own results.
 
     Raises:
-        UserError: a task's data cannot be had, a task does not fit the settings, or memory is full.
+        UserError: a task's data cannot be had, or a task does not fit the settings.
     """
     from lm_eval import evaluator
     from lm_eval.models.huggingface import HFLM
@@ -109,27 +108,7 @@ def score(
         ) from error
     except (OSError, ValueError, AssertionError) as error:  # so it refuses a task or its data
         raise ConfigError(f"{type(error).__name__}: {_first_line(error)}", where=where) from error
-    except RuntimeError as error:
-        if not out_of_memory(error):
-            raise
-        raise OutOfMemory(
-            f"out of GPU memory with batches of {batch_size}", where=where, fix="a smaller --batch-size"
-        ) from error
     return results
-
-
-def save(results: Json, path: Path) -> None:
-    """Write the harness's results as its own command does.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
-    import json
-
-    from lm_eval.utils import handle_non_serializable
-
-    text = json.dumps(results, indent=2, default=handle_non_serializable, ensure_ascii=False)
-    path.write_text(text, encoding="utf-8")
 
 
 def measurement(results: Mapping[str, Json], names: Sequence[str], settings: EvalSettings) -> Json:
@@ -142,24 +121,18 @@ def measurement(results: Mapping[str, Json], names: Sequence[str], settings: Eva
     """
     same = settings.for_record()
     first = next(iter(results.values()))
-    scores = {
-        task: {"asked": same, **_circumstances(first, task)}
-        | {column: _metrics(result["results"][task]) for column, result in results.items()}
-        for task in first["results"]
-    }
+    scores = {}
+    for task, row in first["results"].items():
+        counted = first.get("n-samples", {}).get(task, {})
+        known = {
+            "rows": counted.get("effective", row.get("sample_len")),  # were asked
+            "of": counted.get("original"),  # that the task has
+            "fewshot": first.get("n-shot", {}).get(task),
+            "version": first.get("versions", {}).get(task),
+        }
+        scores[task] = {"asked": same} | {key: value for key, value in known.items() if value is not None}
+        scores[task] |= {column: _metrics(result["results"][task]) for column, result in results.items()}
     return {"asked": {name: {**same, "models": [*results]} for name in names}, "scores": scores}
-
-
-def _circumstances(results: Json, task: str) -> Json:
-    """Read what is known of a task beside its metrics: ``rows`` were asked of the ``of`` that it has."""
-    counted = results.get("n-samples", {}).get(task, {})
-    known = {
-        "rows": counted.get("effective", results["results"][task].get("sample_len")),
-        "of": counted.get("original"),
-        "fewshot": results.get("n-shot", {}).get(task),
-        "version": results.get("versions", {}).get(task),
-    }
-    return {key: value for key, value in known.items() if value is not None}
 
 
 def _metrics(row: Mapping[str, Any]) -> dict[str, float]:

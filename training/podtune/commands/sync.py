@@ -1,0 +1,62 @@
+"""podtune sync: ended runs copied to a tracker, from their files."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from podtune.run.errors import NotFound, Unavailable, working
+
+
+class Tracker(StrEnum):
+    """Where runs can be copied to."""
+
+    mlflow = "mlflow"
+    tensorboard = "tensorboard"
+    trackio = "trackio"
+    aim = "aim"
+
+
+def sync(
+    run_dir: Annotated[Path, typer.Argument(help="A run's folder, or a folder with runs below it.")],
+    to: Annotated[Tracker, typer.Option("--to", help="The tracker; its package is the extra of that name.")],
+    repo: Annotated[
+        str | None,
+        typer.Option(
+            "--repo",
+            help="MLflow's tracking URI, a folder for TensorBoard (default: tensorboard/ in the run), "
+            "trackio's project, or Aim's repository.",
+        ),
+    ] = None,
+) -> None:
+    """Copy ended runs to MLflow, TensorBoard, trackio or Aim. Repeating it adds nothing twice.
+
+    \b
+    Examples:
+      podtune sync demo/run --to tensorboard                        # then: tensorboard --logdir demo
+      podtune sync demo/run --to mlflow --repo http://mlflow:5000
+      podtune sync /outputs --to trackio --repo my-project
+      podtune sync demo/run --to aim --repo demo/aim
+    """
+    if find_spec(to) is None:
+        raise Unavailable(f"{to} is not installed", fix=f"pip install 'podtune[{to}]'")
+    if to is Tracker.aim:
+        if repo is None:
+            raise typer.BadParameter("Aim needs a repository", param_hint="--repo")
+        from podtune.run.aim.sync import sync as sync_to_aim
+
+        raise typer.Exit(sync_to_aim(run_dir, repo, follow=False, rebuild=False, as_json=False))
+    from podtune.run.follow import find_runs
+    from podtune.run.trackers import TRACKERS, read_run
+
+    run_dirs = find_runs(run_dir)
+    if not run_dirs:
+        raise NotFound("no run here", where=str(run_dir), fix="give the --output_dir of a run")
+    runs = [read_run(folder) for folder in run_dirs]
+    working(f"opening {to}")
+    for run in runs:
+        print(f"{run.folder}: {len(run.points)} lines -> {TRACKERS[to](run, repo)}")
