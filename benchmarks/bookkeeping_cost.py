@@ -79,7 +79,7 @@ def measure(args: argparse.Namespace, world: Any, run_dir: Path, repo: str) -> d
     from transformers import TrainerControl, TrainerState, TrainingArguments
 
     from podtune.run.aim.tracking import start_tracker
-    from podtune.run.heartbeat import Heartbeat
+    from podtune.run.lock import claim
     from podtune.run.record import new_record, write_json
     from podtune.sft.train.meter import Meter
     from podtune.sft.train.progress import Progress
@@ -90,7 +90,7 @@ def measure(args: argparse.Namespace, world: Any, run_dir: Path, repo: str) -> d
         write_json(
             run_dir / "run.json", new_record(mode="sft", name="cost", config={}, world_size=world.world_size)
         )
-    heartbeat = Heartbeat(run_dir) if world.is_main else None
+    lock = claim(run_dir) if world.is_main else None
     progress = Progress(
         run_dir,
         meter,
@@ -99,7 +99,7 @@ def measure(args: argparse.Namespace, world: Any, run_dir: Path, repo: str) -> d
         from_step=0,
         tokens_before=0,
         rows=1,
-        on_step=heartbeat.step if heartbeat else None,
+        on_step=lock.step if lock else None,
     )
     tracker = start_tracker(run_dir, repo) if world.is_main else None
     arguments = TrainingArguments(output_dir=str(run_dir), use_cpu=True, report_to="none")
@@ -138,7 +138,7 @@ def measure(args: argparse.Namespace, world: Any, run_dir: Path, repo: str) -> d
             progress.on_log(arguments, state, control, logs=logs)
         return held + time.perf_counter() - began
 
-    beating = next((thread.native_id for thread in threading.enumerate() if thread.name == "heartbeat"), None)
+    beating = next((thread.native_id for thread in threading.enumerate() if thread.name == "lock"), None)
     follower = psutil.Process(tracker._child.pid) if tracker and tracker._child else None
     with contextlib.redirect_stdout(io.StringIO()):
         number = 0
@@ -153,8 +153,8 @@ def measure(args: argparse.Namespace, world: Any, run_dir: Path, repo: str) -> d
         sync, beat = cpu_of(follower), thread_cpu(beating)
         held = sum(step(number + index) for index in range(1, args.steps + 1))
         sync, beat = cpu_of(follower) - sync, thread_cpu(beating) - beat
-    if heartbeat and tracker:
-        heartbeat.stop()
+    if lock and tracker:
+        lock.release()
         tracker.finish(60)
     found = {"rank 0 held up": held, "heartbeat's thread": beat}
     return found | ({"beside it: the writer to Aim": sync} if follower else {})

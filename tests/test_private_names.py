@@ -25,7 +25,7 @@ NAMES = {
     "_get_grad_norm": ("transformers.Trainer", "sft/train/trainer.py"),
     "_get_output_dir": ("transformers.Trainer", "sft/train/trainer.py"),
     "_get_train_sampler": ("transformers.Trainer", "sft/train/trainer.py"),
-    "_indices": ("datasets.Dataset.from_dict({})", "sft/data/fingerprint.py"),
+    "_fingerprint": ("datasets.Dataset.from_dict({})", "sft/data/tokenise.py"),
     "_is_amx_tile_supported": ("torch.cpu", "sft/cpu/attention.py"),
     "_is_avx512_bf16_supported": ("torch.cpu", "sft/config/hardware.py"),
     "_issue_warnings_after_load": ("transformers.Trainer", "sft/train/trainer.py"),

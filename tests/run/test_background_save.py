@@ -122,11 +122,11 @@ import functools, os, sys, threading
 from pathlib import Path
 from podtune.run import checkpoint
 from podtune.run.background_save import BackgroundSave
-from podtune.run.heartbeat import VolumeWatch
+from podtune.run.output_volume import watch_volume
 stage, run = Path(sys.argv[1]), Path(sys.argv[2])
 (stage / "checkpoint-4").mkdir()
 (stage / "checkpoint-4" / "model.safetensors").write_bytes(b"4" * 1000)
-with VolumeWatch(run, 0.5, interval_s=0.05):
+with watch_volume(run, 0.5, interval_s=0.05):
     os.fsync = os.fdatasync = lambda file: threading.Event().wait()
     aside = run / checkpoint.SAVING / "checkpoint-4"
     commit = functools.partial(checkpoint.commit, aside, run / "checkpoint-4", 4, {})

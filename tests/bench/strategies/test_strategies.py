@@ -24,6 +24,7 @@ from podtune.run.world import World
 
 ROOT = Path(__file__).parents[3]
 QUICK = ["--sequence-length", "32", "--steps", "2", "--warmup", "0", "--repeats", "1"]
+EPOCH = "--epochs 1 --epoch-steps 3"  # after the measurement, as every cell of RANKS does
 Json = dict[str, Any]
 
 # A new strategy gets a row here: its name, and how many processes show it at work.
@@ -48,6 +49,7 @@ CHOICES = {
     "pipeline-1f1b --activation-checkpointing full --precision bf16": 4,
     "fsdp --precision fp16": 2,
     "zero3 --precision bf16 --optimizer sgd --learning-rate 0.1": 2,
+    f"naive-mp --accumulation 2 {EPOCH}": 2,
     "naive-mp --model resnet18-cifar --global-batch-size 2 --optimizer sgd": 2,
 }
 # Whose memory is counted and held against the plan, with rows long enough to matter beside the weights.
@@ -102,7 +104,7 @@ def torchrun(ranks: int, *words: str, timeout_s: float = 900) -> subprocess.Comp
 
 
 def arguments(cell: str) -> list[str]:
-    strategy, *words = cell.split()
+    strategy, *words = cell.split() if cell not in RANKS else [cell, *EPOCH.split()]
     shape = (
         ["--steps", "1", "--warmup", "0", "--repeats", "1"]
         if "resnet" in cell
@@ -113,8 +115,8 @@ def arguments(cell: str) -> list[str]:
 
 def alone(cell: str) -> Json:
     """One process needs no torchrun: this one."""
-    from podtune.bench.case.loop import measure
     from podtune.bench.case.run import CaseRun
+    from podtune.bench.case.train import measure_and_train
     from podtune.bench.case.watchdog import Watchdog
 
     world = World()
@@ -123,7 +125,7 @@ def alone(cell: str) -> Json:
     try:
         return {
             "config": asdict(options),
-            "measurements": measure(CaseRun(options, size, world, watchdog)).to_json(),
+            "measurements": measure_and_train(CaseRun(options, size, world, watchdog)).to_json(),
         }
     finally:
         watchdog.stop()
@@ -171,6 +173,14 @@ def test_the_losses_are_those_of_one_process(cell: str, measured: Callable[[str]
     assert parity["status"] == "ok", parity
     assert "resnet" in cell or parity["losses"][-1] < parity["losses"][0]
     assert found["measurements"]["step_time_s"]["n"] == found["config"]["steps"]
+
+
+@pytest.mark.parametrize("cell", [*RANKS, f"naive-mp --accumulation 2 {EPOCH}"])
+def test_an_epoch_of_training_ends_where_one_process_does(cell: str, measured: Callable[[str], Json]) -> None:
+    found, alone = (measured(each)["measurements"]["training"] for each in (cell, "single"))
+    assert found["loss_by_epoch"] == pytest.approx(alone["loss_by_epoch"], rel=1e-4)
+    assert found["accuracy"] == pytest.approx(alone["accuracy"], abs=2e-3)
+    assert alone["accuracy"] > 0.002  # of 512 tokens
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from support.lint_examples import merged
 from podtune.cluster.lint.explain import examples
 from podtune.cluster.why.answer import Answer, explain
 from podtune.cluster.why.scene import from_files
-from podtune.run.heartbeat import HEARTBEAT_FILE
 from podtune.run.library_environment import set_library_environment
+from podtune.run.lock import LOCK_FILE
 
 Json = dict[str, Any]
 
@@ -442,7 +442,8 @@ def test_a_run_s_folder_says_how_it_ended(tmp_path: Path) -> None:
     assert "exit code 65" in found.evidence[0]
     assert explain(from_files(run_folder(tmp_path, status="ok"))).sentence == f"{tmp_path} succeeded"
     beat = {"time": 1.0, "step": 41, "step_at": 1.0, "pid": 2**22 + 1, "host": "gone", "started": 1.0}
-    (tmp_path / HEARTBEAT_FILE).write_text(json.dumps(beat))
+    beat |= {"job": ""}
+    (tmp_path / LOCK_FILE).write_text(json.dumps(beat))
     died = explain(from_files(run_folder(tmp_path, status="running")))
     assert "no sign of life from gone" in died.sentence
     assert not died.certain

@@ -23,7 +23,7 @@ from podtune.report.runs.runs import load_run
 from podtune.report.runs.watch import warnings
 from podtune.run.errors import UserError
 from podtune.run.follow import find_runs
-from podtune.run.heartbeat import HEARTBEAT_FILE, Heartbeat, claim, life, read_beat
+from podtune.run.lock import LOCK_FILE, started
 from podtune.run.record import METRICS_FILE, RUN_FILE
 
 RunMaker = Callable[..., Path]
@@ -53,8 +53,10 @@ def beat(
         "step_at": time.time() - step_age_s,
         "pid": pid or os.getpid(),
         "host": host or socket.gethostname(),
+        "started": started(pid or os.getpid()),
+        "job": "",
     }
-    (run_dir / HEARTBEAT_FILE).write_text(json.dumps(content))
+    (run_dir / LOCK_FILE).write_text(json.dumps(content))
 
 
 def gone_pid() -> int:
@@ -257,69 +259,3 @@ def test_ctrl_c_in_a_terminal_ends_the_watching_and_says_that_the_run_goes_on(ma
         130,
         f"no longer watching; the run continues. Come back: podtune watch {run_dir}",
     )
-
-
-def test_the_heartbeat_tells_time_step_and_process_and_is_taken_away_at_the_end(tmp_path: Path) -> None:
-    with Heartbeat(tmp_path, interval_s=0.02) as heartbeat:
-        heartbeat.step(7)
-        end = time.monotonic() + 20
-        while (found := read_beat(tmp_path)) is None or found.step != 7:
-            assert time.monotonic() < end
-            time.sleep(0.01)
-        assert (found.pid, found.host, life(tmp_path)) == (os.getpid(), socket.gethostname(), "alive")
-    assert life(tmp_path) == "unknown"
-
-
-CLAIM = """
-import sys
-from pathlib import Path
-from podtune.run.heartbeat import claim
-claimed = claim(Path(sys.argv[1]))
-print("mine", flush=True)
-sys.stdin.read()
-"""
-
-
-def test_two_jobs_on_one_folder_the_second_refuses_and_a_dead_ones_lock_is_taken_over(tmp_path: Path) -> None:
-    first = subprocess.Popen(
-        [sys.executable, "-c", CLAIM, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert first.stdout
-    assert first.stdout.readline() == "mine\n"
-    with pytest.raises(
-        UserError, match=f"another job writes here: process {first.pid} on {socket.gethostname()}"
-    ):
-        claim(tmp_path)
-    first.kill()
-    first.communicate()
-    claim(tmp_path).release()
-
-
-def test_where_locks_do_not_reach_a_moving_foreign_heartbeat_refuses_and_a_still_one_does_not(
-    tmp_path: Path,
-) -> None:
-    beat(tmp_path, host="pod-on-another-node", age_s=2, step=5)
-    claim(tmp_path, patience_s=0.3).release()
-    mover = subprocess.Popen(
-        [sys.executable, "-c", MOVING_HEARTBEAT, str(tmp_path / HEARTBEAT_FILE)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert mover.stdout
-    assert mover.stdout.readline() == "beating\n"
-    with pytest.raises(UserError, match="process 1 on pod-on-another-node, at step 6"):
-        claim(tmp_path, patience_s=20)
-    mover.communicate("")
-
-
-MOVING_HEARTBEAT = """
-import json, os, select, sys, time
-while not select.select([0], [], [], 0.02)[0]:
-    part = sys.argv[1] + ".new"
-    with open(part, "w") as file:
-        now = time.time()
-        json.dump({"time": now, "step": 6, "step_at": now, "pid": 1, "host": "pod-on-another-node"}, file)
-    os.replace(part, sys.argv[1])
-    print("beating", flush=True)
-"""

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # of Aim's own dependencies
 TRAINER = """
 import json, os, sys
 from pathlib import Path
-from podtune.run.heartbeat import Heartbeat
+from podtune.run.lock import claim
 from podtune.run.metrics_log import (MetricsLog)
 from podtune.run.record import (end_record, write_json)
 from podtune.run.aim.tracking import start_tracker
@@ -43,16 +43,16 @@ run_dir, repo, first, last, resume_from = Path(sys.argv[1]), sys.argv[2], *map(i
 record = json.loads((run_dir / "run.json").read_text()) | {"status": "running"}
 write_json(run_dir / "run.json", record)
 log = MetricsLog(run_dir / "metrics.jsonl", from_step=resume_from)
-heartbeat = Heartbeat(run_dir)
+lock = claim(run_dir)
 tracker = start_tracker(run_dir, repo)
 for step in range(first, last + 1):
     log.write("train", step, {"loss": 10.0 / step, "tokens": step * 100})
-    heartbeat.step(step)
+    lock.step(step)
 print("written", flush=True)
 if sys.stdin.readline().strip() == "end":
     end_record(record, "ok", 0)
     write_json(run_dir / "run.json", record)
-    heartbeat.stop()
+    lock.release()
     tracker.finish(60.0)
 """
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import sys
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from podtune.run.errors import OK, PEER_LOST, SOFTWARE, UNAVAILABLE, terminate_log
+from podtune.run.exit import bounded
 
 if TYPE_CHECKING:
     from podtune.pod.pod_info import PodInfo
@@ -34,10 +34,10 @@ def preflight(
 ) -> None:
     """Look at what training needs before it starts; in a job of several pods, together with the others.
 
-    Volumes that can be written and are really shared, space for checkpoints, /dev/shm, GPUs (as many as
-    PODTUNE_GPUS_PER_POD says, each with a small product and a copy to the next), driver against CUDA, C
-    compiler, network interfaces, names and ports, ranks, the same
-    configuration, image, versions and data everywhere, and an all-reduce checked for its result and speed.
+    Volumes that can be written and are really shared, /dev/shm, GPUs (as many as PODTUNE_GPUS_PER_POD says,
+    each with a small product and a copy to the next), driver against CUDA, C compiler, names and ports,
+    ranks, the same configuration, image, versions and data everywhere, and an all-reduce checked for its
+    result and speed.
     Ends within --timeout with a verdict that names the bad pod. Exit code 0 fit, 65 not, 69 a pod, a port or
     a GPU is missing. podtune launch --preflight does this as step 0 of a job.
 
@@ -48,11 +48,10 @@ def preflight(
     """
     # a store that is not there yet is no news, and its warnings fill screens
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
-    bound = threading.Timer(wait + timeout + LATE_S, _give_up, [wait + timeout + LATE_S])
-    bound.daemon = True
-    bound.start()
-    verdict = run(config or (CONFIG if CONFIG.is_file() else None), timeout, wait)
-    bound.cancel()
+    limit_s = wait + timeout + LATE_S
+    silent = f"no verdict after {limit_s:.0f} s: a volume, the driver or the network does not answer"
+    with bounded(limit_s, silent, UNAVAILABLE):
+        verdict = run(config or (CONFIG if CONFIG.is_file() else None), timeout, wait)
     print(json.dumps(verdict.to_json()) if as_json else verdict.text(), flush=True)
     if not verdict.ok:
         raise typer.Exit(verdict.exit_code)
@@ -154,9 +153,3 @@ def _share_cores(verdict: Verdict) -> None:
         if rank == 0:
             text = f"{neighbours} pods of the job share this node's {machine_cores()} cores: {share} for each"
             print(f"podtune launch: {text}", flush=True)
-
-
-def _give_up(seconds: float) -> None:
-    text = f"no verdict after {seconds:.0f} s: a volume, the driver or the network does not answer"
-    print(f"podtune preflight: {text}", file=sys.stderr, flush=True)
-    os._exit(UNAVAILABLE)

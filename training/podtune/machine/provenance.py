@@ -38,7 +38,7 @@ def provenance() -> Json:
         "image": os.environ.get("PODTUNE_IMAGE"),
         "job": os.environ.get("PODTUNE_JOB_NAME"),
         "pod": os.environ.get("PODTUNE_POD_NAME") or socket.gethostname(),
-        "hardware": host_info().to_json(),
+        "hardware": host_info(),
         "command": [_program(sys.argv[0]), *without_secrets(sys.argv[1:])],
     }
     return {key: value for key, value in found.items() if value}

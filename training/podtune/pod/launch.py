@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from podtune.run.distributed import DEFAULT_TIMEOUT_S
+from podtune.run.distributed import DEFAULT_TIMEOUT_S, why_no_cuda
 from podtune.run.errors import (
     OK,
     PEER_LOST,
@@ -131,8 +131,8 @@ def _torchrun(arguments: list[str]) -> int:
     timeout_s = rendezvous_s(arguments)
     args = parse_args(arguments)  # type: ignore[no-untyped-call]
     if args.nproc_per_node == "gpu" and not torch.cuda.is_available():  # torchrun ends in a traceback
-        fix = "podtune doctor --torch says why; a number of processes trains without one"
-        raise Unavailable("torch sees no GPU", where="--nproc-per-node gpu", fix=fix)
+        fix = "a number of processes trains without one"
+        raise Unavailable(f"torch sees no GPU: {why_no_cuda()}", where="--nproc-per-node gpu", fix=fix)
     # torchrun passes what it handles on to the ranks as it came: SIGINT and SIGHUP reach them as SIGTERM
     args.signals_to_handle = "SIGTERM,SIGQUIT"
     if "timeout=" not in args.rdzv_conf:

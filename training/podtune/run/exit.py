@@ -1,17 +1,39 @@
-"""The exit of a program: a failure as a sentence and a code, the web hook told, and no wait for NCCL."""
+"""The exit of a program: a failure as a sentence and a code, the web hook told, and no wait for ever."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
-from typing import TYPE_CHECKING
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NoReturn
 
-from podtune.run.errors import report
+from podtune.run.errors import PEER_LOST, report, terminate_log
 from podtune.run.peers import peer_failure
 from podtune.run.world import World
 
 if TYPE_CHECKING:
     from podtune.run.notify import Notification
+
+
+def end_now(message: str, code: int = PEER_LOST) -> NoReturn:
+    """Say why, and end the process without unwinding: something in it may never come back."""
+    print(f"podtune: error: {message}", file=sys.stderr, flush=True)
+    terminate_log(message, code)
+    os._exit(code)
+
+
+@contextlib.contextmanager
+def bounded(limit_s: float, message: str, code: int = PEER_LOST) -> Iterator[None]:
+    """End the process with ``message`` if the block takes longer than ``limit_s``."""
+    timer = threading.Timer(limit_s, end_now, (message, code))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def exit_after(error: Exception, world: World, notification: Notification | None) -> int:

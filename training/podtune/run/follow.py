@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from podtune.run.heartbeat import STALE_S, life
+from podtune.run.lock import SILENT_S, life
 from podtune.run.metrics_log import metrics_entries
 from podtune.run.record import METRICS_FILE, RUN_FILE, SCHEMA, Json
 
@@ -89,7 +89,7 @@ def state(run_dir: Path, record: Json) -> tuple[str, str]:
     if status == "running":
         alive = life(run_dir)
         # a copy, or killed before its first beat; cells of the benchmark have none
-        if alive == "unknown" and record.get("mode") == "sft" and _untouched_s(run_dir) > STALE_S:
+        if alive == "unknown" and record.get("mode") == "sft" and _untouched_s(run_dir) > SILENT_S:
             alive = "silent"
         return ("error", "died") if alive == "dead" else (status, alive if alive == "silent" else reason)
     return status, reason

@@ -1,15 +1,24 @@
-"""The volume of a run's output: that it can be written, and holds the checkpoints. Needs no torch."""
+"""The volume of a run's output: it can be written, answers, and holds the checkpoints. Needs no torch."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import secrets
 import shutil
+import signal
 import socket
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 from podtune.run.checkpoint import checkpoints
 from podtune.run.errors import CannotCreate, PeerLost, platform_fault
+from podtune.run.exit import end_now
+from podtune.run.launcher import LAUNCHER
+
+ASK_S = 5.0
 
 
 def check_writable(output_dir: Path) -> None:
@@ -37,6 +46,45 @@ def check_writable(output_dir: Path) -> None:
             where=str(output_dir),
             fix="mount the volume read-write, or set output_dir to a folder that this user may write",
         ) from None
+
+
+@contextlib.contextmanager
+def watch_volume(folder: Path, limit_s: float, *, interval_s: float = ASK_S) -> Iterator[None]:
+    """End this process, and its launcher, when the volume of ``folder`` does not answer for ``limit_s``.
+
+    A write to it may never come back, and not be interrupted either: nothing else would notice in time.
+    """
+    path, stop = folder / f".alive.{secrets.token_hex(8)}.part", threading.Event()
+
+    def lost() -> None:
+        with contextlib.suppress(KeyError, ValueError, ProcessLookupError):
+            os.kill(int(os.environ[LAUNCHER]), signal.SIGUSR1)  # this process may not be able to end
+        end_now(f"{folder}: the volume has not answered for {limit_s:.0f} s")
+
+    def ask() -> None:
+        while not stop.is_set():
+            timer = threading.Timer(limit_s, lost)
+            timer.daemon = True
+            timer.start()
+            with contextlib.suppress(OSError):  # an error is an answer, too
+                file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o664)
+                try:
+                    os.pwrite(file, b"?", 0)
+                    os.fsync(file)
+                finally:
+                    os.close(file)
+            timer.cancel()
+            stop.wait(interval_s)
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(timeout=interval_s)
 
 
 def checkpoint_bytes(weights: int, optim: str, *, model_only: bool) -> int:

@@ -44,6 +44,18 @@ class NaiveModelParallel:
         dist.broadcast(loss, self.last)
         return loss
 
+    def predict(self, batch: Batch) -> Tensor | None:
+        """One rank after the other."""
+        outputs = []
+        with torch.no_grad(), self.arithmetic.autocast():
+            for piece in batch.split(self.accumulation):
+                y: Tensor = self.model(piece.inputs if self.rank == 0 else self._receive_activations())
+                if self.rank == self.last:
+                    outputs.append(y)
+                else:
+                    self._send_activations(y)
+        return torch.cat(outputs) if outputs else None
+
     def _forward_backward(self, batch: Batch) -> Tensor:
         x = batch.inputs if self.rank == 0 else self._receive_activations()
         with self.arithmetic.autocast():

@@ -26,7 +26,7 @@ from podtune.cluster.live.kinds import name_of
 from podtune.cluster.why.flight_recorder import missing_rank
 from podtune.cluster.why.log_signs import read_signs
 from podtune.cluster.why.scene import Scene
-from podtune.run.heartbeat import life, read_beat
+from podtune.run.lock import life, read_beat
 
 Json = dict[str, Any]
 

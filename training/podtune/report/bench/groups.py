@@ -71,6 +71,9 @@ class MeasuredCell:
     bytes_per_step_formula: float | None
     bubble_formula: float | None
     loss_last: float | None
+    epochs: int | None
+    epoch_loss: float | None
+    accuracy: float | None
     precision: str | None
     global_batch_size: int | None
     per_device_batch_size: int | None
@@ -79,6 +82,7 @@ class MeasuredCell:
     noise_s: float = 0.0  # error of the mean step time
     memory_kind: str = ""
     reason: str = ""
+    accuracy_by_epoch: tuple[float, ...] = ()
 
     @property
     def label(self) -> str:
@@ -117,6 +121,7 @@ def measured_cell(source: Source, plan: Json) -> MeasuredCell:
     memory = counted.total if counted else peaks.max if peaks else None
     # one process has nobody to send to
     sent = measured.communication if good and world_size > 1 else None
+    training = measured.training if good else None
     reason = str(record.get("reason") or "no reason given")
     if measured.parity and parity == "failed":
         apart, allowed = measured.parity.max_relative_difference, measured.parity.tolerance
@@ -142,6 +147,9 @@ def measured_cell(source: Source, plan: Json) -> MeasuredCell:
         bytes_per_step_formula=plan.get("bytes_per_step") if world_size > 1 else None,
         bubble_formula=plan.get("bubble_share") or None,
         loss_last=measured.loss.last if good and measured.loss else None,
+        epochs=len(training.loss_by_epoch) if training else None,
+        epoch_loss=training.loss if training else None,
+        accuracy=training.accuracy if training else None,
         precision=record["config"].get("precision"),
         global_batch_size=record.get("global_batch_size"),
         per_device_batch_size=record["config"].get("per_device_batch_size") or None,
@@ -152,6 +160,7 @@ def measured_cell(source: Source, plan: Json) -> MeasuredCell:
         if step
         else 0.0,
         memory_kind="tensors, counted" if counted else (peaks.kind or "") if good and peaks else "",
+        accuracy_by_epoch=(training.accuracy_by_epoch if training else None) or (),
         reason=f"{record['status']}: {' '.join(reason.split())}",
     )
 

@@ -103,6 +103,7 @@ def _links(cells: Sequence[MeasuredCell]) -> list[str]:
 
 def _speed_table(group: Group) -> Table:
     planned = any(cell.step_time_plan_s is not None for cell in group.measured)
+    trained = any(cell.epochs for cell in group.measured)
     columns = [
         Column("cell"),
         Column(group.unit, "right"),
@@ -111,6 +112,7 @@ def _speed_table(group: Group) -> Table:
         *(Column(title, "right") for title in ("p50", "p95", *["plan (ms)"] * planned)),
         *(Column(title, "right", 3) for title in ("efficiency (%)", "MFU (%)")),
         Column("losses equal"),
+        *[Column("accuracy by epoch (%)", "right")] * trained,
     ]
     rows: list[list[Value]] = []
     for cell in group.measured:
@@ -118,7 +120,8 @@ def _speed_table(group: Group) -> Table:
         seconds += [cell.step_time_plan_s] * planned
         times = [scaled(value, 1000) for value in seconds]
         shares = [scaled(value, 100) for value in (cell.efficiency, cell.mfu)]
-        rows.append([cell.label, cell.throughput, *times, *shares, cell.parity])
+        accuracies = " ".join(f"{100 * share:.1f}" for share in cell.accuracy_by_epoch)
+        rows.append([cell.label, cell.throughput, *times, *shares, cell.parity, *[accuracies] * trained])
     notes = [f"Best of each world size stands out{'; plan: formulas, see docs' if planned else ''}."]
     # one process has nothing to distribute: where a strategy beats single, that is the machine's noise
     single = group.at("single", 1)

@@ -20,7 +20,7 @@ from pathlib import Path
 from podtune.run.errors import DataError, NotFound
 from podtune.run.follow import state
 from podtune.run.garbage import gc_paused
-from podtune.run.heartbeat import STALE_S, read_beat
+from podtune.run.lock import SILENT_S, read_beat
 from podtune.run.metrics_log import metrics_entries
 from podtune.run.record import (
     METRICS_FILE,
@@ -54,7 +54,7 @@ class Progress:
     @property
     def stalled(self) -> bool:
         """True if its process beats and no step was finished for a minute and five steps' time."""
-        return self.silent_s is not None and self.silent_s > STALE_S
+        return self.silent_s is not None and self.silent_s > SILENT_S
 
 
 @dataclass(repr=False)

@@ -106,7 +106,7 @@ class TokenStream:
     def _encoded(self, rows: list[Row], first: int) -> TokenBatch:
         names = [name for name in self.shape.read if any(name in row for row in rows)]
         with naming(self.source):
-            batch = self._encode({name: [row.get(name) for row in rows] for name in names}, first)
+            batch = self._encode([{name: row.get(name) for name in names} for row in rows], first)
         if (highest := int(batch.ids.max(initial=-1))) >= self.vocabulary:
             raise DataError(
                 f"a token has the id {highest}, and the model has {self.vocabulary} embeddings",

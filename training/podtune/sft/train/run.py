@@ -17,7 +17,7 @@ from podtune.run.collect import emit_record
 from podtune.run.distributed import on_main
 from podtune.run.errors import OK, PREEMPTED, PeerLost, UserError, exit_code, out_of_memory, warn
 from podtune.run.files import open_new
-from podtune.run.heartbeat import Heartbeat, VolumeWatch, claim
+from podtune.run.lock import Lock, claim
 from podtune.run.log_lines import head_line
 from podtune.run.notify import summary_lines
 from podtune.run.peers import peer_failure
@@ -67,18 +67,21 @@ def open_run(arguments: Arguments, rows: TokenRows, world: World) -> Iterator[Fi
     """Open the folder of a run; yield None if an earlier start has finished it. A collective call.
 
     In the order in which each needs the one before: the lock, the watch on the volume, the copy in object
-    storage, the checkpoint to resume from, the heartbeat, the record. An exception in the block is put on
+    storage, the checkpoint to resume from, the record. An exception in the block is put on
     record, and everything is closed in the opposite order.
     """
     outputs, saving = arguments.output_options(), arguments.saving_options()
     with contextlib.ExitStack() as stack:
+        lock: Lock | None = None
 
-        def lock() -> None:
-            stack.enter_context(claim(outputs.folder))
+        def take_lock() -> None:
+            nonlocal lock
+            lock = stack.enter_context(claim(outputs.folder))
 
-        on_main(world, lock)  # two jobs in one folder would ruin both
+        on_main(world, take_lock)  # two jobs in one folder would ruin both
         if world.local_rank == 0:
-            stack.enter_context(VolumeWatch(outputs.folder, outputs.timeout_s + VOLUME_SLACK_S))
+            limit_s = outputs.timeout_s + VOLUME_SLACK_S
+            stack.enter_context(output_volume.watch_volume(outputs.folder, limit_s))
         uploader = None
         if saving.publish_url:
             uploader = CheckpointUploader(saving.publish_url, outputs.folder, world, saving.limit)
@@ -92,8 +95,7 @@ def open_run(arguments: Arguments, rows: TokenRows, world: World) -> Iterator[Fi
         writer = CheckpointWriter(
             outputs.folder, world, limit=saving.limit, async_save=saving.async_save, uploader=uploader
         )
-        heartbeat = stack.enter_context(Heartbeat(outputs.folder)) if world.is_main else None
-        run = FineTune(arguments, rows, world, resume, writer, heartbeat)
+        run = FineTune(arguments, rows, world, resume, writer, lock)
         if world.is_main:
             run.begin()
             if outputs.aim_repo:
@@ -143,7 +145,7 @@ class FineTune:
 
     Args:
         resume: the checkpoint that this start continues from.
-        heartbeat: rank 0's, told of every step.
+        lock: rank 0's, told of every step.
     """
 
     def __init__(
@@ -153,7 +155,7 @@ class FineTune:
         world: World,
         resume: Checkpoint | None,
         writer: CheckpointWriter,
-        heartbeat: Heartbeat | None = None,
+        lock: Lock | None = None,
     ) -> None:
         self.world, self.rows, self.resume, self.writer = world, rows, resume, writer
         self.resume_path = str(resume.path) if resume else None
@@ -171,7 +173,7 @@ class FineTune:
             from_step=self._step,
             tokens_before=tokens_before,
             rows=rows.count,
-            on_step=heartbeat.step if heartbeat else None,
+            on_step=lock.step if lock else None,
         )
 
     # ---- before training ----
