@@ -26,6 +26,7 @@ SIMPLEST_FIRST = (
     "hsdp",
     "pipeline-1f1b",
     "pipeline-gpipe",
+    "gpipe",
     "tensor",
     "naive-mp",
 )
