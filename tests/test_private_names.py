@@ -34,7 +34,6 @@ NAMES = {
     "_resolve_process_group": ("torch.distributed.distributed_c10d", "bench/case/communication.py"),
     "_load_best_model": ("transformers.Trainer", "sft/train/trainer.py"),
     "_run_epoch": ("transformers.Trainer", "sft/train/trainer.py"),
-    "_save": ("transformers.Trainer", "sft/train/trainer.py"),
     "_save_checkpoint": ("transformers.Trainer", "sft/train/trainer.py"),
     "_scaled_dot_product_cudnn_attention": ("torch.ops.aten", "bench/models/stack.py"),
     "_scaled_dot_product_efficient_attention": ("torch.ops.aten", "bench/models/stack.py"),

@@ -157,9 +157,7 @@ def _compare(folders: list[Path], output: Path, *, quiet: bool) -> None:
     if len(runs) < 2:
         return
     comparison = compare(runs)
-    (output / "compare.html").write_text(
-        page.html_page(comparison, runs, f"Sweep {output.name}"), encoding="utf-8"
-    )
+    (output / "compare.html").write_text(page.html_page(comparison, f"Sweep {output.name}"), encoding="utf-8")
     if not quiet:
         typer.echo(printable("\n".join(comparison.conclusions)))
         typer.echo(f"page    {output / 'compare.html'}")

@@ -145,7 +145,7 @@ def untokenised(source: DataSource) -> IterableDataset:
     from datasets import IterableDataset
 
     if source.path is None:
-        return hub.stream(source.name or "", source.config, source.split)
+        return hub.load(source.name or "", source.config, source.split, streaming=True)
     return IterableDataset.from_generator(rows_at, gen_kwargs={"path": source.path, "split": source.split})
 
 
