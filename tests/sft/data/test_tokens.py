@@ -282,8 +282,6 @@ def test_packing_is_trl_s_own_and_says_what_it_cuts() -> None:
     assert "packing cuts them" in cut_by_packing(rows, 64, "bfd")[0]
     assert cut_by_packing(rows, 64, "bfd_split") == []
     assert cut_by_packing(rows, 100_000, "bfd") == []
-    with pytest.raises(UserError, match="packing_strategy"):
-        pack(rows, 64, "first-fit")
 
 
 # ---- the tokenizer ----

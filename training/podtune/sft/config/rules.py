@@ -82,7 +82,6 @@ def _lacks(*keys: str) -> Callable[[Settings], bool]:
     return lambda s: not any(s.value(key) for key in keys)
 
 
-BOTH = "{} is set too, and only one can hold"
 #: in the order in which they are applied; the first one that is broken is said
 RULES = (
     Rule(
@@ -96,38 +95,10 @@ RULES = (
         broken=lambda s: s.value("eval_split_size") > 1 and s.value("eval_split_size") % 1,
     ),
     Rule(
-        "load_best_model_at_end",
-        lambda s: (
-            f"the best is chosen where both are done, but save_strategy is {s.value('save_strategy')} and "
-            f"eval_strategy is {s.value('eval_strategy')}"
-        ),
-        "eval_strategy and save_strategy of one value: steps or epoch",
-        broken=lambda s: s.value("save_strategy") not in ("best", s.value("eval_strategy")),
-    ),
-    Rule(
         "early_stopping_patience",
         "it counts evaluations, and eval_strategy is no",
         "eval_strategy: steps",
         broken=lambda s: s.value("eval_strategy") == "no",
-    ),
-    Rule(
-        "early_stopping_threshold",
-        "it has no effect without early_stopping_patience",
-        "set it",
-        broken=lambda s: s.value("early_stopping_threshold") and not s.value("early_stopping_patience"),
-    ),
-    Rule(
-        "logging_steps",
-        "must be above 0",
-        "logging_strategy: no leaves the lines out",
-        broken=lambda s: s.value("logging_steps") == 0 and s.value("logging_strategy") == "steps",
-    ),
-    Rule("bf16", BOTH.format("fp16"), "remove bf16 or fp16", _all_set("fp16")),
-    Rule(
-        "load_in_4bit",
-        BOTH.format("load_in_8bit"),
-        "remove load_in_4bit or load_in_8bit",
-        _all_set("load_in_8bit"),
     ),
     Rule(
         "global_batch_size",
@@ -151,12 +122,6 @@ RULES = (
     *(
         Rule(key, "quantised weights cannot be trained in full", "--use_peft", _lacks("use_peft"))
         for key in ("load_in_4bit", "load_in_8bit")
-    ),
-    Rule(
-        "report_to",
-        "Aim is not a tracker of transformers",
-        "--aim_repo FOLDER",
-        broken=lambda s: "aim" in s.value("report_to"),
     ),
     *(
         rule
@@ -193,7 +158,4 @@ RULES = (
         broken=lambda s: s.value("hub_strategy") in ("checkpoint", "all_checkpoints"),
     ),
     Rule("ignore_data_skip", "a resumed run would train on rows that it has seen", "remove it"),
-    Rule(
-        "enable_jit_checkpoint", "podtune saves on SIGTERM by itself, with all ranks at one step", "remove it"
-    ),
 )

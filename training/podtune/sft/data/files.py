@@ -38,7 +38,6 @@ class Folder:
     root: Path
     format: Format
     splits: dict[str, tuple[Path, ...]]
-    saved: bool = False  # written by datasets' save_to_disk
 
     def files(self, split: str) -> tuple[Path, ...]:
         """The files of ``split`` (without a slice such as ``[:100]``); eval and validation mean each other.
@@ -97,8 +96,6 @@ def find(path: Path) -> Folder:
             if form is None:
                 raise NotFound(f"unknown kind of file '{path.suffix}'", where=where, fix=f"give {READABLE}")
             return Folder(path, form, {"train": (path,)})
-        if path.exists():
-            raise NotFound("neither a file nor a folder", where=where)
     except PermissionError as error:
         raise NotFound("cannot be read: permission denied", where=str(error.filename or where)) from None
     beside = os.listdir(path.parent) if os.access(path.parent, os.R_OK) else []
@@ -110,12 +107,10 @@ def _saved(root: Path) -> Folder | None:
     if (root / "dataset_dict.json").is_file():
         names = read_json(root / "dataset_dict.json").get("splits", [])
         splits = {str(name): _saved_files(root / str(name)) for name in names}
-        return Folder(root, "arrow", splits, saved=True)
+        return Folder(root, "arrow", splits)
     if (root / "state.json").is_file() and (root / "dataset_info.json").is_file():
         split = str(read_json(root / "state.json").get("_split") or "train").split("[")[0]
-        return Folder(
-            root, "arrow", {split if split.isidentifier() else "train": _saved_files(root)}, saved=True
-        )
+        return Folder(root, "arrow", {split if split.isidentifier() else "train": _saved_files(root)})
     return None
 
 
@@ -166,16 +161,13 @@ def _folder(root: Path) -> Folder:
             where=str(root),
             fix="name one file, or a folder of one format",
         )
-    splits: dict[str, list[Path]] = {}
+    splits: dict[str, tuple[Path, ...]] = {}
     for path in files:
-        splits.setdefault(split_of(path, root) or "", []).append(path)
-    rest = splits.pop("", [])
+        name = split_of(path, root) or ""
+        splits[name] = (*splits.get(name, ()), path)
+    rest = splits.pop("", ())
     if rest and "train" not in splits:  # shards without a split in their names
         splits["train"] = rest
     form = file_format(files[0])
     assert form is not None
-    return Folder(
-        root,
-        form,
-        {name: tuple(splits[name]) for name in ("train", "test", "eval", "validation") if name in splits},
-    )
+    return Folder(root, form, splits)

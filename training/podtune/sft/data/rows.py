@@ -281,16 +281,11 @@ def pack(dataset: Dataset, max_length: int, strategy: str = "bfd", seed: int | N
     """TRL's ``pack_dataset`` after its shuffle (``seed`` None: as they are). Adds the column ``seq_lengths``.
 
     The strategy ``bfd`` cuts rows at ``max_length``: see :func:`cut_by_packing`.
-
-    Raises:
-        UserError: unknown strategy.
     """
     from datasets import disable_progress_bars
     from trl import pack_dataset
 
     disable_progress_bars()  # packing takes a moment
-    if strategy not in ("bfd", "bfd_split", "wrapped"):
-        raise ConfigError(f"packing_strategy is {strategy!r}", fix="one of bfd, bfd_split, wrapped")
     rows = dataset.select_columns(["input_ids", "labels"])
     if seed is not None:
         rows = rows.shuffle(seed=seed)
