@@ -96,12 +96,6 @@ def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -
     assert caught.value.code == 69
 
 
-def test_a_gpu_without_a_c_compiler_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    on_cards(monkeypatch, H100)
-    monkeypatch.setattr(hardware, "c_compiler", lambda: None)
-    assert refusal().code == 69
-
-
 @pytest.mark.parametrize(
     ("words", "says", "code"),
     [

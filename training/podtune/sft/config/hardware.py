@@ -6,7 +6,6 @@ import importlib.util
 import os
 from typing import TYPE_CHECKING, Any
 
-from podtune.machine.building import c_compiler
 from podtune.run.errors import ConfigError, Unavailable, UserError
 from podtune.run.world import World
 from podtune.sft.config.keys import Settings
@@ -123,7 +122,7 @@ def refuse_unfit(settings: Settings, world: World) -> None:
     """Refuse what this hardware or installation cannot do.
 
     Raises:
-        UserError: several GPUs and one process, no C compiler beside a GPU, fp16 without a scaler, flash
+        UserError: several GPUs or fsdp and one process, weights in fp16, flash
             attention, an optimizer or Liger's kernels without what they need.
     """
     import torch
@@ -141,13 +140,6 @@ def refuse_unfit(settings: Settings, world: World) -> None:
             "environment",
             f"one process sees {count} GPUs and would use one",
             f"torchrun --nproc-per-node {count} -m podtune.training ..., or CUDA_VISIBLE_DEVICES=0",
-        ),
-        (
-            world.device_type == "cuda" and c_compiler() is None,
-            Unavailable,
-            "gcc",
-            "there is no C compiler, with which Triton builds a piece of the loss on a GPU",
-            "install gcc, or set CC (podtune's image has it)",
         ),
         (
             values.get("fsdp") and world.world_size == 1 and not world.backend,

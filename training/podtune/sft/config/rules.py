@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from podtune.run.errors import ConfigError
-from podtune.sft.config.keys import Settings
+from podtune.sft.config.keys import Settings, known_keys, shown
 from podtune.sft.data.source import STREAMING
 from podtune.sft.source.object_store import refuse_secret
 
@@ -61,7 +61,7 @@ def check_bounds(settings: Settings) -> None:
     for key, value in settings.values.items():
         if value is None:
             continue
-        spec = settings.spec(key)
+        spec = known_keys()[key]
         if isinstance(value, float) and not math.isfinite(value):
             raise _wrong(settings, key, "must be a finite number")
         if "at_least" in spec and value < spec["at_least"]:
@@ -71,7 +71,9 @@ def check_bounds(settings: Settings) -> None:
 
 
 def _wrong(settings: Settings, key: str, problem: str, fix: str = "") -> ConfigError:
-    return ConfigError(f"{key} is {settings.shown(key)}: {problem}", where=settings.source[key], fix=fix)
+    return ConfigError(
+        f"{key} is {shown(key, settings.values[key])}: {problem}", where=settings.source[key], fix=fix
+    )
 
 
 def _all_set(*keys: str) -> Callable[[Settings], bool]:

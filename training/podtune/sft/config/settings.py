@@ -85,7 +85,17 @@ def merged(layers: list[tuple[str, dict[str, Value]]]) -> Settings:
 
 
 def _typed(layers: list[tuple[str, dict[str, Value]]]) -> Settings:
-    _check_names(layers)
+    known, unknown = known_keys(), list[tuple[str, str]]()
+    for where, layer in layers:
+        for key in (key for key in layer if key not in known):
+            remedy = f": use {RENAMED[key]}" if key in RENAMED else near(key, list(known))
+            unknown.append((where, f"unknown key '{key}'{remedy}"))
+    if unknown:
+        raise ConfigError(
+            "\n    ".join(what for _, what in unknown),
+            where=", ".join(dict.fromkeys(where for where, _ in unknown)),
+            fix="correct the names; python -m podtune.training --help_all lists the keys",
+        )
     values: dict[str, Value] = {}
     source: dict[str, str] = {}
     for where, layer in layers:
@@ -94,24 +104,6 @@ def _typed(layers: list[tuple[str, dict[str, Value]]]) -> Settings:
             values[key] = convert(key, value, where)
             source[key] = where
     return Settings(values, source)
-
-
-def _check_names(layers: list[tuple[str, dict[str, Value]]]) -> None:
-    """Refuse unknown keys, all of them at once."""
-    lines, places = [], []
-    for where, layer in layers:
-        for key in layer:
-            if key in known_keys():
-                continue
-            remedy = f": use {RENAMED[key]}" if key in RENAMED else near(key, list(known_keys()))
-            lines.append(f"unknown key '{key}'{remedy}")
-            places.append(where)
-    if lines:
-        raise ConfigError(
-            "\n    ".join(lines),
-            where=", ".join(dict.fromkeys(places)),
-            fix="correct the names; python -m podtune.training --help_all lists the keys",
-        )
 
 
 #: variables by which Python, the loader of libraries or a compiler takes in code: a YAML is not executed

@@ -170,4 +170,4 @@ def _folder(root: Path) -> Folder:
         splits["train"] = rest
     form = file_format(files[0])
     assert form is not None
-    return Folder(root, form, splits)
+    return Folder(root, form, {name: splits[name] for name in SPLITS if name in splits})

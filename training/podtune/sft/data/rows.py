@@ -30,13 +30,8 @@ class RowOptions:
     """Options of a run's rows; the names are SFTConfig's and RunArguments'.
 
     Attributes:
-        tokens: of the training set.
-        eval_tokens: of the evaluation set.
         packing: the packing strategy of the training set; None leaves its rows as they are.
-        eval_packing: that of the evaluation set.
-        max_length: of packed rows.
         shuffle: shuffle the training rows, before packing and after it.
-        seed: of the shuffles and of the rows held out.
         eval_for: the key that asks for evaluation rows; empty if none does.
         eval_multiple: rows of one evaluation step on all ranks.
     """
@@ -59,15 +54,10 @@ class DatasetInfo:
     """The data of a run for its record: the fields are the keys of ``data`` in run.json.
 
     Attributes:
-        path: the data set's name, or those of a mixture.
         tokenizer: hash of its vocabulary, rules, special tokens and chat template.
         fingerprint: of the training rows, or of a stream's files.
-        streamed: True of a stream, whose rows nobody counts.
         chat_template: True if the rows were rendered by a chat template, False of bare text.
-        rows: training rows, before packing.
-        tokens: their tokens, after packing.
-        trained_tokens: those with a label.
-        truncated_rows: rows longer than ``max_length``.
+        rows: training rows, before packing; ``tokens`` are counted after it.
         tokens_xxh3_128: hash of the token ids as they lie in the cache.
     """
 
