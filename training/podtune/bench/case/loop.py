@@ -14,18 +14,20 @@ import torch.distributed as dist
 
 from podtune.bench.case.communication import CountCommunication
 from podtune.bench.case.counted_memory import CountMemory
-from podtune.bench.case.measure import (
-    PeakMemory,
-    Telemetry,
-    flops_per_row,
-    held_gib,
-    host_to_device_gb_per_s,
-)
+from podtune.bench.case.measure import GIB, Telemetry, flops_per_row, held_gib, host_to_device_gb_per_s
 from podtune.bench.case.parity import PARITY_STEPS, compare_losses, reference_losses
 from podtune.bench.case.run import CaseRun, Stepper
 from podtune.plan.hardware import peak_flops
 from podtune.plan.shapes import ConvNet
-from podtune.run.record import Communication, CountedMemory, Losses, Measurements, MemoryPeaks, Summary
+from podtune.run.record import (
+    CUDA_PEAK,
+    Communication,
+    CountedMemory,
+    Losses,
+    Measurements,
+    MemoryPeaks,
+    Summary,
+)
 from podtune.run.world import World
 
 DISTINCT_BATCHES = 16  # then they come again: enough to learn from, few enough to keep in memory
@@ -36,12 +38,10 @@ def measure(run: CaseRun) -> Measurements:
     """Run one case: ``measurements`` of its record. A collective call; rank 0 has them all."""
     options, world = run.options, run.world
     reference = None if options.skip_parity else reference_losses(run)
-    run.watchdog.beat("setting up the strategy")
     started = time.perf_counter()
-    memory = PeakMemory(world.device)
-    memory.restart()
+    cuda = world.device_type == "cuda"
     # of a GPU the allocator tells; what is compiled does not pass a dispatch mode
-    counter = CountMemory() if world.device_type == "cpu" and not options.compile else None
+    counter = None if cuda or options.compile else CountMemory()
     with counter or contextlib.nullcontext():
         strategy = run.setup(options.strategy, world, options)
     run.parameters_gib = held_gib(strategy.model)
@@ -61,18 +61,17 @@ def measure(run: CaseRun) -> Measurements:
     for _ in range(options.warmup):
         stepper.step()
     communication = _count_communication(run, stepper)
-    memory.restart()
+    if cuda:
+        torch.cuda.reset_peak_memory_stats()
     with Telemetry(world.device) as telemetry:
         seconds = [stepper.timed(options.steps) for _ in range(options.repeats)]
-    peaks = _gather(memory.gib(), world)
-    told = [peak for peak in peaks if peak is not None]
+    peaks = _gather(torch.cuda.max_memory_allocated() / GIB if cuda else 0.0, world)
     losses = stepper.losses()
     measured = replace(
         measured,
         communication=communication,
         telemetry=telemetry.means(),
-        # None where the system does not tell
-        peak_memory_gib=MemoryPeaks(max(told), tuple(told), memory.kind) if told == peaks else None,
+        peak_memory_gib=MemoryPeaks(max(peaks), tuple(peaks), CUDA_PEAK) if cuda else None,
         counted_memory_gib=_fullest(counted, world),
         h2d_gb_per_s=host_to_device_gb_per_s(stepper.batches[0], world.device),
         loss=Losses(losses[0], losses[-1]),
@@ -116,7 +115,6 @@ def _mfu(flops_per_s: float, precision: str, world: World) -> float | None:
 def _profiled(measured: Measurements, run: CaseRun, step: Callable[[], None]) -> Measurements:
     from podtune.bench.case.profiling import profile_step
 
-    run.watchdog.beat("profiling")
     profile = profile_step(step, Path(run.options.output), run.options, run.world)
     if profile is None:
         return measured
@@ -124,7 +122,7 @@ def _profiled(measured: Measurements, run: CaseRun, step: Callable[[], None]) ->
     if communication and profile.exposed_s is not None:
         share = profile.exposed_s / profile.step_s
         communication = replace(communication, seconds_exposed=profile.exposed_s, share=share)
-    return replace(measured, profile=profile.to_json(), communication=communication)
+    return replace(measured, profile=profile.content, communication=communication)
 
 
 def _fullest(counted: CountedMemory | None, world: World) -> CountedMemory | None:
@@ -140,14 +138,10 @@ def _count_communication(run: CaseRun, stepper: Stepper) -> Communication | None
     own = Communication(
         bytes_per_step=sum(counter.sent_bytes.values()),
         bytes_by_collective=dict(counter.sent_bytes),
-        message_bytes_by_collective=dict(counter.message_bytes),
         calls_by_collective=dict(counter.calls),
     )
     by_rank = _gather(own, run.world)
-    if run.world.world_size == 1:
-        return None
-    busiest = max(by_rank, key=lambda rank: rank.bytes_per_step)
-    return replace(busiest, bytes_per_rank=tuple(rank.bytes_per_step for rank in by_rank))
+    return max(by_rank, key=lambda rank: rank.bytes_per_step) if len(by_rank) > 1 else None
 
 
 def _gather(value: T, world: World) -> list[T]:
