@@ -59,14 +59,17 @@ def test_every_preset_expands_and_names_what_cannot_be(name: str, monkeypatch: p
         for case in found.impossible
     ), found.impossible
     if name != "smoke":  # what a GPU gains by compiling is measured beside what it does without
-        assert {case.options.compile for case in found.cases if "tinygpt" in case.model} == {False, True}
+        assert {case.options.compile for case in found.cases if "tinygpt" in case.options.model} == {
+            False,
+            True,
+        }
 
 
 def test_smoke_has_every_strategy_on_both_models_at_one_and_two_processes() -> None:
     from podtune.bench.strategies.table import STRATEGIES
 
     found = expand(read_sweep(preset("smoke")))
-    there = {(case.model, case.strategy, case.world_size) for case in found.cases}
+    there = {(case.options.model, case.options.strategy, case.world.world_size) for case in found.cases}
     for model in ("tinygpt-test", "resnet18-cifar"):
         for strategy in STRATEGIES:
             for world_size in (1, 2):

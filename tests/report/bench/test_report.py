@@ -8,6 +8,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,7 @@ def folder_of(tmp_path: Path, *records: dict[str, Any]) -> Path:
 
 def report_on(folder: Path) -> dict[str, Any]:
     def planner(records: Any) -> list[Any]:
-        return [plan and plan.as_json() for plan in plans(records)]
+        return [plan and asdict(plan) for plan in plans(records)]
 
     def collector(lines: Any) -> tuple[list[dict[str, Any]], list[str]]:
         found = collect(lines)

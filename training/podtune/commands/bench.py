@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Annotated
@@ -117,7 +118,7 @@ def report(
     from podtune.run.errors import printable
 
     def planner(records: Iterable[Json]) -> list[Json | None]:
-        return [None if each is None else each.as_json() for each in plans(list(records))]
+        return [None if each is None else dataclasses.asdict(each) for each in plans(list(records))]
 
     def collector(lines: Iterable[str]) -> tuple[list[Json], list[str]]:
         collection = collect(lines)

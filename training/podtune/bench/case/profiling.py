@@ -25,8 +25,8 @@ Interval = tuple[float, float]
 class Profile:
     """A profiled step of rank 0.
 
-    ``content`` is ``profile`` of the measurements; ``exposed_s`` are, with several ranks, the seconds in which
-    bytes were on their way and nothing was computed.
+    ``content`` is ``profile`` of the measurements; ``exposed_s`` are the seconds of several ranks in
+    which bytes were on their way and nothing was computed.
     """
 
     content: Json
