@@ -1,9 +1,9 @@
 """A sweep of fine-tunes: its file, and its trials, one after another here or some at once in a cluster.
 
-``podtune sweep --help`` shows a sweep file. Below the output folder: ``sweep.json`` and, for each run, a folder
-with its ``config.yaml``, ``log.txt`` and what training leaves there (of a run elsewhere: its ``run.json`` and
-``metrics.jsonl``). A run's folder is named by what it varies and a hash of its whole configuration, so that
-another configuration is another run. Needs no torch.
+``podtune sweep --help`` shows a sweep file. Below the output folder: ``sweep.json`` and, for each run, a
+folder with its ``config.yaml``, ``log.txt`` and what training leaves there (of a run elsewhere: its
+``run.json`` and ``metrics.jsonl``). A run's folder is named by what it varies and a hash of its whole
+configuration, so that another configuration is another run. Needs no torch.
 """
 
 from __future__ import annotations

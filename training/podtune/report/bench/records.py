@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from podtune.run.collect import collect
 from podtune.run.errors import MARKER, NotFound
 from podtune.run.record import RUN_FILE, SCHEMA, Json, Measurements, number, sound
-
-Collect = Callable[[Iterable[str]], tuple[list[Json], list[str]]]
 
 
 @dataclass(frozen=True)
@@ -36,8 +35,8 @@ class FolderRecords:
     impossible: dict[str, str] = field(default_factory=dict)
 
 
-def read_folder(folder: Path, collect: Collect) -> FolderRecords:
-    """All benchmark records below ``folder``; ``collect`` finds records in the lines of a log.
+def read_folder(folder: Path) -> FolderRecords:
+    """All benchmark records below ``folder``, in files or in the lines of a log.
 
     Raises:
         UserError: no such folder, or nothing of a benchmark in it: says what to run.
@@ -53,7 +52,7 @@ def read_folder(folder: Path, collect: Collect) -> FolderRecords:
     with_record = {path.parent for path in files}
     for log in sorted([*folder.rglob("*.log"), *folder.rglob("*.txt")]):
         if log.parent not in with_record:
-            _read_log(folder_records, log, log.relative_to(folder).as_posix(), collect)
+            _read_log(folder_records, log, log.relative_to(folder).as_posix())
     if not folder_records.sources and not folder_records.damaged:
         raise NotFound(
             "holds no benchmark records",
@@ -78,17 +77,17 @@ def _read(path: Path) -> Any:
         return f"cannot be read ({' '.join(str(error).split())[:120]})"
 
 
-def _read_log(folder_records: FolderRecords, log: Path, name: str, collect: Collect) -> None:
+def _read_log(folder_records: FolderRecords, log: Path, name: str) -> None:
     with log.open(encoding="utf-8", errors="replace") as file:
         lines = list(_with_marker(file))
     if not lines:
         return
-    records, damaged = collect(lines)
+    found = collect(lines)
     already = [source.record for source in folder_records.sources]
-    for record in records:
+    for record in found.records:
         if record not in already:
             _take(folder_records, record, name)
-    folder_records.damaged += [f"{name}: {reason}" for reason in damaged]
+    folder_records.damaged += [f"{name}: {reason}" for reason in found.damaged]
 
 
 def _with_marker(lines: Iterable[str]) -> Iterator[str]:

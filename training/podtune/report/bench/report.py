@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from podtune.report.bench.charts import charts
 from podtune.report.bench.groups import Group, MeasuredCell, differences, grouped
-from podtune.report.bench.records import Collect, FolderRecords, read_folder
+from podtune.report.bench.records import FolderRecords, read_folder
 from podtune.report.bench.verdict import advice, cautions, failures
 from podtune.report.draw.page import Section, bullets, page, paragraph
 from podtune.report.draw.tables import Column, Table, Value, markdown_text
@@ -25,17 +25,16 @@ Planner = Callable[[Iterable[Json]], Sequence[Json | None]]
 _LINK = re.compile("\ue000([^\ue001]*)\ue001([^\ue002]*)\ue002")  # characters without a meaning of their own
 
 
-def report(folder: Path, planner: Planner, collect: Collect) -> Json:
+def report(folder: Path, planner: Planner) -> Json:
     """Read the records below ``folder``, write the report into it, and return what it says.
 
     Args:
         planner: gives a plan for each record (the formulas live with the benchmark).
-        collect: gives the records in the lines of a log, and what is damaged there.
 
     Raises:
         UserError: nothing to report on, or the folder cannot be written.
     """
-    records = read_folder(folder, collect)
+    records = read_folder(folder)
     groups = grouped(records.sources, planner([source.record for source in records.sources]))
     try:
         write_atomically(folder / CSV, _csv(groups))
