@@ -140,7 +140,8 @@ def expand(sweep: CaseSweep, *, nodes: int = 1, nproc_per_node: int | None = Non
         nodes, nproc_per_node: the job that the cases run in; on one machine any world size is one node.
 
     Raises:
-        UserError: an unknown name, a wrong option; an impossible combination, unless the sweep skips those.
+        UserError: an unknown name; an impossible combination, unless the sweep skips those.
+        SystemExit: a value that argparse refuses, and has said so.
     """
     for strategy in sweep.strategies:
         if strategy not in STRATEGIES:
@@ -171,7 +172,8 @@ def expand(sweep: CaseSweep, *, nodes: int = 1, nproc_per_node: int | None = Non
         try:
             local = _local_ranks(world_size, nodes, nproc_per_node, on_cpu=bool(flags.get("cpu")))
             world = World(world_size=world_size, local_world_size=local, nnodes=world_size // local)
-            cases.append(_case(name, model, strategy, world, flags))
+            arguments = ("--model", model, "--strategy", strategy, *words_of(flags))
+            cases.append(Case(name, world, arguments, read_options(arguments, world)[0]))
         except UserError as error:
             if error.where in ("--model", "--data"):
                 raise  # wrong for every case
@@ -203,17 +205,6 @@ def _local_ranks(world_size: int, nodes: int, nproc_per_node: int | None, *, on_
             fix=f"at most {gpus}, or cpu: true",
         )
     return local
-
-
-def _case(name: str, model: str, strategy: str, world: World, flags: Flags) -> Case:
-    arguments = ["--model", model, "--strategy", strategy, *words_of(flags)]
-    try:
-        options, _, _ = read_options(arguments, world)
-    except SystemExit:  # argparse has printed what is wrong with a value
-        raise ConfigError(
-            f"podtune.benchmark refuses {' '.join(arguments)}", where="--model", fix="see the line above"
-        ) from None
-    return Case(name, world, tuple(arguments), options)
 
 
 @functools.cache

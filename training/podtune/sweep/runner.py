@@ -45,14 +45,14 @@ class Running(Protocol):
         """The sweep itself ends: end what runs here, leave what runs elsewhere."""
 
 
-class Named(Protocol):
-    """A configuration, told from the others by its name."""
+class Configuration(Protocol):
+    """What a sweep runs, told from the others by its name."""
 
     @property
     def name(self) -> str: ...
 
 
-C = TypeVar("C", bound=Named)
+C = TypeVar("C", bound=Configuration)
 
 
 @dataclass(frozen=True)

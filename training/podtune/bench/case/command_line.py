@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -71,7 +71,7 @@ def parser() -> argparse.ArgumentParser:
     return p
 
 
-def read_options(arguments: list[str] | None, world: World) -> tuple[Options, Size, Entry]:
+def read_options(arguments: Sequence[str] | None, world: World) -> tuple[Options, Size, Entry]:
     """Parse and check. Nothing heavy is imported.
 
     Raises:
@@ -88,7 +88,7 @@ def read_options(arguments: list[str] | None, world: World) -> tuple[Options, Si
     return options, size, entry
 
 
-def _parse(arguments: list[str] | None) -> dict[str, Any]:
+def _parse(arguments: Sequence[str] | None) -> dict[str, Any]:
     """Options of the command line, above those of ``--config``."""
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument("--config", type=Path)

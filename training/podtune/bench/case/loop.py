@@ -22,7 +22,6 @@ from podtune.plan.shapes import ConvNet
 from podtune.run.record import (
     CUDA_PEAK,
     Communication,
-    CountedMemory,
     Losses,
     Measurements,
     MemoryPeaks,
@@ -72,7 +71,10 @@ def measure(run: CaseRun) -> Measurements:
         communication=communication,
         telemetry=telemetry.means(),
         peak_memory_gib=MemoryPeaks(max(peaks), tuple(peaks), CUDA_PEAK) if cuda else None,
-        counted_memory_gib=_fullest(counted, world),
+        # of the rank that held most
+        counted_memory_gib=max(
+            filter(None, _gather(counted, world)), key=lambda one: one.total, default=None
+        ),
         h2d_gb_per_s=host_to_device_gb_per_s(stepper.batches[0], world.device),
         loss=Losses(losses[0], losses[-1]),
     )
@@ -87,13 +89,16 @@ def _with_speeds(measured: Measurements, run: CaseRun, timing: Summary) -> Measu
     """The measurements with what follows from the seconds of the timed steps."""
     options, rows = run.options, run.options.global_batch_size
     flops = rows * flops_per_row(run.build_model, options.sequence_length)
+    # unknown on the CPU and on a GPU whose peak is not
+    on_gpu = run.world.device_type == "cuda"
+    peak = peak_flops(torch.cuda.get_device_name(), options.precision) if on_gpu else None
     measured = replace(
         measured,
         steps=timing.n,
         samples=timing.n * rows,
         step_time_s=timing,
         flops_per_step=flops,
-        mfu=_mfu(flops / timing.mean, options.precision, run.world),
+        mfu=flops / timing.mean / (peak * run.world.world_size) if peak else None,
     )
     if isinstance(run.size, ConvNet):
         return replace(measured, samples_per_s=rows / timing.mean)
@@ -104,12 +109,6 @@ def _with_speeds(measured: Measurements, run: CaseRun, timing: Summary) -> Measu
         tokens_per_s=tokens / timing.mean,
         flops_per_token=flops / tokens,
     )
-
-
-def _mfu(flops_per_s: float, precision: str, world: World) -> float | None:
-    """Model FLOPs utilisation; None on the CPU and on a GPU whose peak is not known."""
-    peak = peak_flops(torch.cuda.get_device_name(), precision) if world.device_type == "cuda" else None
-    return None if peak is None else flops_per_s / (peak * world.world_size)
 
 
 def _profiled(measured: Measurements, run: CaseRun, step: Callable[[], None]) -> Measurements:
@@ -123,12 +122,6 @@ def _profiled(measured: Measurements, run: CaseRun, step: Callable[[], None]) ->
         share = profile.exposed_s / profile.step_s
         communication = replace(communication, seconds_exposed=profile.exposed_s, share=share)
     return replace(measured, profile=profile.content, communication=communication)
-
-
-def _fullest(counted: CountedMemory | None, world: World) -> CountedMemory | None:
-    """The counts of the rank that held most."""
-    by_rank = [memory for memory in _gather(counted, world) if memory]
-    return max(by_rank, key=lambda memory: memory.total, default=None)
 
 
 def _count_communication(run: CaseRun, stepper: Stepper) -> Communication | None:
