@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Generic, Literal, Protocol, TypeVar
 
 from podtune.run import lock
-from podtune.run.errors import CannotCreate
+from podtune.run.errors import CannotCreate, printable
 from podtune.run.log_lines import duration
 from podtune.run.record import Json, now, write_json
 
@@ -28,8 +28,8 @@ Say = Callable[[str], None]
 
 
 def to_stderr(line: str) -> None:
-    """Print a line of progress."""
-    print(line, file=sys.stderr, flush=True)
+    """Print a line of progress, which may quote records and messages of pods."""
+    print(printable(line), file=sys.stderr, flush=True)
 
 
 class Running(Protocol):

@@ -65,16 +65,13 @@ def measure(run: CaseRun) -> Measurements:
     with Telemetry(world.device) as telemetry:
         seconds = [stepper.timed(options.steps) for _ in range(options.repeats)]
     peaks = _gather(torch.cuda.max_memory_allocated() / GIB if cuda else 0.0, world)
-    losses = stepper.losses()
+    losses, counts = stepper.losses(), _gather(counted, world)
     measured = replace(
         measured,
         communication=communication,
         telemetry=telemetry.means(),
         peak_memory_gib=MemoryPeaks(max(peaks), tuple(peaks), CUDA_PEAK) if cuda else None,
-        # of the rank that held most
-        counted_memory_gib=max(
-            filter(None, _gather(counted, world)), key=lambda one: one.total, default=None
-        ),
+        counted_memory_gib=max(filter(None, counts), key=lambda one: one.total, default=None),
         h2d_gb_per_s=host_to_device_gb_per_s(stepper.batches[0], world.device),
         loss=Losses(losses[0], losses[-1]),
     )
