@@ -20,15 +20,9 @@ from podtune.sweep import case_runner, processes
 from podtune.sweep.case_runner import CaseRunner
 from podtune.sweep.cases import CaseSweep, Expansion, expand, preset, preset_names, read_sweep
 
-TINY = {
-    "steps": 1,
-    "warmup": 0,
-    "repeats": 1,
-    "cpu": True,
-    "timeout_s": 60,
-    "sequence_length": 16,
-    "global_batch_size": 4,
-}
+TINY = {"steps": 1, "warmup": 0, "repeats": 1, "cpu": True, "timeout_s": 60}
+TINY |= {"sequence_length": 16, "global_batch_size": 4}
+RUN = [sys.executable, "-m", "podtune.cli", "bench", "run"]
 
 
 def sweep_file(path: Path, **content: Any) -> Path:
@@ -248,17 +242,7 @@ def test_every_process_of_a_torchrun_cell_is_ended_at_its_time_limit(
 
 def test_ctrl_c_ends_the_cell_keeps_what_is_done_and_says_how_to_go_on(tmp_path: Path) -> None:
     path = sweep_file(tmp_path / "s.yaml", options={**TINY, "steps": 10**7}, launch="fork")
-    command = [
-        sys.executable,
-        "-m",
-        "podtune.cli",
-        "bench",
-        "run",
-        "--sweep",
-        str(path),
-        "--output",
-        str(tmp_path / "out"),
-    ]
+    command = [*RUN, "--sweep", str(path), "--output", str(tmp_path / "out")]
     log = tmp_path / "out/cells/tinygpt-test.single.w1.fp32"
     with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
         try:
@@ -292,18 +276,7 @@ def test_two_pods_of_a_job_run_the_same_cells_together(tmp_path: Path) -> None:
             "OMP_NUM_THREADS": "1",
         }
         env |= {"PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": str(port)}
-        command = [
-            sys.executable,
-            "-m",
-            "podtune.cli",
-            "bench",
-            "run",
-            "--in-job",
-            "--sweep",
-            str(path),
-            "--output",
-            str(tmp_path / "out"),
-        ]
+        command = [*RUN, "--in-job", "--sweep", str(path), "--output", str(tmp_path / "out")]
         pods.append(
             subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         )
@@ -325,18 +298,7 @@ def test_two_pods_of_a_job_run_the_same_cells_together(tmp_path: Path) -> None:
 
 def test_outside_a_job_in_job_is_refused() -> None:
     env = {key: value for key, value in os.environ.items() if not key.startswith("PET_")}
-    command = [
-        sys.executable,
-        "-m",
-        "podtune.cli",
-        "bench",
-        "run",
-        "--in-job",
-        "--preset",
-        "smoke",
-        "--output",
-        "/nowhere",
-    ]
+    command = [*RUN, "--in-job", "--preset", "smoke", "--output", "/nowhere"]
     result = subprocess.run(command, env=env, capture_output=True, text=True)
     assert result.returncode == 78
     assert "PET_NNODES" in result.stderr
@@ -359,8 +321,8 @@ def test_the_ranks_of_a_sweep_that_was_killed_end_too(tmp_path: Path) -> None:
     import psutil
 
     path = sweep_file(tmp_path / "s.yaml", options={**TINY, "steps": 10**7}, launch="fork")
-    command = [sys.executable, "-m", "podtune.cli", "bench", "run", "--sweep", str(path), "--output"]
-    with subprocess.Popen([*command, str(tmp_path / "out")], stderr=subprocess.DEVNULL) as process:
+    command = [*RUN, "--sweep", str(path), "--output", str(tmp_path / "out")]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
         try:
             log = tmp_path / "out/cells/tinygpt-test.single.w1.fp32/log.txt"
             family: list[psutil.Process] = []

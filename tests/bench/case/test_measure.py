@@ -113,18 +113,8 @@ def test_deepspeed_takes_the_device_of_the_case_whatever_the_environment_says(
 
 def test_without_parity_there_is_no_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("podtune.bench.case.loop.reference_losses", lambda run: [6.0] * 5)
-    words = [
-        "--model",
-        "tinygpt-test",
-        "--strategy",
-        "single",
-        "--sequence-length",
-        "16",
-        "--global-batch-size",
-        "2",
-        "--steps",
-        "1",
-    ]
+    words = ["--model", "tinygpt-test", "--strategy", "single", "--sequence-length", "16"]
+    words += ["--global-batch-size", "2", "--steps", "1"]
     options, size, _ = read_options(words, World())
     found = measure(CaseRun(options, size, World()))
     assert found.parity is not None
@@ -133,29 +123,9 @@ def test_without_parity_there_is_no_speed(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_running_out_of_memory_is_a_result_with_what_was_held(tmp_path: Path) -> None:
-    cell = [
-        sys.executable,
-        "-m",
-        "podtune.benchmark",
-        "--model",
-        "tinygpt-test",
-        "--strategy",
-        "single",
-        "--cpu",
-        "--skip-parity",
-    ]
-    words = [
-        "--global-batch-size",
-        "8192",
-        "--steps",
-        "1",
-        "--repeats",
-        "1",
-        "--warmup",
-        "0",
-        "--output",
-        str(tmp_path),
-    ]
+    cell = [sys.executable, "-m", "podtune.benchmark", "--model", "tinygpt-test", "--strategy", "single"]
+    words = ["--cpu", "--skip-parity", "--global-batch-size", "8192", "--steps", "1", "--repeats", "1"]
+    words += ["--warmup", "0", "--output", str(tmp_path)]
     limited = ["bash", "-c", 'ulimit -v 9000000; exec "$@"', "cell", *cell, *words]
     done = subprocess.run(limited, cwd=Path(__file__).parents[3], capture_output=True, text=True, timeout=600)
     assert done.returncode == 71, done.stderr[-2000:]
