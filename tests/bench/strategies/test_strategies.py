@@ -37,6 +37,7 @@ RANKS = {
     "zero2": 2,
     "zero3": 2,
     "naive-mp": 2,
+    "gpipe": 4,
     "pipeline-gpipe": 4,
     "pipeline-1f1b": 4,
     "tensor": 2,
@@ -50,6 +51,8 @@ CHOICES = {
     "fsdp --precision fp16": 2,
     "zero3 --precision bf16 --optimizer sgd --learning-rate 0.1": 2,
     f"naive-mp --accumulation 2 {EPOCH}": 2,
+    # blocks of different shapes, which torch's schedules are not given
+    "gpipe --model resnet18-cifar --global-batch-size 2 --optimizer sgd --precision bf16": 2,
     "naive-mp --model resnet18-cifar --global-batch-size 2 --optimizer sgd": 2,
 }
 # Whose memory is counted and held against the plan, with rows long enough to matter beside the weights.
@@ -74,6 +77,7 @@ CELLS = {
     **TOTAL,
     **RANKS,
     **CHOICES,
+    "gpipe --micro-batches 4": 2,
     "pipeline-gpipe --micro-batches 4": 2,
     "pipeline-1f1b --micro-batches 4": 2,
 }
@@ -166,6 +170,17 @@ def test_the_losses_are_those_of_one_process(cell: str, measured: Callable[[str]
     assert parity["status"] == "ok", parity
     assert "resnet" in cell or parity["losses"][-1] < parity["losses"][0]
     assert found["measurements"]["step_time_s"]["n"] == found["config"]["steps"]
+
+
+def test_gpipe_written_out_is_torchs_schedule(measured: Callable[[str], Json]) -> None:
+    ours, torchs = (measured(name)["measurements"] for name in ("gpipe", "pipeline-gpipe"))
+    for key in ("parity", "training"):
+        losses = "losses" if key == "parity" else "loss_by_epoch"
+        assert ours[key][losses] == pytest.approx(torchs[key][losses], rel=1e-6)
+    kinds = ("bytes_by_collective", "calls_by_collective")
+    assert [ours["communication"][kind] for kind in kinds] == [
+        torchs["communication"][kind] for kind in kinds
+    ]
 
 
 @pytest.mark.parametrize("cell", [*RANKS, f"naive-mp --accumulation 2 {EPOCH}"])

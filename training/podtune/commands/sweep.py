@@ -145,7 +145,7 @@ def _compare(folders: list[Path], output: Path, *, quiet: bool) -> None:
     if len(runs) < 2:
         return
     comparison = compare(runs)
-    file, text = output / "compare.html", page.html_page(comparison, runs, f"Sweep {output.name}")
-    file.write_text(text, encoding="utf-8")
+    file = output / "compare.html"
+    file.write_text(page.html_page(comparison, f"Sweep {output.name}"), encoding="utf-8")
     if not quiet:
         typer.echo(printable("\n".join([*comparison.conclusions, f"page    {file}"])))

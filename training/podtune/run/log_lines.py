@@ -13,8 +13,6 @@ from typing import Any
 
 Json = dict[str, Any]
 
-# a rank that takes so many times as long as the others before it first waits for them is called slow
-SLOW_RATIO = 1.5
 DATA_WAIT_SHARE = 0.1  # of a step that waits for data, from which on that is worth saying
 DATA_WAIT_SHARE_GPU = 0.5  # a GPU meanwhile works on the step before
 
@@ -32,7 +30,6 @@ _TRAIN = re.compile(
 )
 _EVAL = re.compile(rf"eval at step (\d{{1,12}})  loss {_NUMBER}  perplexity {_NUMBER}")
 _POD = re.compile(r"(?:(\d{1,3})%)?(?: ?(\d{1,9}(?:\.\d{1,9})?) GiB)?")
-_SLOW = re.compile(r"slow rank (\d{1,9}) \((\d{1,9}(?:\.\d{1,9})?)x\)")
 _WAIT = re.compile(r"data wait (\d{1,3})%")
 
 
@@ -75,8 +72,6 @@ def _system_part(system: Json, nproc_per_node: int) -> str:
     on_gpu = any("gpu_memory_gib" in pod for pod in pods)
     use = [_use(pod) for pod in pods]
     part = f"  {'gpu' if on_gpu else 'memory'} {', '.join(use)}" if all(use) else ""
-    if is_slow(system):
-        part += f"  slow rank {system['slowest_rank']} ({system['slowest_ratio']:.1f}x)"
     if waits_for_data(system):
         part += f"  data wait {system['data_wait_share']:.0%}"
     return part
@@ -114,11 +109,6 @@ def per_pod(system: Json, nproc_per_node: int) -> list[Json]:
                 pod[name] = statistics.fmean(values) if name.endswith("_percent") else max(values)
         pods.append(pod)
     return pods
-
-
-def is_slow(system: Json) -> bool:
-    """True if a rank holds up the others."""
-    return float(system.get("slowest_ratio") or 0.0) > SLOW_RATIO
 
 
 def waits_for_data(system: Json) -> bool:
@@ -193,8 +183,6 @@ def _parse_system(part: str) -> Json:
             ]
             sizes = [pod[memory] for pod in system["per_pod"] if memory in pod]
             system |= {memory: max(sizes)} if sizes else {}
-        elif match := _SLOW.fullmatch(word):
-            system |= {"slowest_rank": int(match[1]), "slowest_ratio": float(match[2])}
         elif match := _WAIT.fullmatch(word):
             system["data_wait_share"] = int(match[1]) / 100
     return system
