@@ -2,7 +2,6 @@
 
 import json
 import math
-import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from podtune.machine.provenance import provenance
-from podtune.run.metrics_log import MetricsLog, each_entry, metrics_entry, read_metrics
+from podtune.run.metrics_log import MetricsLog, read_metrics
 from podtune.run.record import (
     CUDA_PEAK,
     Communication,
@@ -84,21 +83,6 @@ def test_measurements_come_back_as_they_were_written() -> None:
     assert Measurements.read({"measurements": json.loads(json.dumps(finite(measured.to_json())))}) == measured
 
 
-def test_a_metrics_file_deleted_under_the_run_is_written_again_whole_and_said(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "run").mkdir()
-    log = MetricsLog(tmp_path / "run" / "metrics.jsonl")
-    log.write("train", 1, {"loss": 2.0})
-    shutil.rmtree(tmp_path / "run")
-    log.write("train", 2, {"loss": 1.0})
-    log.write("train", 3, {"loss": 0.5})
-    log.close()
-    entries, broken = read_metrics(tmp_path / "run" / "metrics.jsonl")
-    assert ([entry["step"] for entry in entries], broken) == ([1, 2, 3], [])
-    assert capsys.readouterr().err.count("was deleted under the run") == 1
-
-
 @pytest.mark.parametrize(
     "odd", ["x", [], 1, None, {"steps": "many", "loss": [1], "step_time_s": {"mean": {}}, "mfu": 10**400}]
 )
@@ -123,32 +107,6 @@ def test_a_broken_line_costs_that_line_and_is_said(
     resumed = MetricsLog(path, from_step=80)
     assert len(resumed.kept) == 77
     assert f"{path}: lines that cannot be read are dropped: 10, 21, 31" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("place", [0, 5, 999, 1000, 2499])
-@pytest.mark.parametrize(
-    "odd",
-    ['{"step": 1, "sp', "", "[1]", '{"step": 1}', '{"step": 1, "split": "a"},{"step": 2, "split": "b"}'],
-)
-def test_lines_read_together_are_judged_as_each_alone(place: int, odd: str) -> None:
-    lines = [json.dumps({"step": step, "split": "train", "loss": 1.0}).encode() for step in range(2500)]
-    lines[place] = odd.encode()
-    assert list(each_entry(lines)) == [metrics_entry(line) for line in lines]
-
-
-def test_lines_that_are_one_object_only_together_are_none() -> None:
-    halves = [b'{"step": 1, "split": "train", "of": {"a": 1}', b'"b": 2}']
-    both = b'{"step": 2, "split": "train"},{"step": 3, "split": "train"}'
-    assert list(each_entry([*halves, both])) == [None, None, None]
-
-
-def test_a_thousand_good_lines_are_parsed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = [json.dumps({"step": step, "split": "train"}).encode() for step in range(10_000)]
-    calls: list[int] = []
-    real = json.loads
-    monkeypatch.setattr(json, "loads", lambda text: calls.append(len(text)) or real(text))
-    assert len(list(each_entry(lines))) == 10_000
-    assert len(calls) == 10
 
 
 @pytest.mark.parametrize("name", ["KUBERNETES_SERVICE_HOST", "PET_NNODES", "PODTUNE_POD_NAME"])

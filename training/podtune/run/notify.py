@@ -17,8 +17,7 @@ from podtune.run.errors import ConfigError, warn
 from podtune.run.follow import read_record
 from podtune.run.record import Json, Measurements, finite, mapping, now, number
 
-ATTEMPTS = 2
-ATTEMPT_S = 4.0
+POST_S = 8.0
 TOLD = ("name", "status", "exit_code", "reason", "started_at", "ended_at", "model", "strategy", "world_size")
 
 
@@ -113,31 +112,26 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 def post(url: str, content: Json) -> None:
-    """POST ``content`` as JSON, once more if that fails; over within ATTEMPTS x ATTEMPT_S seconds."""
+    """POST ``content`` as JSON; over within POST_S seconds."""
     request = urllib.request.Request(
         url, json.dumps(finite(content)).encode(), {"Content-Type": "application/json"}, method="POST"
     )
     opener = urllib.request.build_opener(_NoRedirect)
-    failure = ""
+    failure = f"no answer within {POST_S:g} s"
 
     def attempt() -> None:
         nonlocal failure
         try:
-            opener.open(request, timeout=ATTEMPT_S).close()
+            opener.open(request, timeout=POST_S).close()
             failure = ""
         except urllib.error.HTTPError as error:
             failure = f"HTTP {error.code}"
-        except urllib.error.URLError as error:
-            failure = str(error.reason)
         except Exception as error:  # its text may hold the address
             failure = type(error).__name__
 
-    for _ in range(ATTEMPTS):
-        failure = f"no answer within {ATTEMPT_S:g} s"
-        # a name that is looked up, or an answer that trickles in, knows no timeout
-        thread = threading.Thread(target=attempt, daemon=True)
-        thread.start()
-        thread.join(ATTEMPT_S)
-        if not failure:
-            return
-    warn(f"notify_url: {urlsplit(url).hostname} was not notified of the run's end: {failure}")
+    # a name that is looked up, or an answer that trickles in, knows no timeout
+    thread = threading.Thread(target=attempt, daemon=True)
+    thread.start()
+    thread.join(POST_S)
+    if failure:
+        warn(f"notify_url: {urlsplit(url).hostname} was not notified of the run's end: {failure}")
