@@ -214,7 +214,8 @@ def _encoded(dataset: Dataset, encode: Encoder, stats: Stats) -> Iterator[pa.Rec
     rows = dataset.with_format(None).select_columns(needed)
     per_row = max(1, rows.data.nbytes // max(1, len(rows.data)))
     step = max(1, min(_BATCH_ROWS, _BATCH_BYTES // per_row))
-    with _all_cores(), progress("tokenising", len(rows)) as advance:
+    advance = progress("tokenising", len(rows))
+    with _all_cores():
         for start in range(0, len(rows), step):
             batch = encode(rows[start : start + step], start)
             stats.add(batch)
