@@ -22,6 +22,7 @@ from podtune.run.record import (
     new_record,
     write_json,
 )
+from podtune.run.summary import summary_lines
 from podtune.run.world import World, in_pod
 from podtune.sft.train.meter import Meter
 from podtune.sft.train.progress import Progress
@@ -132,3 +133,15 @@ def test_the_first_loss_is_the_whole_runs_also_after_starts_that_were_killed(tmp
         tmp_path, Meter(World()), is_main=True, nproc_per_node=1, from_step=2, tokens_before=0, rows=8
     )
     assert resumed.measurements().loss == Losses(first=6.94, last=6.5, eval_first=6.6, eval=6.6)
+
+
+def test_a_run_ends_with_the_answers_of_base_and_tuned_model() -> None:
+    record = new_record(mode="sft", name="run", config={}) | {"reason": ""}
+    answers = {"rows": 400, "base": {"exact_match": 0.0}, "tuned": {"exact_match": 0.905}}
+    record["measurements"] = {"answers": answers | {"most_frequent_answer": 0.31}}
+    expected = (
+        "answers 0.0% -> 90.5% of 400 held-out rows exactly right; the most frequent answer alone: 31.0%"
+    )
+    assert expected in summary_lines(record, Path("run"))
+    record["measurements"] = {"answers": {"rows": 3, "base": {"loss": 1.0}, "tuned": {"loss": 0.5}}}
+    assert not [line for line in summary_lines(record, Path("run")) if line.startswith("answers")]

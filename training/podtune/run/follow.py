@@ -5,16 +5,14 @@ The position survives a restart of the reader, and a metrics file that was cut b
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from podtune.run.lock import SILENT_S, life
+from podtune.run.lock import life
 from podtune.run.metrics_log import metrics_entries
 from podtune.run.record import METRICS_FILE, RUN_FILE, SCHEMA, Json
 
@@ -84,19 +82,8 @@ def state(run_dir: Path, record: Json) -> tuple[str, str]:
     status, reason = str(record.get("status", "running")), str(record.get("reason") or "")
     if status == "running":
         alive = life(run_dir)
-        # a copy, or killed before its first beat; cells of the benchmark have none
-        if alive == "unknown" and record.get("mode") == "sft" and _untouched_s(run_dir) > SILENT_S:
-            alive = "silent"
         return ("error", "died") if alive == "dead" else (status, alive if alive == "silent" else reason)
     return status, reason
-
-
-def _untouched_s(run_dir: Path) -> float:
-    changed = 0.0
-    for name in (RUN_FILE, METRICS_FILE):
-        with contextlib.suppress(OSError):
-            changed = max(changed, (Path(run_dir) / name).stat().st_mtime)
-    return time.time() - changed
 
 
 def find_runs(root: Path) -> list[Path]:
