@@ -84,27 +84,18 @@ def measure(args: argparse.Namespace, world: Any, run_dir: Path, repo: str) -> d
     from podtune.sft.train.meter import Meter
     from podtune.sft.train.progress import Progress
 
-    meter = Meter(world, "ddp")
+    meter = Meter(world)
     if world.is_main:
         run_dir.mkdir(parents=True)
         write_json(
             run_dir / "run.json", new_record(mode="sft", name="cost", config={}, world_size=world.world_size)
         )
     lock = claim(run_dir) if world.is_main else None
-    progress = Progress(
-        run_dir,
-        meter,
-        is_main=world.is_main,
-        nproc_per_node=world.world_size,
-        from_step=0,
-        tokens_before=0,
-        rows=1,
-        on_step=lock.step if lock else None,
-    )
+    on_step = lock.step if lock else None
+    progress = Progress(run_dir, meter, world, from_step=0, rows=1, on_step=on_step)
     tracker = start_tracker(run_dir, repo) if world.is_main else None
     arguments = TrainingArguments(output_dir=str(run_dir), use_cpu=True, report_to="none")
     state, control, model = TrainerState(), TrainerControl(), torch.nn.Identity()
-    watched = torch.nn.Identity()
     state.max_steps, state.epoch = args.steps, 0.0
     source = iter(lambda: 0, 1)
     row = torch.zeros(1)
@@ -117,8 +108,6 @@ def measure(args: argparse.Namespace, world: Any, run_dir: Path, repo: str) -> d
         plain = time.perf_counter() - began
         began = time.perf_counter()
         next(meter.batches(source))
-        with meter.forward_of(watched, logs_next=False):
-            watched(row)
         held = time.perf_counter() - began - plain
         time.sleep(args.step_s)
         if world.world_size > 1:

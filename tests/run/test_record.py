@@ -58,7 +58,7 @@ def test_a_record_with_nan_is_still_json_and_says_nan(tmp_path: Path) -> None:
 def test_both_programs_mean_the_same_by_a_step_time() -> None:
     """The sample standard deviation and the interpolated 95th percentile."""
     meter = Meter(World())
-    progress = Progress(Path(), meter, is_main=False, nproc_per_node=1, from_step=0, tokens_before=0, rows=1)
+    progress = Progress(Path(), meter, World(rank=1, world_size=2), from_step=0, rows=1)
     progress.step_times = [9.0, 9.0, 1.0, 2.0, 3.0, 4.0, 5.0]  # the first two are left out
     assert progress.measurements().step_time_s == Summary.of([1.0, 2.0, 3.0, 4.0, 5.0])
     repeated = Summary.of([1.0, 2.0, 3.0], [4.0, 5.0])
@@ -129,9 +129,7 @@ def test_the_first_loss_is_the_whole_runs_also_after_starts_that_were_killed(tmp
     for step, loss in ((1, 6.94), (2, 6.5)):
         log.write("train", step, {"loss": loss})
     log.write("eval", 2, {"loss": 6.6})  # and killed: no run.json tells of them
-    resumed = Progress(
-        tmp_path, Meter(World()), is_main=True, nproc_per_node=1, from_step=2, tokens_before=0, rows=8
-    )
+    resumed = Progress(tmp_path, Meter(World()), World(), from_step=2, rows=8)
     assert resumed.measurements().loss == Losses(first=6.94, last=6.5, eval_first=6.6, eval=6.6)
 
 

@@ -58,12 +58,12 @@ def _run_case(options: Options, size: Size, output: Path) -> int:
         world = setup_distributed(options.timeout_s, use_cpu=options.cpu)
         record.identify(world)
         from podtune.bench.case.device import refuse_what_the_device_lacks
-        from podtune.bench.case.loop import measure
         from podtune.bench.case.run import CaseRun
+        from podtune.bench.case.train import measure_and_train
 
         refuse_what_the_device_lacks(options, world)
         run = CaseRun(options, size, world, watchdog)
-        measurements = measure(run)
+        measurements = measure_and_train(run)
         run = None  # its model goes before the process group does
         cleanup_distributed()
         return record.conclude(measurements)

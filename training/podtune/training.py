@@ -110,7 +110,7 @@ def fine_tune(settings: Settings, world: World) -> int:
         run.measure(trainer)
         trainer.release()
         cleanup_distributed()  # nobody waits for another rank from here on
-        run.publish(trainer.publisher, finished=finished)
+        run.publish(trainer, finished=finished)
         if finished:
             with contextlib.suppress(Interrupted), signals.abandonable():
                 run.compare_with_base(origin, tokenizer)

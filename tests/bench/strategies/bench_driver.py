@@ -12,8 +12,8 @@ from pathlib import Path
 
 from podtune.bench.case.command_line import read_options
 from podtune.bench.case.device import refuse_what_the_device_lacks
-from podtune.bench.case.loop import measure
 from podtune.bench.case.run import CaseRun
+from podtune.bench.case.train import measure_and_train
 from podtune.bench.case.watchdog import Watchdog
 from podtune.run.distributed import cleanup_distributed, setup_distributed
 from podtune.run.errors import UserError
@@ -30,7 +30,7 @@ def run_cell(arguments: list[str], world: World, watchdog: Watchdog) -> dict[str
     try:
         return {
             "config": asdict(options),
-            "measurements": measure(CaseRun(options, size, world, watchdog)).to_json(),
+            "measurements": measure_and_train(CaseRun(options, size, world, watchdog)).to_json(),
         }
     except Exception as error:  # the next cells still say something; a test looks at this one
         return {"failed": f"{type(error).__name__}: {error}"}

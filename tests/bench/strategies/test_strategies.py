@@ -24,6 +24,7 @@ from podtune.run.world import World
 
 ROOT = Path(__file__).parents[3]
 QUICK = ["--sequence-length", "32", "--steps", "2", "--warmup", "0", "--repeats", "1"]
+EPOCH = "--epochs 1 --epoch-steps 3"  # after the measurement, as every cell of RANKS does
 Json = dict[str, Any]
 
 # A new strategy gets a row here: its name, and how many processes show it at work.
@@ -36,6 +37,7 @@ RANKS = {
     "zero2": 2,
     "zero3": 2,
     "naive-mp": 2,
+    "gpipe": 4,
     "pipeline-gpipe": 4,
     "pipeline-1f1b": 4,
     "tensor": 2,
@@ -48,6 +50,9 @@ CHOICES = {
     "pipeline-1f1b --activation-checkpointing full --precision bf16": 4,
     "fsdp --precision fp16": 2,
     "zero3 --precision bf16 --optimizer sgd --learning-rate 0.1": 2,
+    f"naive-mp --accumulation 2 {EPOCH}": 2,
+    # blocks of different shapes, which torch's schedules are not given
+    "gpipe --model resnet18-cifar --global-batch-size 2 --optimizer sgd --precision bf16": 2,
     "naive-mp --model resnet18-cifar --global-batch-size 2 --optimizer sgd": 2,
 }
 # Whose memory is counted and held against the plan, with rows long enough to matter beside the weights.
@@ -72,6 +77,7 @@ CELLS = {
     **TOTAL,
     **RANKS,
     **CHOICES,
+    "gpipe --micro-batches 4": 2,
     "pipeline-gpipe --micro-batches 4": 2,
     "pipeline-1f1b --micro-batches 4": 2,
 }
@@ -102,7 +108,7 @@ def torchrun(ranks: int, *words: str, timeout_s: float = 900) -> subprocess.Comp
 
 
 def arguments(cell: str) -> list[str]:
-    strategy, *words = cell.split()
+    strategy, *words = cell.split() if cell not in RANKS else [cell, *EPOCH.split()]
     shape = (
         ["--steps", "1", "--warmup", "0", "--repeats", "1"]
         if "resnet" in cell
@@ -113,8 +119,8 @@ def arguments(cell: str) -> list[str]:
 
 def alone(cell: str) -> Json:
     """One process needs no torchrun: this one."""
-    from podtune.bench.case.loop import measure
     from podtune.bench.case.run import CaseRun
+    from podtune.bench.case.train import measure_and_train
     from podtune.bench.case.watchdog import Watchdog
 
     world = World()
@@ -123,7 +129,7 @@ def alone(cell: str) -> Json:
     try:
         return {
             "config": asdict(options),
-            "measurements": measure(CaseRun(options, size, world, watchdog)).to_json(),
+            "measurements": measure_and_train(CaseRun(options, size, world, watchdog)).to_json(),
         }
     finally:
         watchdog.stop()
@@ -171,6 +177,25 @@ def test_the_losses_are_those_of_one_process(cell: str, measured: Callable[[str]
     assert parity["status"] == "ok", parity
     assert "resnet" in cell or parity["losses"][-1] < parity["losses"][0]
     assert found["measurements"]["step_time_s"]["n"] == found["config"]["steps"]
+
+
+def test_gpipe_written_out_is_torchs_schedule(measured: Callable[[str], Json]) -> None:
+    ours, torchs = (measured(name)["measurements"] for name in ("gpipe", "pipeline-gpipe"))
+    for key in ("parity", "training"):
+        losses = "losses" if key == "parity" else "loss_by_epoch"
+        assert ours[key][losses] == pytest.approx(torchs[key][losses], rel=1e-6)
+    kinds = ("bytes_by_collective", "calls_by_collective")
+    assert [ours["communication"][kind] for kind in kinds] == [
+        torchs["communication"][kind] for kind in kinds
+    ]
+
+
+@pytest.mark.parametrize("cell", [*RANKS, f"naive-mp --accumulation 2 {EPOCH}"])
+def test_an_epoch_of_training_ends_where_one_process_does(cell: str, measured: Callable[[str], Json]) -> None:
+    found, alone = (measured(each)["measurements"]["training"] for each in (cell, "single"))
+    assert found["loss_by_epoch"] == pytest.approx(alone["loss_by_epoch"], rel=1e-4)
+    assert found["accuracy"] == pytest.approx(alone["accuracy"], abs=2e-3)
+    assert alone["accuracy"] > 0.002  # of 512 tokens
 
 
 @pytest.mark.parametrize(

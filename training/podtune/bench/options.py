@@ -61,8 +61,15 @@ class Options:
     )
     data: str = _option(
         "synthetic",
-        "synthetic, a Parquet file with a text column, or a folder of images in one folder per class",
+        "synthetic, a Parquet file with a text column, a folder of images in one folder per class, or one of "
+        "podtune data cifar10",
     )
+    epochs: int = _option(
+        0,
+        "train after the measurement: passes over the rows, each with the accuracy on the test split",
+        least=0,
+    )
+    epoch_steps: int = _option(0, "steps of an epoch (default: all rows)", least=0)
     seed: int = _option(0, "of weights and rows")
     threads: int = _option(
         1, "CPU threads of a process (default: 1, so that a process stands for one device)", least=1

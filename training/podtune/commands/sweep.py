@@ -69,7 +69,7 @@ def sweep(
         _refuse_cluster_options(sets, namespace, context, at_once)
         trials, begin = read_sweep(file), start_here
     try:
-        states = TrialRunner(trials, output, begin, at_once, _say).run()
+        states = TrialRunner(trials, output, begin, at_once=at_once, say=_say).run()
     except SweepStopped as stopped:
         left = "; jobs in the cluster continue, `podtune delete NAME` ends one" if values else ""
         typer.echo(f"stopped; finished runs are in {output}, and the same command resumes{left}", err=True)
@@ -157,9 +157,7 @@ def _compare(folders: list[Path], output: Path, *, quiet: bool) -> None:
     if len(runs) < 2:
         return
     comparison = compare(runs)
-    (output / "compare.html").write_text(
-        page.html_page(comparison, runs, f"Sweep {output.name}"), encoding="utf-8"
-    )
+    (output / "compare.html").write_text(page.html_page(comparison, f"Sweep {output.name}"), encoding="utf-8")
     if not quiet:
         typer.echo(printable("\n".join(comparison.conclusions)))
         typer.echo(f"page    {output / 'compare.html'}")

@@ -25,7 +25,7 @@ from podtune.plan import memory
 from podtune.plan.hardware import LINKS, Hardware, Link
 from podtune.plan.messages import Collective, collectives
 from podtune.plan.models import GLOBAL_BATCH_SIZE
-from podtune.plan.setup import PLANNED, TrainingSetup
+from podtune.plan.setup import PIPELINES, PLANNED, TrainingSetup
 from podtune.plan.shapes import Opaque, Transformer
 from podtune.run.errors import UsageError, UserError
 
@@ -44,7 +44,7 @@ RECOMPUTE: dict[str, float] = {
 }
 # The share of the compute behind which a strategy's messages hide. DDP and ZeRO-2 reduce gradients during the
 # backward pass, full sharding gathers and reduces all along. Others' messages sit between dependent products.
-SENDS_ACTIVATIONS = ("naive-mp", "pipeline-gpipe", "pipeline-1f1b", "tensor")
+SENDS_ACTIVATIONS = ("naive-mp", *PIPELINES, "tensor")
 OVERLAP = {"ddp": 2 / 3, "zero2": 2 / 3, "fsdp-grad-op": 1.0, "fsdp": 1.0, "hsdp": 1.0, "zero3": 1.0}
 
 

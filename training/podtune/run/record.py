@@ -155,6 +155,17 @@ class Parity:
 
 
 @dataclass(frozen=True)
+class Training:
+    """Epochs of a benchmark case: mean loss, seconds, and the share of the test split that it got right."""
+
+    loss: float
+    loss_by_epoch: tuple[float, ...]
+    seconds_by_epoch: tuple[float, ...]
+    accuracy: float | None = None
+    accuracy_by_epoch: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True)
 class SaveTimes:
     """Seconds that ``n`` checkpoints of this attempt took.
 
@@ -192,6 +203,7 @@ class Measurements:
     answers: Json | None = None
     tasks: Json | None = None  # scores of lm-evaluation-harness, by podtune eval
     parity: Parity | None = None
+    training: Training | None = None
     telemetry: Json | None = None
     profile: Json | None = None
     held_at_oom: Json | None = None

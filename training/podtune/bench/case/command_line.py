@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -12,7 +13,7 @@ from podtune.bench.options import Options
 from podtune.bench.strategies.table import STRATEGIES, Entry
 from podtune.plan.models import GLOBAL_BATCH_SIZE, SIZES, resized
 from podtune.plan.shapes import ConvNet
-from podtune.run.errors import ConfigError, UsageError, near
+from podtune.run.errors import ConfigError, UsageError, unknown
 from podtune.run.world import World
 
 BLOCKS = ("model", "training", "distributed")  # of a --config file
@@ -28,6 +29,15 @@ EXAMPLES = """examples:
 def flag_of(name: str) -> str:
     """The flag of an option: ``--global-batch-size`` of ``global_batch_size``."""
     return f"--{name.replace('_', '-')}"
+
+
+def words_of(values: Mapping[str, object]) -> list[str]:
+    """Words of the command line for options by name."""
+    words: list[str] = []
+    for name, value in sorted(values.items()):
+        flag = flag_of(name)
+        words += [flag if value else f"--no-{flag[2:]}"] if isinstance(value, bool) else [flag, str(value)]
+    return words
 
 
 def parser() -> argparse.ArgumentParser:
@@ -69,11 +79,7 @@ def read_options(arguments: list[str] | None, world: World) -> tuple[Options, Si
     values = _parse(arguments)
     size = resized(find_size(values["model"]), **{name: max(0, values[name]) for name in SIZES})
     if values["strategy"] not in STRATEGIES:
-        raise UsageError(
-            f"there is no strategy '{values['strategy']}'{near(values['strategy'], list(STRATEGIES))}",
-            where="--strategy",
-            fix=f"choose one of {', '.join(STRATEGIES)}",
-        )
+        raise unknown("strategy", values["strategy"], STRATEGIES, where="--strategy")
     entry = STRATEGIES[values["strategy"]]
     options = _resolve(values, size, entry, world)
     _check_values(options, size)
@@ -86,10 +92,7 @@ def _parse(arguments: list[str] | None) -> dict[str, Any]:
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument("--config", type=Path)
     given, rest = first.parse_known_args(arguments)
-    words: list[str] = []
-    for key, value in (_read_config(given.config) if given.config else {}).items():
-        flag = flag_of(key)
-        words += [flag if value else f"--no-{flag[2:]}"] if isinstance(value, bool) else [flag, str(value)]
+    words = words_of(_read_config(given.config)) if given.config else []
     values = vars(parser().parse_args([*words, *rest]))  # of two words for one option the later counts
     del values["config"]
     return values

@@ -44,15 +44,14 @@ class CaseRun:
 
     def batches(self, rows: tuple[int, int], count: int) -> list[Batch]:
         """This rank's part of the first ``count`` global batches, pinned where they go to a GPU."""
-        part, parts = rows
-        made = [
-            self.rows.batch(share(step, self.options.global_batch_size, part, parts)) for step in range(count)
-        ]
+        return [self.batch(rows, step) for step in range(count)]
+
+    def batch(self, rows: tuple[int, int], step: int, source: Rows | None = None) -> Batch:
+        """This rank's part of one global batch, of the rows to train on unless ``source`` is given."""
+        batch = (source or self.rows).batch(share(step, self.options.global_batch_size, *rows))
         if self.world.device_type == "cuda":
-            made = [
-                Batch(self.laid_out(inputs).pin_memory(), targets.pin_memory()) for inputs, targets in made
-            ]
-        return made
+            batch = Batch(self.laid_out(batch.inputs).pin_memory(), batch.targets.pin_memory())
+        return batch
 
     def laid_out(self, inputs: torch.Tensor) -> torch.Tensor:
         """Images with their channels together, as a GPU's convolutions want them, where the norm keeps that.

@@ -52,6 +52,10 @@ class Strategy(Protocol):
         """Train on this rank's rows; on every rank the mean loss over the global batch."""
         ...
 
+    def predict(self, batch: Batch) -> Tensor | None:
+        """The logits of this rank's rows, without gradients; None on a rank without the last layer."""
+        ...
+
 
 class Setup(Protocol):
     """The signature of every strategy's ``setup``; a collective call."""

@@ -59,6 +59,12 @@ class Zero:
             losses.append(loss.detach() / self.accumulation)
         return mean_over(torch.stack(losses).sum(), self.rows[1])
 
+    def predict(self, batch: Batch) -> Tensor:
+        """DeepSpeed gathers what it has cut."""
+        with torch.no_grad(), self.arithmetic.autocast():
+            logits: Tensor = self.engine(batch.inputs)
+        return logits
+
 
 def configuration(
     options: Options, world: World, parameters: int, largest_block: int, dtype: torch.dtype | None

@@ -68,5 +68,14 @@ class Pipeline:
         dist.broadcast(loss, self.last)
         return loss
 
+    def predict(self, batch: Batch) -> Tensor | None:
+        """The schedule's forward passes, micro-batch after micro-batch."""
+        with torch.no_grad():
+            logits: Tensor | None = self.schedule.eval(
+                *([batch.inputs] if self.rank == 0 else []),
+                target=batch.targets if self.rank == self.last else None,
+            )
+        return logits
+
 
 setup = Pipeline

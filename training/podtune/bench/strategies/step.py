@@ -130,3 +130,9 @@ class WholeModel:
         self.arithmetic.update(self.optimizer)
         parts = self.rows[1]
         return mean_over(loss, parts) if parts > 1 else loss
+
+    def predict(self, batch: Batch) -> Tensor:
+        """The forward pass alone."""
+        with torch.no_grad(), self.arithmetic.autocast():
+            logits: Tensor = self.model(batch.inputs)
+        return logits

@@ -179,6 +179,12 @@ RULES = (
             ),
         )
     ),
+    Rule(
+        "hub_strategy",
+        "the hub gets final/ alone, at the end",
+        "hub_strategy: end; publish uploads checkpoints, to object storage",
+        broken=lambda s: s.value("hub_strategy") in ("checkpoint", "all_checkpoints"),
+    ),
     Rule("ignore_data_skip", "a resumed run would train on rows that it has seen", "remove it"),
     Rule(
         "enable_jit_checkpoint", "podtune saves on SIGTERM by itself, with all ranks at one step", "remove it"
