@@ -35,7 +35,7 @@ def every_view(good: Path, odd: Path) -> None:
     found = compare(runs)
     json.dumps(found.as_json())
     view.text(found, width=80)
-    html_page(found, runs).encode()
+    html_page(found).encode()
     listing.table(listing.sort_rows(listing.list_runs(runs), "loss")).text(width=80)
     watch(lambda: load_run(odd), once=True)
 
