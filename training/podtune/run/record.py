@@ -124,9 +124,7 @@ class Communication:
 
     bytes_per_step: float
     bytes_by_collective: Json | None = None
-    message_bytes_by_collective: Json | None = None
     calls_by_collective: Json | None = None
-    bytes_per_rank: tuple[float, ...] | None = None
     seconds_exposed: float | None = None
     share: float | None = None
 
