@@ -37,6 +37,7 @@ RANKS = {
     "zero2": 2,
     "zero3": 2,
     "naive-mp": 2,
+    "gpipe": 4,
     "pipeline-gpipe": 4,
     "pipeline-1f1b": 4,
     "tensor": 2,
@@ -50,6 +51,8 @@ CHOICES = {
     "fsdp --precision fp16": 2,
     "zero3 --precision bf16 --optimizer sgd --learning-rate 0.1": 2,
     f"naive-mp --accumulation 2 {EPOCH}": 2,
+    # blocks of different shapes, which torch's schedules are not given
+    "gpipe --model resnet18-cifar --global-batch-size 2 --optimizer sgd --precision bf16": 2,
     "naive-mp --model resnet18-cifar --global-batch-size 2 --optimizer sgd": 2,
 }
 # Whose memory is counted and held against the plan, with rows long enough to matter beside the weights.
@@ -74,6 +77,7 @@ CELLS = {
     **TOTAL,
     **RANKS,
     **CHOICES,
+    "gpipe --micro-batches 4": 2,
     "pipeline-gpipe --micro-batches 4": 2,
     "pipeline-1f1b --micro-batches 4": 2,
 }
@@ -117,18 +121,11 @@ def alone(cell: str) -> Json:
     """One process needs no torchrun: this one."""
     from podtune.bench.case.run import CaseRun
     from podtune.bench.case.train import measure_and_train
-    from podtune.bench.case.watchdog import Watchdog
 
     world = World()
     options, size, _ = read_options(arguments(cell), world)
-    watchdog = Watchdog(60, lambda doing: pytest.exit(f"hang while {doing}"))
-    try:
-        return {
-            "config": asdict(options),
-            "measurements": measure_and_train(CaseRun(options, size, world, watchdog)).to_json(),
-        }
-    finally:
-        watchdog.stop()
+    measured = measure_and_train(CaseRun(options, size, world))
+    return {"config": asdict(options), "measurements": measured.to_json()}
 
 
 @pytest.fixture(scope="module")
@@ -173,6 +170,17 @@ def test_the_losses_are_those_of_one_process(cell: str, measured: Callable[[str]
     assert parity["status"] == "ok", parity
     assert "resnet" in cell or parity["losses"][-1] < parity["losses"][0]
     assert found["measurements"]["step_time_s"]["n"] == found["config"]["steps"]
+
+
+def test_gpipe_written_out_is_torchs_schedule(measured: Callable[[str], Json]) -> None:
+    ours, torchs = (measured(name)["measurements"] for name in ("gpipe", "pipeline-gpipe"))
+    for key in ("parity", "training"):
+        losses = "losses" if key == "parity" else "loss_by_epoch"
+        assert ours[key][losses] == pytest.approx(torchs[key][losses], rel=1e-6)
+    kinds = ("bytes_by_collective", "calls_by_collective")
+    assert [ours["communication"][kind] for kind in kinds] == [
+        torchs["communication"][kind] for kind in kinds
+    ]
 
 
 @pytest.mark.parametrize("cell", [*RANKS, f"naive-mp --accumulation 2 {EPOCH}"])
@@ -222,7 +230,6 @@ def test_the_program_leaves_a_record_with_a_profile_and_prints_it(tmp_path: Path
     found = record["measurements"]
     assert found["tokens_per_s"] == pytest.approx(8 * 32 / found["step_time_s"]["mean"])
     assert 0 < found["communication"]["share"] < 1
-    assert len(found["peak_memory_gib"]["per_rank"]) == 2
     assert found["profile"]["top_operators"][0]["self_ms"] > 0
     for file in ("trace", "operators", "memory_timeline"):
         assert (tmp_path / "cell" / found["profile"][file]).stat().st_size > 1000
@@ -236,14 +243,13 @@ ask = torch.is_autocast_enabled
 torch.is_autocast_enabled = lambda device="cpu": ask("cpu")  # DeepSpeed asks without a device: of CUDA
 from podtune.bench.case.command_line import read_options
 from podtune.bench.case.run import CaseRun
-from podtune.bench.case.watchdog import Watchdog
 from podtune.run.world import (read_world)
 from podtune.run.distributed import (setup_distributed)
 words = ["--model", "tinygpt-test", "--precision", "bf16", "--cpu", "--global-batch-size", "2"]
 world = setup_distributed(60, use_cpu=True)
 for strategy in ("zero2", "zero3"):
     options, size, _ = read_options([*words, "--strategy", strategy], read_world())
-    run = CaseRun(options, size, world, Watchdog(60, sys.exit))
+    run = CaseRun(options, size, world)
     zero = run.setup(strategy, world, options)
     zero.model.blocks[1].up.register_forward_hook(lambda layer, x, y: print(strategy, y.dtype))
     zero.train_step(run.batches(zero.rows, 1)[0])

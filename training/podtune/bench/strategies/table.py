@@ -150,6 +150,7 @@ STRATEGIES: dict[str, Entry] = {
     "zero2": Entry("deepspeed_zero", "batch", flags=("overlap",)),
     "zero3": Entry("deepspeed_zero", "batch", flags=("overlap",), compile=False),
     "naive-mp": Entry("naive_mp", "layers"),
+    "gpipe": Entry("gpipe", "layers", accumulation=False, micro_batches=True),
     "pipeline-gpipe": Entry("pipeline", "equal layers", accumulation=False, micro_batches=True),
     "pipeline-1f1b": Entry("pipeline", "equal layers", accumulation=False, micro_batches=True),
     "tensor": Entry("tensor", "heads"),

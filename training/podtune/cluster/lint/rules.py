@@ -73,8 +73,7 @@ def rule(
     return declare
 
 
-def collected(
-    code: str, name: str, *, fix: str, summary: str, severity: Severity = "error", by: By = "api"
-) -> None:
+def collected(code: str, name: str, by: By, *, fix: str, summary: str, severity: Severity = "error") -> None:
     """Declare a rule without a check of its own: the passes over the whole document find it."""
+    summary = f"The API server refuses what {summary}."
     RULES.append(Rule(code, severity, by, fix, ALL, lambda job: iter(()), name, summary))
