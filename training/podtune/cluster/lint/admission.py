@@ -24,45 +24,19 @@ MANAGERS = ("kubeflow.org/training-operator", "kueue.x-k8s.io/multikueue")
 VERSION, TRAINER_VERSION = "kubeflow.org/v1", "trainer.kubeflow.org/v1alpha1"
 
 
-collected("PT001", "not-yaml", "api", fix="correct it", summary="is not YAML, or gives a key twice")
+collected("PT001", "not-yaml", "api", "correct it", "is not YAML, or gives a key twice")
 collected(
-    *("PT002", "unknown-field", "api"),
-    fix="remove it, or correct the spelling",
-    summary="has a field that the CRD does not have; without strict validation a typo means the default",
+    "PT002", "unknown-field", "api", "remove it, or correct the spelling", "has a field that the CRD lacks"
 )
+collected("PT003", "wrong-type", "api", "correct the type", "has a value of the wrong type")
+collected("PT004", "missing-field", "api", "add it", "lacks a field that the schema requires")
 collected(
-    *("PT003", "wrong-type", "api"),
-    fix="correct the type",
-    summary="has a value of the wrong type: nprocPerNode, for one, is a string and has to be quoted",
+    "PT007", "given-twice", "api", "keep one of them", "has two variables, containers or mounts of one key"
 )
-collected("PT004", "missing-field", "api", fix="add it", summary="lacks a field that the schema requires")
-collected(
-    *("PT007", "given-twice", "api"),
-    fix="keep one of them",
-    summary="has two items with one key: two variables or containers of one name, two mounts at one path",
-)
-collected(
-    *("PT008", "variable-left", ""),
-    severity="warning",
-    fix="replace it before kubectl sees it, or write the value",
-    summary="has a variable of envsubst or a template where it wants a number; Katib fills in a trial's",
-)
-collected(
-    *("PT020", "pod-value", "operator"),
-    fix="use one of the values named",
-    summary="makes pods with a value that core/v1 does not know: imagePullPolicy, a toleration's operator",
-)
-collected(
-    *("PT022", "pod-conflict", "operator"),
-    fix="keep one of them",
-    summary="makes pods with fields that exclude or need one another: two sources of a volume, a value and a"
-    " valueFrom, a probe of two kinds, two containers of one name",
-)
-collected(
-    *("PT023", "pod-number", "operator"),
-    fix="correct the number",
-    summary="makes pods with a number out of its bounds: a port of 99999, a part of a GPU",
-)
+collected("PT008", "variable-left", "", "replace it before kubectl sees it", "has a variable for a number")
+collected("PT020", "pod-value", "operator", "correct it", "makes pods with a value that core/v1 lacks")
+collected("PT022", "pod-conflict", "operator", "keep one", "makes pods with fields that exclude one another")
+collected("PT023", "pod-number", "operator", "correct it", "makes pods with a number out of its bounds")
 
 
 @rule("PT005", "error", by="api", fix="use one of the values named", kinds=ALL)
@@ -92,7 +66,7 @@ def unknown_value(job: Job) -> Iterator[Diagnostic]:
     "PT006",
     "error",
     by="api",
-    fix=f"apiVersion: {VERSION} of a PyTorchJob, {TRAINER_VERSION} of a TrainJob or runtime",
+    fix=f"apiVersion: {VERSION}, of TrainJob and runtime {TRAINER_VERSION}",
     kinds=ALL,
 )
 def wrong_api_version(job: Job) -> Iterator[Diagnostic]:
@@ -103,13 +77,7 @@ def wrong_api_version(job: Job) -> Iterator[Diagnostic]:
         yield Diagnostic(("apiVersion",), f"{job.kind} is of {wanted}, not of {version}")
 
 
-@rule(
-    "PT010",
-    "error",
-    by="webhook",
-    fix="lower-case letters, digits and '-', beginning with a letter",
-    kinds=ALL,
-)
+@rule("PT010", "error", by="webhook", fix="a-z, 0-9 and '-', beginning with a letter", kinds=ALL)
 def bad_name(job: Job) -> Iterator[Diagnostic]:
     """The webhook refuses a name that is not a DNS-1035 label, as Services are named after it.
 

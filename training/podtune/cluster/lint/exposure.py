@@ -160,17 +160,3 @@ def old_labels(job: Job) -> Iterator[Diagnostic]:
     for other in job.context.selectors:
         if f"'{job.name}'" in str(other.content):
             yield Diagnostic((), f"{other.title} selects pods by pytorch-job-name")
-
-
-@rule("PT406", "warning", fix="drop it; training needs none of this", kinds=ALL)
-def privileged(job: Job) -> Iterator[Diagnostic]:
-    """A privileged container, or one that shares the host's processes or root folder, is root on the node."""
-    for template in job.own_templates:
-        if template.pod.get("hostPID"):
-            yield Diagnostic((*template.pod_path, "hostPID"), "{role} sets hostPID")
-        for place, volume in template.volumes:
-            if dig(volume, "hostPath").get("path") == "/":
-                yield Diagnostic(place, "{role} mounts the node's root folder")
-    for container in job.containers:
-        if dig(container.spec, "securityContext").get("privileged"):
-            yield Diagnostic((*container.path, "securityContext"), f"{container.name} is privileged")
