@@ -22,6 +22,7 @@ REPLICAS = ("spec", "pytorchReplicaSpecs")
 RUN_POLICY = ("spec", "runPolicy")
 MANAGERS = ("kubeflow.org/training-operator", "kueue.x-k8s.io/multikueue")
 VERSION, TRAINER_VERSION = "kubeflow.org/v1", "trainer.kubeflow.org/v1alpha1"
+API_VERSIONS = f"apiVersion: {VERSION} of a PyTorchJob, {TRAINER_VERSION} of a TrainJob or runtime"
 
 
 collected("PT001", "not-yaml", "api", "correct it", "is not YAML, or gives a key twice")
@@ -33,7 +34,7 @@ collected("PT004", "missing-field", "api", "add it", "lacks a field that the sch
 collected(
     "PT007", "given-twice", "api", "keep one of them", "has two variables, containers or mounts of one key"
 )
-collected("PT008", "variable-left", "", "replace it before kubectl sees it", "has a variable for a number")
+collected("PT008", "variable-left", "", "fill it in before kubectl", "has a variable where it wants a number")
 collected("PT020", "pod-value", "operator", "correct it", "makes pods with a value that core/v1 lacks")
 collected("PT022", "pod-conflict", "operator", "keep one", "makes pods with fields that exclude one another")
 collected("PT023", "pod-number", "operator", "correct it", "makes pods with a number out of its bounds")
@@ -62,13 +63,7 @@ def unknown_value(job: Job) -> Iterator[Diagnostic]:
         yield Diagnostic(("spec", "nprocPerNode"), message, by="hang")
 
 
-@rule(
-    "PT006",
-    "error",
-    by="api",
-    fix=f"apiVersion: {VERSION}, of TrainJob and runtime {TRAINER_VERSION}",
-    kinds=ALL,
-)
+@rule("PT006", "error", by="api", fix=API_VERSIONS, kinds=ALL)
 def wrong_api_version(job: Job) -> Iterator[Diagnostic]:
     """The API server knows each kind in one API version only, and refuses any other."""
     wanted = VERSION if job.kind == "PyTorchJob" else TRAINER_VERSION
