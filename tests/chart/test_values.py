@@ -148,7 +148,6 @@ def test_the_schema_refuses_combinations_that_cannot_work(sets, where, says):
         (["args={--x,hf_abcdefghijklmnopqrst}"], "args", "plain text"),
         (["config=hub_token: abc"], "config", "hub_token"),
         (["config=env: {HF_TOKEN: abc}"], "config", "HF_TOKEN"),
-        (["config=notify_url: https://hooks.example/T0/B0"], "config", "notify_url"),
         (["env[0].name=NOTIFY_URL", "env[0].value=https://hooks.example/T0/B0"], "env", "NOTIFY_URL"),
         (["config=model_init_kwargs: {token: abc}"], "config", "token"),
         (["config=dataset_name: https://ada:hunter22@store/x"], "config", "dataset_name"),

@@ -33,19 +33,12 @@ def test_a_running_job_shows_progress_loss_speed_each_pods_use_and_the_pods(api:
         "run-master-0 Running",
     ):
         assert part in shown, part
-    assert [line.split("│")[1].split() for line in shown.splitlines() if "GiB of memory" in line] == [
-        ["run-master-0", "1.50", "GiB", "of", "memory"],
-        ["run-worker-0", "1.20", "GiB", "of", "memory"],
-    ]
 
 
-def test_a_wait_for_data_and_a_nan_in_the_log_are_warnings(api: Api) -> None:
-    system = {"rss_gib": 1.5, "data_wait_share": 0.4}
-    line = train_line(20, 60, {"loss": float("nan"), "learning_rate": 1e-3}, system)
+def test_a_nan_in_the_log_is_a_warning(api: Api) -> None:
+    line = train_line(20, 60, {"loss": float("nan"), "learning_rate": 1e-3})
     api.add("run", "Running", [*HEAD, line])
-    shown = " ".join(podtune("watch", "run").stdout.replace("│", " ").split())
-    assert "! the loss is nan" in shown
-    assert "! 40% of a step waits for data" in shown
+    assert "! the loss is nan" in podtune("watch", "run").stdout
 
 
 def test_a_job_without_a_condition_runs_when_its_pods_do(api: Api) -> None:

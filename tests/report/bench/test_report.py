@@ -8,6 +8,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import pytest
 from podtune.plan.predicted_vs_measured import plans
 from podtune.report.bench.records import fault_of
 from podtune.report.bench.report import report
-from podtune.run.collect import collect, emit_record
+from podtune.run.collect import emit_record
 from podtune.run.errors import UserError
 
 SHA = "0123456789abcdef0123456789abcdef01234567"
@@ -96,13 +97,9 @@ def folder_of(tmp_path: Path, *records: dict[str, Any]) -> Path:
 
 def report_on(folder: Path) -> dict[str, Any]:
     def planner(records: Any) -> list[Any]:
-        return [plan and plan.as_json() for plan in plans(records)]
+        return [plan and asdict(plan) for plan in plans(records)]
 
-    def collector(lines: Any) -> tuple[list[dict[str, Any]], list[str]]:
-        found = collect(lines)
-        return found.records, [str(one) for one in found.damaged]
-
-    return report(folder, planner, collector)
+    return report(folder, planner)
 
 
 def test_it_advises_the_fastest_and_says_whether_processes_pay(tmp_path: Path) -> None:
@@ -342,7 +339,7 @@ def test_a_planned_step_time_is_shown_only_where_there_is_one(
     step_time_s: float | None, tmp_path: Path
 ) -> None:
     folder = folder_of(tmp_path, record())
-    report(folder, lambda records: [{"step_time_s": step_time_s} for _ in records], lambda _: ([], []))
+    report(folder, lambda records: [{"step_time_s": step_time_s} for _ in records])
     markdown, page = (folder / "report.md").read_text(), (folder / "report.html").read_text()
     for text, title in ((markdown, "plan (ms)"), (page, ">plan (ms)<")):
         assert (title in text) == (step_time_s is not None)

@@ -41,7 +41,6 @@ def train(run: CaseRun) -> Training:
             fix="use fewer rows",
         )
     gc.collect()  # of the measurement, whose model is gone
-    run.watchdog.beat("setting up the training")
     strategy = run.setup(options.strategy, world, options)
     test = open_test_rows(options, run.size)
     losses: list[float] = []
@@ -70,7 +69,6 @@ def _epoch(run: CaseRun, strategy: Strategy, steps: range) -> float:
     total = torch.zeros((), device=run.world.device)
     strategy.model.train()
     for step in steps:
-        run.watchdog.beat(f"training step {step + 1}")
         total += strategy.train_step(run.batch(strategy.rows, step).to(run.world.device))
     return float(total) / len(steps)
 
@@ -84,7 +82,6 @@ def _accuracy(run: CaseRun, strategy: Strategy, test: Rows) -> float:
     counted = torch.zeros(2, device=device)
     strategy.model.eval()
     for step in range(math.ceil(test.rows / batch_size)):
-        run.watchdog.beat("testing")
         batch = run.batch(strategy.rows, step, test).to(device)
         logits = strategy.predict(batch)
         if logits is not None:

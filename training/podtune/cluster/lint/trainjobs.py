@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from podtune.cluster.job.manifest import Json, dig
-from podtune.cluster.job.trainjob import MAX_NAME, NODE, TORCH_DISTRIBUTED
+from podtune.cluster.job.trainjob import ANCESTOR, MAX_NAME, NODE, TORCH_DISTRIBUTED
 from podtune.cluster.lint.diagnostic import Diagnostic, Place, Severity
 from podtune.cluster.lint.documents import RUNTIMES
 from podtune.cluster.lint.job import Job
@@ -33,13 +33,7 @@ def no_trainer(job: Job) -> Iterator[Diagnostic]:
         yield Diagnostic(("spec",), f"the TrainJob has no spec.trainer, and its runtime {job.pods} nodes")
 
 
-@rule(
-    "PT502",
-    "error",
-    by="webhook",
-    fix="numProcPerNode: the processes (GPUs) of one pod, a number without quotes",
-    kinds=ONLY,
-)
+@rule("PT502", "error", by="webhook", fix="the processes (GPUs) of one pod, without quotes", kinds=ONLY)
 def trainer_processes(job: Job) -> Iterator[Diagnostic]:
     """The webhook takes a number or auto, cpu, gpu for numProcPerNode, and refuses any other text.
 
@@ -97,13 +91,7 @@ def unknown_runtime_kind(job: Job) -> Iterator[Diagnostic]:
         yield Diagnostic(("spec", "managedBy"), message, fix=f"remove it, or use {fix}", by="api")
 
 
-@rule(
-    "PT508",
-    "warning",
-    fix="label the replicated job's template trainer.kubeflow.org/trainjob-ancestor-step: trainer, and name"
-    f" its container {NODE}",
-    kinds=(*ONLY, *RUNTIMES),
-)
+@rule("PT508", "warning", fix=f"label it {ANCESTOR}: trainer, its container {NODE}", kinds=(*ONLY, *RUNTIMES))
 def trainer_is_ignored(job: Job) -> Iterator[Diagnostic]:
     """Image, command and numNodes of spec.trainer are dropped where the runtime has no step trainer.
 
@@ -176,8 +164,13 @@ def runtime_steps(job: Job) -> Iterator[Diagnostic]:
     """The webhook refuses a runtime whose trainer or initializer has replicas other than 1.
 
     From Trainer 2.1 on, one whose step lacks its container too (node, model-initializer,
-    dataset-initializer). The API server refuses two policies, and JobSet a dependence on no earlier job.
+    dataset-initializer). The API server refuses two policies and Jobs of another restartPolicy than OnFailure
+    and Never, and JobSet a dependence on no earlier job.
     """
+    for template in job.templates:
+        if template.restart_policy not in ("OnFailure", "Never"):
+            message, fix = f"restartPolicy is {template.restart_policy}", "restartPolicy: OnFailure or Never"
+            yield Diagnostic((*template.pod_path, "restartPolicy"), message, fix=fix, by="operator")
     policies = [name for name in POLICIES if name in dig(job.spec, "mlPolicy")]
     if len(policies) > 1:
         message = f"mlPolicy has {' and '.join(policies)}, it takes one"
@@ -198,33 +191,6 @@ def runtime_steps(job: Job) -> Iterator[Diagnostic]:
         if step in STEPS and STEPS[step] not in container_names(replicated):
             message = f"the step {step} has no container {STEPS[step]!r}"
             yield Diagnostic(place, message, "warning" if job.target.trainer == "2.0" else "error")
-
-
-@rule("PT511", "error", by="operator", fix="restartPolicy: OnFailure or Never", kinds=RUNTIMES)
-def runtime_restart_policy(job: Job) -> Iterator[Diagnostic]:
-    """The API server refuses the Jobs that JobSet makes of a runtime with another restartPolicy.
-
-    A Job takes OnFailure or Never only.
-    """
-    for template in job.templates:
-        if template.restart_policy not in ("OnFailure", "Never"):
-            place = (*template.pod_path, "restartPolicy")
-            yield Diagnostic(place, f"restartPolicy is {template.restart_policy}")
-
-
-@rule("PT512", "warning", fix="call torchrun bare: Trainer sets PET_*", kinds=ONLY)
-def variables_of_the_operator(job: Job) -> Iterator[Diagnostic]:
-    """Trainer sets none of RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
-
-    A command that passes them on gets the empty text, or the name itself.
-    """
-    for _, container in job.mains() if job.torch_environment is not None else ():
-        if container.launch.kind == "torchrun" or container.spec.get("envFrom"):
-            continue  # PT105 and PT112
-        for name in {"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK"} - set(container.literals):
-            if f"$({name})" in " ".join(container.words):
-                message = f"the command uses $({name}), which Trainer does not set"
-                yield Diagnostic(container.command_path, message)
 
 
 @rule("PT513", "note", fix="say which Trainer you have: --target trainer=2.1", kinds=(*ONLY, *RUNTIMES))

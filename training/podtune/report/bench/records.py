@@ -9,15 +9,13 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from podtune.run.collect import collect
 from podtune.run.errors import MARKER, NotFound
 from podtune.run.record import RUN_FILE, SCHEMA, Json, Measurements, sound
-
-Collect = Callable[[Iterable[str]], tuple[list[Json], list[str]]]
 
 
 @dataclass(frozen=True)
@@ -47,8 +45,8 @@ class FolderRecords:
                 self.sources.append(Source(record, path))
 
 
-def read_folder(folder: Path, collect: Collect) -> FolderRecords:
-    """All benchmark records below ``folder``; ``collect`` finds records in the lines of a log.
+def read_folder(folder: Path) -> FolderRecords:
+    """All benchmark records below ``folder``, in files or in the lines of a log.
 
     Raises:
         UserError: no such folder, or nothing of a benchmark in it: says what to run.
@@ -72,12 +70,12 @@ def read_folder(folder: Path, collect: Collect) -> FolderRecords:
         if log.parent in with_record:
             continue
         with log.open(encoding="utf-8", errors="replace") as lines:
-            records, damaged = collect(line for line in lines if MARKER in line)
+            collected = collect(line for line in lines if MARKER in line)
         name = log.relative_to(folder).as_posix()
-        for record in records:
+        for record in collected.records:
             if all(record != source.record for source in found.sources):  # two logs may hold one record
                 found.take(record, name)
-        found.damaged += [f"{name}: {reason}" for reason in damaged]
+        found.damaged += [f"{name}: {reason}" for reason in collected.damaged]
     if not found.sources and not found.damaged:
         raise NotFound("holds no benchmark records", where=str(folder), fix=fix)
     return found

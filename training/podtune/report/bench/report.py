@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from podtune.report.bench.charts import charts, scaled
 from podtune.report.bench.groups import COLUMNS, Group, MeasuredCell, differences, grouped
-from podtune.report.bench.records import Collect, FolderRecords, read_folder
+from podtune.report.bench.records import FolderRecords, read_folder
 from podtune.report.bench.verdict import advice, cautions
 from podtune.report.draw.page import Part, Section, Text, Warnings, markdown, page
 from podtune.report.draw.plots import figures
@@ -21,17 +21,16 @@ PAGE, MARKDOWN, CSV = "report.html", "report.md", "report.csv"
 Planner = Callable[[Iterable[Json]], Sequence[Json | None]]
 
 
-def report(folder: Path, planner: Planner, collect: Collect) -> Json:
+def report(folder: Path, planner: Planner) -> Json:
     """Read the records below ``folder``, write the report into it, and return what it says.
 
     Args:
         planner: gives a plan for each record (the formulas live with the benchmark).
-        collect: gives the records in the lines of a log, and what is damaged there.
 
     Raises:
         UserError: nothing to report on, or the folder cannot be written.
     """
-    records = read_folder(folder, collect)
+    records = read_folder(folder)
     groups = grouped(records.sources, planner([source.record for source in records.sources]))
     title, subtitle, sections = "Benchmark report", _summary(records, groups), _sections(records, groups)
     rows = [list(cell.row().values()) for group in groups for cell in group.cells]
