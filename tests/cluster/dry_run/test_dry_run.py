@@ -153,7 +153,7 @@ def test_a_worker_waits_until_the_master_s_pod_runs(tmp_path: Path) -> None:
     assert codes(result)["run-worker-0"] == [0, 0]
 
 
-def test_a_failing_container_restarts_in_place_once_and_its_peer_is_deleted(tmp_path: Path) -> None:
+def test_a_failing_pod_is_made_again_once_and_its_peer_is_deleted(tmp_path: Path) -> None:
     result, _ = run(job(python(WAIT), ["false"]), tmp_path)
     assert (result.condition, result.exit_code) == ("Failed", 1)
     assert "ended with exit code 1, after 1 restart" in result.reason

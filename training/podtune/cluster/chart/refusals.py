@@ -17,10 +17,9 @@ def explained(message: str, values: Values, chart: Path) -> UserError:
 
     ``values`` are the effective ones, the chart's defaults included.
     """
-    refusal = re.search(
-        r"execution error at \([^)]*\): ([^:]+): ([^|\n]+?)(?: \| fix: ([^\n]+))?$", message, re.M
-    )
-    if refusal:
+    # WHERE: WHAT | fix: FIX, as the templates say it
+    form = r"execution error at \([^)]*\): ([^:]+): ([^|\n]+?)(?: \| fix: ([^\n]+))?$"
+    if refusal := re.search(form, message, re.MULTILINE):
         return ConfigError(refusal[2], where=refusal[1], fix=refusal[3] or "")
     schema = "schema" in message or "- at '" in message
     found = _schema_error(values, chart) if schema else None

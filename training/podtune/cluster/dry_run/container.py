@@ -85,9 +85,7 @@ def _program(name: str, path: str) -> str:
         return sys.executable
     program = shutil.which(name, path=path) or shutil.which(Path(name).name, path=path)
     if program is None:
-        raise Unavailable(
-            f"the container's command {name!r} is not on this machine",
-            where="dry-run",
-            fix="install it, or start the container with one that is: podtune, torchrun, python",
-        )
+        what = f"the container's command {name!r} is not on this machine"
+        fix = "install it, or start the container with one that is: podtune, torchrun, python"
+        raise Unavailable(what, where="dry-run", fix=fix)
     return program

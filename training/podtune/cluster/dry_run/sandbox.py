@@ -11,9 +11,6 @@ import yaml
 
 from podtune.cluster.job.manifest import Json, Pod, dig, expand
 
-# The processes use the machine's own; a folder on disk would be no shared memory.
-KEPT = ("/dev/shm",)
-
 
 @dataclass
 class Sandbox:
@@ -41,7 +38,8 @@ class Sandbox:
         folders: dict[str, Path] = {}
         for mount in container.get("volumeMounts") or []:
             path = mount["mountPath"].rstrip("/")
-            if path in KEPT or mount["name"] not in volumes:
+            # shared memory is the machine's own; a folder on disk would be none
+            if path == "/dev/shm" or mount["name"] not in volumes:
                 continue
             local = self._volume(pod, volumes[mount["name"]])
             folders[path] = local / str(mount.get("subPath") or "")

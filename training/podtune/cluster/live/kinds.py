@@ -21,11 +21,6 @@ class JobKind(NamedTuple):
     pods_label: str  # its value in a pod is the job's name
     container: str  # the container that trains
 
-    @property
-    def group(self) -> str:
-        """The API group."""
-        return self.version.partition("/")[0]
-
 
 JOB_KINDS = {
     "PyTorchJob": JobKind("kubeflow.org/v1", "pytorchjobs", f"{pytorchjob.LABEL}job-name", CONTAINER),

@@ -6,10 +6,11 @@ from podtune.cluster.job.manifest import Json
 from podtune.cluster.live.kinds import JOB_KINDS
 
 _READ, _EDIT = ("get", "list"), ("get", "list", "create", "patch", "delete")
+_JOBS = ("get", "list", "create", "delete")
 _PARTS = ("configmaps", "serviceaccounts", "services", "persistentvolumeclaims")
 #: API group, resources, verbs
 RIGHTS: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
-    *((kind.group, (kind.plural,), ("get", "list", "create", "delete")) for kind in JOB_KINDS.values()),
+    *((job.version.partition("/")[0], (job.plural,), _JOBS) for job in JOB_KINDS.values()),
     ("", _PARTS, _EDIT),
     ("networking.k8s.io", ("networkpolicies",), _EDIT),
     ("", ("pods", "pods/log", "events"), _READ),

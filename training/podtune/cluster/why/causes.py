@@ -219,18 +219,16 @@ def _of_folder(folder: Path) -> Iterator[Cause]:
     seen = (f"{folder / 'run.json'}: status {status}, exit code {code}",)
     if status in ("oom", "error") and reason:
         fix = "a smaller batch or max_length, LoRA, or more GPUs" if status == "oom" else ""
-        yield Cause(
-            "", str(status), reason, fix, SYMPTOM if code in (PREEMPTED, PEER_LOST) else CAUSE, "", seen
-        )
+        grade = SYMPTOM if code in (PREEMPTED, PEER_LOST) else CAUSE
+        yield Cause("", str(status), reason, fix, grade, "", seen)
     elif status == "preempted":
         text = "it was stopped by SIGTERM after saving" + (f": {reason}" if reason else "")
         yield Cause("", "preempted", text, "start it again: it resumes", LIKELY, "", seen)
     elif status == "running" and beat:
         sign = (f"heartbeat of process {beat.pid}", *seen)
         if lives in ("dead", "silent"):
-            text = (
-                f"no sign of life from {beat.host} for {time.time() - beat.time:.0f} s, at step {beat.step}"
-            )
+            silent_s = time.time() - beat.time
+            text = f"no sign of life from {beat.host} for {silent_s:.0f} s, at step {beat.step}"
             fix = "look for an out-of-memory kill or a lost node there; started again, it resumes"
             yield Cause("", "died", text, fix, SYMPTOM, "", sign)
         elif time.time() - beat.step_at > HANGS_S:
