@@ -60,6 +60,8 @@ def refused(words: list[str], world_size: int = 1) -> str:
         ([*TINY, "--strategy", "ddp", "--norm", "batch"], 2, "has no batch norm"),
         ([*TINY, "--strategy", "ddp", "--sequence-length", "4096"], 2, "the context of tinygpt-test"),
         ([*TINY, "--strategy", "ddp", "--steps", "0"], 2, "--steps"),
+        ([*TINY, "--strategy", "ddp", "--save", "/tmp/state"], 2, "add --epochs"),
+        ([*TINY, "--strategy", "ddp", "--epochs", "2", "--resume"], 2, "add --save"),
         ([*TINY, "--strategy", "ddp", "--data", "/nowhere"], 2, "/nowhere does not exist"),
     ],
 )

@@ -48,7 +48,7 @@ class Options:
     compile: bool = _option(False, "torch.compile, block by block")
     optimizer: Literal["adamw", "sgd"] = _option("adamw", "sgd has momentum 0.9")
     fused_optimizer: bool | None = _option(None, "adamw (default: on)")
-    learning_rate: float = _option(1e-3, "the same at every step")
+    learning_rate: float = _option(1e-3, "the same at every step, but for --lr-schedule")
     norm: Literal["group", "batch"] = _option(
         "group", "residual networks; with batch, parity is not defined once the batch is split"
     )
@@ -70,6 +70,10 @@ class Options:
         least=0,
     )
     epoch_steps: int = _option(0, "steps of an epoch (default: all rows)", least=0)
+    lr_schedule: Literal["constant", "cosine"] = _option("constant", "of --epochs; cosine ends at 0")
+    lr_warmup: int = _option(0, "steps of --epochs in which the learning rate rises to its value", least=0)
+    save: str = _option("", "folder for the state of --epochs after each of them; the newest is kept")
+    resume: bool = _option(False, "continue --epochs where --save has ended")
     seed: int = _option(0, "of weights and rows")
     threads: int = _option(
         1, "CPU threads of a process (default: 1, so that a process stands for one device)", least=1

@@ -171,6 +171,10 @@ def _check_values(options: Options, size: Size) -> None:
         raise UsageError(f"{options.model} has no batch norm", where="--norm", fix="leave it out")
     elif options.pretrained and not size.folder:
         raise UsageError("only hf: models have weights to load", where="--pretrained")
+    for flag in ("epoch_steps", "lr_warmup", "save", "resume"):
+        needed = "save" if flag == "resume" else "epochs"
+        if getattr(options, flag) and not getattr(options, needed):
+            raise UsageError(f"it needs {flag_of(needed)}", where=flag_of(flag), fix=f"add {flag_of(needed)}")
     if options.data != "synthetic" and not Path(options.data).exists():
         raise UsageError(
             f"{options.data} does not exist",

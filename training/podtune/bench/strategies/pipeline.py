@@ -15,7 +15,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from podtune.bench.options import Options
 from podtune.bench.strategies.contract import Batch, BuildModel, BuildOptimizer
 from podtune.bench.strategies.split import cut
-from podtune.bench.strategies.step import Arithmetic
+from podtune.bench.strategies.step import Arithmetic, TorchState
 from podtune.run.world import World
 
 SCHEDULES = {"pipeline-gpipe": ScheduleGPipe, "pipeline-1f1b": Schedule1F1B}
@@ -35,7 +35,7 @@ class Autocast(nn.Module):
             return output
 
 
-class Pipeline:
+class Pipeline(TorchState):
     """Every rank: some blocks, all rows. The first reads the inputs, the last the targets."""
 
     rows = (0, 1)
@@ -43,6 +43,7 @@ class Pipeline:
     def __init__(
         self, build_model: BuildModel, build_optimizer: BuildOptimizer, world: World, options: Options
     ) -> None:
+        self.stage = world.rank
         self.rank, self.last, self.device = world.rank, world.world_size - 1, world.device
         part, self.tied = cut(build_model, world, options)
         self.optimizer = build_optimizer(part.parameters())
