@@ -41,6 +41,8 @@ def refused(words: list[str], world_size: int = 1) -> str:
         ),
         ([*TINY, "--strategy", "ddp", "--accumulation", "8"], 2, "2 processes x 8 accumulation"),
         ([*TINY, "--strategy", "pipeline-gpipe"], 3, "start 2 or 4"),
+        ([*TINY, "--strategy", "tensor+fsdp"], 2, "start 4 or more"),
+        ([*TINY, "--strategy", "pipeline-1f1b+ddp", "--shard-size", "3"], 6, "start 2 or 4"),
         ([*TINY, "--strategy", "naive-mp"], 5, "start at most 4"),
         ([*TINY, "--strategy", "tensor"], 3, "start 2 or 4"),
         ([*TINY, "--strategy", "hsdp", "--shard-size", "3"], 4, "use 1 or 2 or 4"),

@@ -30,7 +30,7 @@ def main(argv: list[str]) -> int:
             "--lr-warmup",
             "3",
             "--learning-rate",
-            "1e-2",
+            "1e-3",
             *words,
         ]
         options, size, _ = read_options(chosen, world)

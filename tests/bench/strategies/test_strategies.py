@@ -41,6 +41,8 @@ RANKS = {
     "pipeline-gpipe": 4,
     "pipeline-1f1b": 4,
     "tensor": 2,
+    "tensor+fsdp": 4,
+    "pipeline-1f1b+ddp": 4,
 }
 # Choices that must change nothing but speed and memory, each under a strategy for which it is delicate.
 CHOICES = {
@@ -199,7 +201,7 @@ def test_an_epoch_of_training_ends_where_one_process_does(cell: str, measured: C
 
 
 @pytest.mark.parametrize(
-    "cell", [cell for cell, ranks in CELLS.items() if ranks > 1 and "resnet" not in cell]
+    "cell", [cell for cell, ranks in CELLS.items() if ranks > 1 and "resnet" not in cell and "+" not in cell]
 )
 def test_the_counted_bytes_are_the_formula(cell: str, measured: Callable[[str], Json]) -> None:
     found = measured(cell)
@@ -209,6 +211,22 @@ def test_the_counted_bytes_are_the_formula(cell: str, measured: Callable[[str], 
     assert found["measurements"]["communication"]["bytes_per_step"] == pytest.approx(
         plan.bytes_per_step, rel=0.01
     )
+
+
+@pytest.mark.parametrize("cell", [cell for cell in RANKS if "+" in cell])
+def test_the_counted_bytes_of_a_hybrid_are_those_of_its_two_parts(
+    cell: str, measured: Callable[[str], Json]
+) -> None:
+    found, inner = measured(cell), cell.partition("+")[0]
+    # two groups of two ranks: each a training of half the rows, between them its weights
+    record = {"model": "tinygpt-test", "strategy": inner, "world_size": 2, "global_batch_size": 4, **found}
+    (plan,) = plans([record])
+    assert plan is not None
+    assert plan.bytes_per_step is not None
+    weights = plan.weights_gib * 2**30
+    between = {"tensor+fsdp": 3 / 2 * weights, "pipeline-1f1b+ddp": 2 / 2 * weights}
+    sent = found["measurements"]["communication"]["bytes_per_step"]
+    assert sent == pytest.approx(plan.bytes_per_step + between[cell], rel=0.02)
 
 
 def test_the_program_leaves_a_record_with_a_profile_and_prints_it(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from podtune.plan.models import BENCHMARK_MODELS
 from podtune.plan.setup import PLANNED
 from podtune.plan.shapes import Checkpointing
 
+HYBRIDS = ("tensor+fsdp", "pipeline-1f1b+ddp")
 Precision = Literal["fp32", "bf16", "fp16", "fp8"]
 
 
@@ -24,7 +25,7 @@ class Options:
     """One case. None, or 0 for a count, is unset: the default is the model's or the strategy's."""
 
     model: str = field(metadata={"help": f"{', '.join(BENCHMARK_MODELS)} or hf:PATH"})
-    strategy: str = field(metadata={"help": ", ".join(PLANNED)})
+    strategy: str = field(metadata={"help": ", ".join((*PLANNED, *HYBRIDS))})
     layers: int = _option(0, "tinygpt: its layers, in place of the model's own", least=0)
     heads: int = _option(0, "tinygpt: attention heads", least=0)
     width: int = _option(0, "tinygpt: hidden size; resnet: channels of the first stage", least=0)
@@ -57,7 +58,7 @@ class Options:
     prefetch: int | None = _option(None, "fsdp, hsdp: blocks gathered ahead (default: FSDP's own)", least=0)
     overlap: bool | None = _option(None, "zero2, zero3: communicate during backward (default: on)")
     shard_size: int = _option(
-        0, "hsdp: processes that share one copy of the weights (default: a node's)", least=0
+        0, "hsdp, hybrids: processes that share one copy of the weights (default: a node's)", least=0
     )
     data: str = _option(
         "synthetic",

@@ -133,15 +133,16 @@ def _resolve(values: dict[str, Any], size: Size, entry: Entry, world: World) -> 
             raise UsageError(f"{values['model']} reads images", where="--sequence-length", fix="leave it out")
     else:
         values["sequence_length"] = values["sequence_length"] or size.sequence_length
-    if entry.micro_batches:
-        asked, batch = values["micro_batches"], values["global_batch_size"]
-        values["micro_batches"] = asked or max(count for count in range(1, 9) if batch % count == 0)
     if entry.shard_size and not values["shard_size"]:
         of_node = world.local_world_size if world.nnodes > 1 else world.world_size
         half = world.world_size // 2
         values["shard_size"] = (
             of_node if world.nnodes > 1 or world.world_size < 4 or world.world_size % 2 else half
         )
+    if entry.micro_batches:
+        copies = world.world_size // values["shard_size"] if entry.shard_size else 1
+        asked, batch = values["micro_batches"], values["global_batch_size"] // copies
+        values["micro_batches"] = asked or max(count for count in range(1, 9) if batch % count == 0)
     return Options(**values)
 
 

@@ -48,18 +48,15 @@ def _losses_of_one_process(run: CaseRun) -> list[float]:
     What is compared is the strategy, not the order in which numbers are added, which five steps of a residual
     network can make visible. It also fits where the pieces fit.
     """
-    shares_rows = STRATEGIES[run.options.strategy].divides == "batch"
-    pieces = (
-        run.options.accumulation
-        * (run.options.micro_batches or 1)
-        * (run.world.world_size if shares_rows else 1)
-    )
+    copies = STRATEGIES[run.options.strategy].copies(run.options, run.world.world_size)
+    pieces = run.options.accumulation * (run.options.micro_batches or 1) * copies
     plain = replace(
         run.options,
         strategy="single",
         compile=False,
         activation_checkpointing="none",
         micro_batches=0,
+        shard_size=0,
         accumulation=pieces,
     )
     alone = replace(run.world, rank=0, world_size=1)

@@ -163,7 +163,7 @@ class WholeModel(TorchState):
         loss = forward_backward(self.model, batch, self.arithmetic, self.accumulation, self.before_piece)
         self.arithmetic.update(self.optimizer)
         parts = self.rows[1]
-        return mean_over(loss, parts) if parts > 1 else loss
+        return mean_over(loss, dist.get_world_size()) if parts > 1 else loss
 
     def predict(self, batch: Batch) -> Tensor:
         """The forward pass alone."""
