@@ -11,7 +11,7 @@ from podtune.plan.models import BENCHMARK_MODELS
 from podtune.plan.setup import PLANNED
 from podtune.plan.shapes import Checkpointing
 
-HYBRIDS = ("tensor+fsdp", "pipeline-1f1b+ddp")
+UNPLANNED = ("fsdp-offload", "tensor+fsdp", "pipeline-1f1b+ddp")
 Precision = Literal["fp32", "bf16", "fp16", "fp8"]
 
 
@@ -25,7 +25,7 @@ class Options:
     """One case. None, or 0 for a count, is unset: the default is the model's or the strategy's."""
 
     model: str = field(metadata={"help": f"{', '.join(BENCHMARK_MODELS)} or hf:PATH"})
-    strategy: str = field(metadata={"help": ", ".join((*PLANNED, *HYBRIDS))})
+    strategy: str = field(metadata={"help": ", ".join((*PLANNED, *UNPLANNED))})
     layers: int = _option(0, "tinygpt: its layers, in place of the model's own", least=0)
     heads: int = _option(0, "tinygpt: attention heads", least=0)
     width: int = _option(0, "tinygpt: hidden size; resnet: channels of the first stage", least=0)
@@ -55,6 +55,10 @@ class Options:
     )
     pretrained: bool = _option(False, "hf: models, load the weights instead of random ones")
     gradient_as_bucket_view: bool | None = _option(None, "ddp (default: on)")
+    gradient_compression: Literal["none", "fp16", "bf16"] = _option(
+        "none", "ddp: what its all-reduces send, by torch's communication hooks"
+    )
+    offload_activations: bool = _option(False, "keep what the backward pass needs in the CPU's memory")
     prefetch: int | None = _option(None, "fsdp, hsdp: blocks gathered ahead (default: FSDP's own)", least=0)
     overlap: bool | None = _option(None, "zero2, zero3: communicate during backward (default: on)")
     shard_size: int = _option(

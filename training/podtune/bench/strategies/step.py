@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.autograd.graph import save_on_cpu
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.optim import Optimizer
@@ -87,10 +88,23 @@ def prepare(model: Stack, options: Options, device: str) -> Stack:
 
         multiply_in_float8(model)
     model.checkpoint_activations(options.activation_checkpointing)
+    if options.offload_activations:
+        for block in model.blocks:
+            block.forward = _keep_on_cpu(block.forward, pin=device != "cpu")
     if options.compile:
         for block in model.blocks:
             block.compile()
     return model
+
+
+def _keep_on_cpu(forward: Callable[[Tensor], Tensor], pin: bool) -> Callable[[Tensor], Tensor]:
+    """Keep what the backward pass needs in the CPU's memory until then."""
+
+    def copying(x: Tensor) -> Tensor:
+        with save_on_cpu(pin_memory=pin):
+            return forward(x)
+
+    return copying
 
 
 def optimizer_factory(options: Options) -> BuildOptimizer:

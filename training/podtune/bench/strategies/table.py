@@ -66,8 +66,8 @@ class Entry:
             raise _refused(name, "--micro-batches", "use --accumulation")
         if options.shard_size and not self.shard_size:
             raise _refused(name, "--shard-size", "use it with hsdp or a hybrid")
-        for flag in ("gradient_as_bucket_view", "prefetch", "overlap"):
-            if getattr(options, flag) is not None and flag not in self.flags:
+        for flag in ("gradient_as_bucket_view", "gradient_compression", "prefetch", "overlap"):
+            if getattr(options, flag) not in (None, "none") and flag not in self.flags:
                 raise _refused(name, f"--{flag.replace('_', '-')}", "leave it out")
 
 
@@ -158,9 +158,10 @@ _SCALED = ("fp32", "bf16", "fp16", "fp8")
 
 STRATEGIES: dict[str, Entry] = {
     "single": Entry("single", "nothing", _SCALED),
-    "ddp": Entry("ddp", "batch", _SCALED, flags=("gradient_as_bucket_view",)),
+    "ddp": Entry("ddp", "batch", _SCALED, flags=("gradient_as_bucket_view", "gradient_compression")),
     "fsdp": Entry("fsdp", "batch", ("fp32", "bf16", "fp16"), flags=("prefetch",)),
     "fsdp-grad-op": Entry("fsdp", "batch", ("fp32", "bf16", "fp16"), flags=("prefetch",)),
+    "fsdp-offload": Entry("fsdp", "batch", flags=("prefetch",)),
     "hsdp": Entry("fsdp", "batch", ("fp32", "bf16", "fp16"), shard_size=True, flags=("prefetch",)),
     "zero2": Entry("deepspeed_zero", "batch", flags=("overlap",)),
     "zero3": Entry("deepspeed_zero", "batch", flags=("overlap",), compile=False),
