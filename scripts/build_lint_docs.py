@@ -42,10 +42,7 @@ USE = (
         " is not YAML in a file without the name of one of the kinds is another program's."
     ),
     "A value that envsubst or a template fills in (`${NAME}`) is not judged.",
-    (
-        "`podtune submit` refuses what the API server, a webhook or the operator would refuse, names the"
-        " rest, and refuses nothing with `--no-lint`."
-    ),
+    "`podtune submit` refuses what the API server, a webhook or the operator would, and names the rest.",
 )
 
 

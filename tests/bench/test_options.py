@@ -114,9 +114,9 @@ def test_the_ready_cases_are_read_and_the_command_line_counts_more(case: str) ->
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("model: {name: tinygpt-test}\nmodle: {}", "other keys than its blocks"),
-        ("- a", "other keys than its blocks"),
-        ("model: [", "cannot be read"),
+        ("model: {name: tinygpt-test}\nmodle: {}", "did you mean 'model'"),
+        ("- a", "is not a mapping"),
+        ("model: [", "not YAML"),
     ],
 )
 def test_a_config_that_is_none_is_refused(text: str, says: str, tmp_path: Path) -> None:

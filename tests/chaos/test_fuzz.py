@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.checkpoints import damage
 
 from podtune.run import checkpoint
 from podtune.run.collect import collect, emit_record
@@ -142,7 +143,7 @@ def test_a_damaged_manifest_is_seen_and_the_checkpoint_before_is_used(tmp_path: 
             same = json.loads(damaged) == true  # white space
         except ValueError:
             same = False
-        assert same or checkpoint.damage(file.parent), damaged
+        assert same or damage(file.parent), damaged
 
 
 def odd(value: Any, dice: random.Random) -> Any:

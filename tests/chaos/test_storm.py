@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from support.checkpoints import damage
 from support.launch import Launcher, metrics
 
 from podtune.run import checkpoint
@@ -52,7 +53,7 @@ def test_a_storm_of_kills_changes_no_bit_of_the_outcome(
         # the other one ends by itself: 170, or 0 where it was done already
         assert set(program.wait(120)) <= {-signal.SIGKILL, 170, 0}, program.output()[-3000:]
         seen = checkpoint.checkpoints(run)
-        assert not [path.name for path in seen if checkpoint.damage(path)], "a half checkpoint is visible"
+        assert not [path.name for path in seen if damage(path)], "a half checkpoint is visible"
     launcher.run(*words, "--output_dir", run, ranks=2)
     assert metrics(run) == metrics(whole)
     assert metrics(run, name="tokens") == metrics(whole, name="tokens")

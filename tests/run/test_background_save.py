@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.checkpoints import damage
 
 from podtune.run import background_save, checkpoint
 from podtune.run.background_save import BackgroundSave
@@ -61,7 +62,7 @@ def test_nobody_sees_a_checkpoint_before_every_pod_has_written(stage: Path, tmp_
     BackgroundSave(stage / "another pod's", staging_dir, None, alone=False).wait_written()
     save.release()
     assert save.join(60)
-    assert checkpoint.damage(tmp_path / "run" / "checkpoint-3") == ""
+    assert damage(tmp_path / "run" / "checkpoint-3") == ""
 
 
 def test_a_process_killed_while_it_writes_leaves_the_checkpoint_before(stage: Path, tmp_path: Path) -> None:

@@ -12,10 +12,8 @@ from podtune.run.log_lines import (
     eval_line,
     head_line,
     parse,
-    per_pod,
     start_line,
     train_line,
-    waits_for_data,
 )
 
 TRAIN = {
@@ -86,13 +84,7 @@ def test_each_pods_use_and_what_holds_the_steps_up_stand_at_the_end_of_the_line(
 ) -> None:
     line = train_line(5, 600, TRAIN, system, processes)
     assert line == train_line(5, 600, TRAIN) + printed
-    train, read = parse(line)
-    assert train["eta_s"] == 4320.0
-    shown = [{name: round(value, 1) for name, value in pod.items()} for pod in per_pod(system, processes)]
-    for expected, found in zip(shown, per_pod(read, processes), strict=True):
-        assert found.items() <= expected.items()
-        assert found
-    assert waits_for_data(read) == waits_for_data(system)
+    assert parse(line) == parse(train_line(5, 600, TRAIN))
 
 
 def test_evaluations_starts_and_the_first_line_are_read() -> None:
@@ -144,7 +136,6 @@ def test_durations_are_short() -> None:
         "step 1/1  loss " + "1" * 16_000,
         "step 1/1  loss " + "1," * 1900,
         "eval at step 1  loss 1,2  perplexity 3",
-        "step 1/2  loss 1.0  lr 1e-3  gpu 1.2.3 GiB",
     ],
 )
 def test_a_line_made_to_exhaust_or_break_the_parser_is_read_at_once_or_not_at_all(line: str) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 from podtune.bench.case.command_line import read_options
 from podtune.bench.case.run import CaseRun
 from podtune.bench.case.train import train
-from podtune.bench.case.watchdog import Watchdog
 from podtune.run.distributed import cleanup_distributed, setup_distributed
 from podtune.run.errors import UserError
 
@@ -19,7 +18,6 @@ def main(argv: list[str]) -> int:
     sys.modules.pop("deepspeed", None)  # the process was forked from one for fine-tunes, which hide it
     folder, results, *strategies = argv
     world = setup_distributed(60, use_cpu=True)
-    watchdog = Watchdog(60, lambda doing: sys.exit(f"hang while {doing}"))
 
     def losses(strategy: str, *words: str) -> list[float]:
         # the warm-up ends after the break
@@ -35,7 +33,7 @@ def main(argv: list[str]) -> int:
         ]
         options, size, _ = read_options(chosen, world)
         try:
-            return list(train(CaseRun(options, size, world, watchdog)).loss_by_epoch)
+            return list(train(CaseRun(options, size, world)).loss_by_epoch)
         finally:
             gc.collect()
 
@@ -53,6 +51,5 @@ def main(argv: list[str]) -> int:
         found["refused"] = str(error)
     if world.is_main:
         Path(results).write_text(json.dumps(found))
-    watchdog.stop()
     cleanup_distributed()
     return 0

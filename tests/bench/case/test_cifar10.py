@@ -18,7 +18,6 @@ from podtune.bench.case.command_line import read_options
 from podtune.bench.case.data import open_rows, open_test_rows
 from podtune.bench.case.run import CaseRun
 from podtune.bench.case.train import train
-from podtune.bench.case.watchdog import Watchdog
 from podtune.cli import app
 from podtune.run.errors import UserError
 from podtune.run.world import World
@@ -52,7 +51,7 @@ def archives(tmp_path: Path) -> dict[str, Path]:
 def run_of(folder: Path, *words: str) -> CaseRun:
     fixed = ["--model", "resnet18-cifar", "--width", "32", "--strategy", "single", "--data", str(folder)]
     options, size, _ = read_options([*fixed, "--cpu", "--epochs", "1", *words], World())
-    return CaseRun(options, size, World(), Watchdog(60, lambda doing: os.abort()))
+    return CaseRun(options, size, World())
 
 
 def test_the_python_and_the_binary_archive_hold_the_same_images(
@@ -124,7 +123,6 @@ def test_a_narrow_resnet_learns_made_images_in_an_epoch(
     cifar10.write(tmp_path, cifar10.make(256))
     run = run_of(tmp_path, "--norm", "batch")
     trained = train(run)
-    run.watchdog.stop()
     assert trained.accuracy is not None
     assert trained.accuracy > 0.6
     assert trained.accuracy_by_epoch == (trained.accuracy,)

@@ -128,18 +128,11 @@ def alone(cell: str) -> Json:
     """One process needs no torchrun: this one."""
     from podtune.bench.case.run import CaseRun
     from podtune.bench.case.train import measure_and_train
-    from podtune.bench.case.watchdog import Watchdog
 
     world = World()
     options, size, _ = read_options(arguments(cell), world)
-    watchdog = Watchdog(60, lambda doing: pytest.exit(f"hang while {doing}"))
-    try:
-        return {
-            "config": asdict(options),
-            "measurements": measure_and_train(CaseRun(options, size, world, watchdog)).to_json(),
-        }
-    finally:
-        watchdog.stop()
+    measured = measure_and_train(CaseRun(options, size, world))
+    return {"config": asdict(options), "measurements": measured.to_json()}
 
 
 @pytest.fixture(scope="module")
@@ -264,7 +257,6 @@ def test_the_program_leaves_a_record_with_a_profile_and_prints_it(tmp_path: Path
     found = record["measurements"]
     assert found["tokens_per_s"] == pytest.approx(8 * 32 / found["step_time_s"]["mean"])
     assert 0 < found["communication"]["share"] < 1
-    assert len(found["peak_memory_gib"]["per_rank"]) == 2
     assert found["profile"]["top_operators"][0]["self_ms"] > 0
     for file in ("trace", "operators", "memory_timeline"):
         assert (tmp_path / "cell" / found["profile"][file]).stat().st_size > 1000
@@ -278,14 +270,13 @@ ask = torch.is_autocast_enabled
 torch.is_autocast_enabled = lambda device="cpu": ask("cpu")  # DeepSpeed asks without a device: of CUDA
 from podtune.bench.case.command_line import read_options
 from podtune.bench.case.run import CaseRun
-from podtune.bench.case.watchdog import Watchdog
 from podtune.run.world import (read_world)
 from podtune.run.distributed import (setup_distributed)
 words = ["--model", "tinygpt-test", "--precision", "bf16", "--cpu", "--global-batch-size", "2"]
 world = setup_distributed(60, use_cpu=True)
 for strategy in ("zero2", "zero3"):
     options, size, _ = read_options([*words, "--strategy", strategy], read_world())
-    run = CaseRun(options, size, world, Watchdog(60, sys.exit))
+    run = CaseRun(options, size, world)
     zero = run.setup(strategy, world, options)
     zero.model.blocks[1].up.register_forward_hook(lambda layer, x, y: print(strategy, y.dtype))
     zero.train_step(run.batches(zero.rows, 1)[0])

@@ -549,7 +549,7 @@ def test_an_interrupted_and_resumed_run_is_one_run_in_aim(
     assert program.wait(60) == [143]
     launcher.run(*command)
     # what a busy machine's tracker may have left
-    sync(tmp_path / "run", str(tmp_path / "aim"), follow=False, rebuild=False, as_json=False)
+    sync(tmp_path / "run", str(tmp_path / "aim"), follow=False, as_json=False)
     repo = Repo(str(tmp_path / "aim"))
     (run,) = repo.iter_runs()
     RepoIndexManager.get_index_manager(repo).index(run.hash)

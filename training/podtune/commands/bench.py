@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Annotated
@@ -113,18 +114,13 @@ def report(
 
     from podtune.plan.predicted_vs_measured import plans
     from podtune.report.bench.report import report as write_report
-    from podtune.run.collect import collect
     from podtune.run.errors import printable
 
     def planner(records: Iterable[Json]) -> list[Json | None]:
-        return [None if each is None else each.as_json() for each in plans(list(records))]
-
-    def collector(lines: Iterable[str]) -> tuple[list[Json], list[str]]:
-        collection = collect(lines)
-        return collection.records, [str(record) for record in collection.damaged]
+        return [None if each is None else dataclasses.asdict(each) for each in plans(list(records))]
 
     working("reading records, drawing plots")
-    said = write_report(folder, planner, collector)
+    said = write_report(folder, planner)
     if as_json:
         typer.echo(json.dumps(finite(said), indent=2))
         return

@@ -143,7 +143,7 @@ def _show_in_aim(run_dir: Path, repo: str) -> None:
 
     try:
         with contextlib.redirect_stdout(sys.stderr):
-            sync(run_dir, repo, follow=False, rebuild=False, as_json=False)
+            sync(run_dir, repo, follow=False, as_json=False)
     except UserError as error:
         warn(f"Aim: {error.what}; later: podtune aim-sync {run_dir} --repo {repo}")
 

@@ -14,9 +14,7 @@ from podtune.run.errors import OK, PEER_LOST, SOFTWARE, UNAVAILABLE, terminate_l
 from podtune.run.exit import bounded
 
 if TYPE_CHECKING:
-    from podtune.pod.pod_info import PodInfo
     from podtune.pod.preflight import Verdict
-    from podtune.run.world import PodPlace
 
 CONFIG = Path("/etc/podtune/config.yaml")
 LATE_S = 20.0  # beyond its time for a call that does not come back
@@ -73,34 +71,10 @@ def run(config: Path | None, timeout_s: float, wait_s: float = 0.0) -> Verdict:
     problems = assess([info])
     if place.nnodes == 1:
         return Verdict(tuple(problems), (info,))
-    return _together(place, info, timeout_s, LATE_S if errors(problems) else wait_s or timeout_s)
+    from podtune.pod.rendezvous import judge_together
 
-
-def _together(place: PodPlace, info: PodInfo, timeout_s: float, wait_s: float) -> Verdict:
-    from podtune.pod.preflight import Problem, Verdict, assess, errors
-    from podtune.pod.rendezvous import Rendezvous, RendezvousFailed, Underway, master_needed
-
-    pods, problems, measured = [info], assess([info]), None
-    try:
-        with master_needed(info.pod):
-            rendezvous = Rendezvous(place, info, wait_s=wait_s, timeout_s=timeout_s)
-            pods = rendezvous.pods()
-            problems = assess(pods)
-            if not errors(problems):
-                shared = Path(os.environ.get("OUTPUT_DIR") or ".")
-                # a run that is published does without a shared volume
-                for reader, writer in [] if info.publish else rendezvous.unshared(shared):
-                    text = f"it does not see what {pods[writer].pod} wrote to {shared}"
-                    fix = "the claim is not one volume for all pods: ReadWriteMany, and one claim"
-                    problems.append(Problem(pods[reader].pod, "shared", text, fix))
-                measured = rendezvous.all_reduce()
-            return rendezvous.agree(Verdict(tuple(problems), tuple(pods), measured))
-    except Underway:
-        text = "the other pods are past their preflight: this pod was started again, and joins them"
-        problems.append(Problem(info.pod, "names", text, "nothing to do", "warning"))
-    except RendezvousFailed as failed:
-        problems.append(failed.problem)
-    return Verdict(tuple(problems), tuple(pods), measured)
+    wait_s = LATE_S if errors(problems) else wait_s or timeout_s
+    return judge_together(place, info, wait_s=wait_s, timeout_s=timeout_s)
 
 
 def step_zero(config: Path | None, *, wait_s: float) -> int:

@@ -121,7 +121,7 @@ def compare(
     comparison = compare_runs(loaded)
     if html is not None:
         try:
-            html.write_text(page.html_page(comparison, loaded), encoding="utf-8")
+            html.write_text(page.html_page(comparison), encoding="utf-8")
         except OSError as error:
             raise CannotCreate(
                 f"cannot be written: {error.strerror}",

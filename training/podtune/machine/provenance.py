@@ -53,7 +53,7 @@ def _program(path: str) -> str:
     return file.name
 
 
-_SECRET = re.compile(r"-.*(token|passw(or)?d|secret|api_?key|credential|notify[_-]url)", re.IGNORECASE)
+_SECRET = re.compile(r"-.*(token|passw(or)?d|secret|api_?key|credential)", re.IGNORECASE)
 _NO_SECRET = re.compile(r".*(tokens|_token_id|(eos|pad|bos|unk)_token)$", re.IGNORECASE)
 _USER_OF_URL = re.compile(r"(\w+://)[^/@\s]+@")
 

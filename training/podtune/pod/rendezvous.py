@@ -9,14 +9,15 @@ from __future__ import annotations
 import contextlib
 import datetime
 import json
+import os
 import sys
 import time
-from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from podtune.pod.pod_info import PodInfo
-from podtune.pod.preflight import AllReduce, Problem, Verdict
+from podtune.pod.preflight import AllReduce, Problem, Verdict, assess, errors
 from podtune.run.world import PodPlace
 
 REDUCED_BYTES, ROUNDS = 16 * 2**20, 3
@@ -38,19 +39,40 @@ class RendezvousFailed(Exception):
         self.problem = Problem(pod, check, text, FIX)
 
 
-class Underway(Exception):
+class Underway(RendezvousFailed):
     """The other pods are past their preflight: this one was started again."""
 
+    def __init__(self, pod: str) -> None:
+        super().__init__(
+            pod, "names", "the other pods are past their preflight: started again, it joins them"
+        )
+        self.problem = replace(self.problem, fix="nothing to do", severity="warning")
 
-@contextlib.contextmanager
-def master_needed(name: str) -> Iterator[None]:
-    """Raise the store's own errors as :class:`RendezvousFailed` of the pod ``name``: the master went away."""
+
+def judge_together(place: PodPlace, info: PodInfo, *, wait_s: float, timeout_s: float) -> Verdict:
+    """Judge all pods with the others; the verdict is the same on each."""
     import torch.distributed as dist
 
+    pods, problems, measured = [info], assess([info]), None
     try:
-        yield
+        rendezvous = Rendezvous(place, info, wait_s=wait_s, timeout_s=timeout_s)
+        pods = rendezvous.pods()
+        problems = assess(pods)
+        if not errors(problems):
+            shared = Path(os.environ.get("OUTPUT_DIR") or ".")
+            # a run that is published does without a shared volume
+            for reader, writer in [] if info.publish else rendezvous.unshared(shared):
+                text = f"it does not see what {pods[writer].pod} wrote to {shared}"
+                fix = "the claim is not one volume for all pods: ReadWriteMany, and one claim"
+                problems.append(Problem(pods[reader].pod, "shared", text, fix))
+            measured = rendezvous.all_reduce()
+        return rendezvous.agree(Verdict(tuple(problems), tuple(pods), measured))
+    except RendezvousFailed as failed:
+        problems.append(failed.problem)
     except dist.DistError as error:
-        raise RendezvousFailed(name, "port", f"the master's pod was lost: {_first_line(error)}") from error
+        text = f"the master's pod was lost: {_first_line(error)}"
+        problems.append(Problem(info.pod, "port", text, FIX))
+    return Verdict(tuple(problems), tuple(pods), measured)
 
 
 class Rendezvous:
@@ -97,7 +119,7 @@ class Rendezvous:
                 answered_until = answered_until or time.monotonic() + UNDERWAY_S
                 while not store.check([OPEN]):
                     if time.monotonic() > answered_until:
-                        raise Underway
+                        raise Underway(self._info.pod)
                     time.sleep(POLL_S)
                 return store
             except dist.DistError as error:

@@ -1,4 +1,4 @@
-"""The exit of a program: a failure as a sentence and a code, the web hook told, and no wait for ever."""
+"""The exit of a program: a failure as a sentence and a code, and no wait for ever."""
 
 from __future__ import annotations
 
@@ -7,14 +7,11 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from podtune.run.errors import PEER_LOST, report, terminate_log
 from podtune.run.peers import peer_failure
 from podtune.run.world import World
-
-if TYPE_CHECKING:
-    from podtune.run.notify import Notification
 
 
 def end_now(message: str, code: int = PEER_LOST) -> NoReturn:
@@ -36,15 +33,13 @@ def bounded(limit_s: float, message: str, code: int = PEER_LOST) -> Iterator[Non
         timer.cancel()
 
 
-def exit_after(error: Exception, world: World, notification: Notification | None) -> int:
+def exit_after(error: Exception, world: World) -> int:
     """Report ``error`` and return the exit code; under NCCL end the process with it.
 
     Nothing is tidied up: peers may sit in a collective, and the launcher ends them.
     """
     reason = (peer_failure(error) if "torch" in sys.modules else None) or error
     code = report(reason, rank=world.rank)
-    if notification:
-        notification.send(code, reason)
     if world.device_type == "cuda" and world.backend:
         # Python's way out would wait in NCCL for the others
         sys.stdout.flush()

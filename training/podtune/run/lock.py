@@ -33,6 +33,7 @@ GONE_S = 15.0  # seven missed beats: the holder is gone
 SILENT_S = 60.0  # to a reader a paused disk or a slow network file system is not a death
 ENDING_S = 60.0  # a pod that is deleted may take as long
 POLL_S = 0.1
+SAY_EVERY_S = 30.0
 
 Life = Literal["alive", "dead", "silent", "unknown"]
 _own: set[str] = set()  # paths held by this process: the kernel does not keep threads apart
@@ -188,20 +189,23 @@ def hold(path: Path, *, until: Callable[[], bool], wait_s: float, what: str) -> 
     """Hold the lock ``path``; yield False without it as soon as ``until()`` is true: another did the work.
 
     For work that two may do at once without harm: a holder that shows no sign of life for :data:`GONE_S`,
-    stopped or cut off, loses the lock. ``what`` it does is said in the error.
+    stopped or cut off, loses the lock. ``what`` it does is said while this waits, and in the error.
 
     Raises:
     UserError: a living holder kept it for ``wait_s``; names it.
     """
-    end = time.monotonic() + wait_s
-    beat, seen = None, time.monotonic()
+    began = seen = said = time.monotonic()
+    beat = None
     while not (done := until()) and (lock := take(path)) is None:
         if (now := _read(path)) != beat:
             beat, seen = now, time.monotonic()
         elif time.monotonic() - seen > GONE_S:
             with contextlib.suppress(OSError):
                 path.unlink()
-        if time.monotonic() > end:
+        if time.monotonic() - said > SAY_EVERY_S:
+            said = time.monotonic()
+            print(f"podtune: waiting for {holder(path)}, which is {what} ({said - began:.0f} s)", flush=True)
+        if time.monotonic() - began > wait_s:
             raise Unavailable(
                 f"another process has been {what} for {wait_s:.0f} s: {holder(path)}",
                 where=str(path),

@@ -105,7 +105,9 @@ def check_space(output_dir: Path, checkpoint_bytes: int, limit: int | None) -> N
     Raises:
         UserError: the volume will be full before the run ends.
     """
-    needed, free = missing_bytes(output_dir, checkpoint_bytes, limit), shutil.disk_usage(output_dir).free
+    files = (file for path in checkpoints(output_dir) for file in path.rglob("*") if file.is_file())
+    needed = checkpoint_bytes * ((limit or 1) + 1) - sum(file.stat().st_size for file in files)
+    free = shutil.disk_usage(output_dir).free
     if needed > free:
         raise CannotCreate(
             f"{size_text(free)} are free and checkpoints of {size_text(checkpoint_bytes)} need about "
@@ -120,11 +122,3 @@ def check_space(output_dir: Path, checkpoint_bytes: int, limit: int | None) -> N
 def size_text(count: float) -> str:
     """``count`` bytes in GiB, below one in MiB."""
     return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
-
-
-def missing_bytes(output_dir: Path, checkpoint_bytes: int, limit: int | None) -> int:
-    """Compute the bytes that ``limit`` checkpoints and one being written need beside those that are there."""
-    held = sum(
-        file.stat().st_size for path in checkpoints(output_dir) for file in path.rglob("*") if file.is_file()
-    )
-    return max(0, checkpoint_bytes * ((limit or 1) + 1) - held)

@@ -13,12 +13,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO
 
-from podtune.bench.case.record import summary
+from podtune.bench.case.record import case_record, identity, summary
 from podtune.machine.provenance import provenance
 from podtune.run.collect import emit_record
 from podtune.run.errors import OUT_OF_MEMORY, PEER_LOST, SOFTWARE
 from podtune.run.follow import read_record
-from podtune.run.record import RUN_FILE, Json, Status, end_record, new_record, write_json
+from podtune.run.record import RUN_FILE, Json, Status, end_record, write_json
 from podtune.run.world import PodPlace
 from podtune.sweep.cases import Case, CaseSweep, Expansion, code_hash
 from podtune.sweep.processes import ForkServer, torchrun
@@ -56,7 +56,7 @@ class CaseRunner(Sweep[Case]):
         self._kills_before = 0
         self._server: ForkServer | None = None
         if sweep.launch == "fork" and pod is None:
-            self._server = ForkServer({case.strategy for case in expansion.cases})
+            self._server = ForkServer({case.options.strategy for case in expansion.cases})
         for name, why in expansion.impossible.items():
             say(f"skipped {name}: {why}")
 
@@ -64,7 +64,7 @@ class CaseRunner(Sweep[Case]):
         """Kept: measured before, or without a part for this pod."""
         if self._is_finished(case):
             return "kept"
-        if self.pod is not None and self.pod.node_rank >= case.nodes:
+        if self.pod is not None and self.pod.node_rank >= case.world.nnodes:
             # the others may take so long before they meet this pod again
             self._waited_s += self.sweep.timeout_per_cell_s + START_S
             return "kept"
@@ -84,12 +84,12 @@ class CaseRunner(Sweep[Case]):
         arguments = [*case.arguments, "--output", str(folder)]
         log = folder / (LOG_FILE if self.pod is None or self.writes else f"log.pod{self.pod.node_rank}.txt")
         if self._server:
-            return self._server.start(arguments, log, case.world_size)
+            return self._server.start(arguments, log, case.world.world_size)
         return torchrun(
             ["-m", "podtune.benchmark", *arguments],
             log,
-            nodes=case.nodes,
-            local_ranks=case.world_size // case.nodes,
+            nodes=case.world.nnodes,
+            local_ranks=case.world.local_world_size,
             threads=case.options.threads,
             timeout_s=self.limit_s(case),
             pod=self.pod,
@@ -111,7 +111,7 @@ class CaseRunner(Sweep[Case]):
         written = {
             "key": case.key,
             "arguments": list(case.arguments),
-            "world_size": case.world_size,
+            "world_size": case.world.world_size,
             "seconds": outcome.seconds,
         }
         write_json(folder / CASE_FILE, written)
@@ -150,19 +150,8 @@ class CaseRunner(Sweep[Case]):
         return recorded.get("key") == case.key and record.get("status") in good
 
     def _failure(self, case: Case, outcome: Outcome) -> Json:
-        record = new_record(
-            mode="benchmark",
-            name=case.name,
-            config=asdict(case.options),
-            strategy=case.strategy,
-            model=case.model,
-            world_size=case.world_size,
-            nnodes=case.nodes,
-            nproc_per_node=case.world_size // case.nodes,
-            global_batch_size=case.options.global_batch_size,
-            seed=case.options.seed,
-            provenance=provenance(),
-        )
+        record = case_record(case.options, case.name)
+        record |= {"provenance": provenance(), **identity(case.world)}
         status: Status = "error"
         code = SOFTWARE
         if outcome.code is None:

@@ -1,19 +1,7 @@
 """A sweep of benchmark cases: its file, and the cases it asks for, each checked before any process starts.
 
-A sweep file is YAML::
-
-    models: [tinygpt-124m, resnet50]
-    strategies: all                  # or a list
-    world_sizes: [1, 2, 4, 8]
-    precisions: [bf16]
-    global_batch_sizes: [32]         # left out: the model's own
-    compile: [false, true]           # left out: as options say
-    options: {steps: 20, compile: true}          # any flag of podtune.benchmark, for every case
-    per_model: {resnet50: {compile: false}}      # or for one model
-    timeout_per_cell_s: 600
-    skip_impossible: true            # name impossible cases (tensor on a ResNet); false: they are an error
-
-Every combination is one case: one strategy, one model, one world size, one record. Needs no torch.
+docs/benchmark.md shows a sweep file; its keys are the fields of :class:`CaseSweep`. Every combination of its
+lists is one case: one strategy, one model, one world size, one record. Needs no torch.
 """
 
 from __future__ import annotations
@@ -82,17 +70,14 @@ class Case:
     """One measurement: the arguments of podtune.benchmark without ``--output``, and its processes."""
 
     name: str
-    model: str
-    strategy: str
-    world_size: int
-    nodes: int
+    world: World
     arguments: tuple[str, ...]
     options: Options
 
     @property
     def key(self) -> str:
         """A hash of the arguments and of the benchmark's code: equal keys need not be measured again."""
-        asked = json.dumps([self.arguments, self.world_size, self.nodes, code_hash()])
+        asked = json.dumps([self.arguments, self.world.world_size, self.world.nnodes, code_hash()])
         return hashlib.sha256(asked.encode()).hexdigest()[:16]
 
 
@@ -155,7 +140,8 @@ def expand(sweep: CaseSweep, *, nodes: int = 1, nproc_per_node: int | None = Non
         nodes, nproc_per_node: the job that the cases run in; on one machine any world size is one node.
 
     Raises:
-        UserError: an unknown name, a wrong option; an impossible combination, unless the sweep skips those.
+        UserError: an unknown name; an impossible combination, unless the sweep skips those.
+        SystemExit: a value that argparse refuses, and has said so.
     """
     for strategy in sweep.strategies:
         if strategy not in STRATEGIES:
@@ -186,7 +172,8 @@ def expand(sweep: CaseSweep, *, nodes: int = 1, nproc_per_node: int | None = Non
         try:
             local = _local_ranks(world_size, nodes, nproc_per_node, on_cpu=bool(flags.get("cpu")))
             world = World(world_size=world_size, local_world_size=local, nnodes=world_size // local)
-            cases.append(_case(name, model, strategy, world, flags))
+            arguments = ("--model", model, "--strategy", strategy, *words_of(flags))
+            cases.append(Case(name, world, arguments, read_options(arguments, world)[0]))
         except UserError as error:
             if error.where in ("--model", "--data"):
                 raise  # wrong for every case
@@ -218,17 +205,6 @@ def _local_ranks(world_size: int, nodes: int, nproc_per_node: int | None, *, on_
             fix=f"at most {gpus}, or cpu: true",
         )
     return local
-
-
-def _case(name: str, model: str, strategy: str, world: World, flags: Flags) -> Case:
-    arguments = ["--model", model, "--strategy", strategy, *words_of(flags)]
-    try:
-        options, _, _ = read_options(arguments, world)
-    except SystemExit:  # argparse has printed what is wrong with a value
-        raise ConfigError(
-            f"podtune.benchmark refuses {' '.join(arguments)}", where="--model", fix="see the line above"
-        ) from None
-    return Case(name, model, strategy, world.world_size, world.nnodes, tuple(arguments), options)
 
 
 @functools.cache

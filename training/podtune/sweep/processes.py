@@ -21,7 +21,6 @@ from podtune.bench.strategies.table import STRATEGIES
 from podtune.run.world import PodPlace
 
 TORCHRUN_GRACE_S = 10  # between SIGTERM and SIGKILL, of torchrun to its workers
-PORTS = 2000
 
 
 def free_port() -> int:
@@ -96,17 +95,15 @@ def torchrun(
     """
     env = {key: value for key, value in os.environ.items() if not key.startswith(("PET_", "TORCHELASTIC_"))}
     env["OMP_NUM_THREADS"] = str(threads)  # before torch is loaded; torchrun itself would warn and set 1
-    address, port, rank = "127.0.0.1", 0, 0
-    if pod is not None and nodes > 1:
-        address, port, rank = pod.master_addr, pod.master_port + 1 + index % PORTS, pod.node_rank
-    command = [
-        *(sys.executable, "-m", "torch.distributed.run"),
-        *("--nnodes", str(nodes), "--nproc-per-node", str(local_ranks), "--node-rank", str(rank)),
-        *("--master-addr", address, "--master-port", str(port or free_port())),
-        *("--rdzv-conf", f"timeout={int(timeout_s)}", "--shutdown-timeout", str(TORCHRUN_GRACE_S)),
-        *arguments,
-    ]
-    return Process(command, log, TORCHRUN_GRACE_S + 5, env)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(local_ranks)]
+    command += ["--shutdown-timeout", str(TORCHRUN_GRACE_S)]
+    if pod is None or nodes == 1:
+        command.append("--standalone")
+    else:
+        command += ["--nnodes", str(nodes), "--node-rank", str(pod.node_rank)]
+        command += ["--master-addr", pod.master_addr, "--master-port", str(pod.master_port + 1 + index)]
+        command += ["--rdzv-conf", f"timeout={int(timeout_s)}"]
+    return Process([*command, *arguments], log, TORCHRUN_GRACE_S + 5, env)
 
 
 class ForkedRanks:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Generic, Literal, Protocol, TypeVar
 
 from podtune.run import lock
-from podtune.run.errors import CannotCreate
+from podtune.run.errors import CannotCreate, printable
 from podtune.run.log_lines import duration
 from podtune.run.record import Json, now, write_json
 
@@ -28,8 +28,8 @@ Say = Callable[[str], None]
 
 
 def to_stderr(line: str) -> None:
-    """Print a line of progress."""
-    print(line, file=sys.stderr, flush=True)
+    """Print a line of progress, which may quote records and messages of pods."""
+    print(printable(line), file=sys.stderr, flush=True)
 
 
 class Running(Protocol):
@@ -45,14 +45,14 @@ class Running(Protocol):
         """The sweep itself ends: end what runs here, leave what runs elsewhere."""
 
 
-class Named(Protocol):
-    """A configuration, told from the others by its name."""
+class Configuration(Protocol):
+    """What a sweep runs, told from the others by its name."""
 
     @property
     def name(self) -> str: ...
 
 
-C = TypeVar("C", bound=Named)
+C = TypeVar("C", bound=Configuration)
 
 
 @dataclass(frozen=True)

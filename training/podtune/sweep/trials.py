@@ -1,19 +1,9 @@
 """A sweep of fine-tunes: its file, and its trials, one after another here or some at once in a cluster.
 
-A sweep file is YAML::
-
-    config: sft.yaml                      # a training YAML that all have in common, beside this file
-    options: {max_steps: 200}             # more keys of it, for every run
-    learning_rate: [1.0e-4, 3.0e-4]       # any key with a list: an axis; every combination is a run
-    seed: [1, 2]
-    runs: [{packing: true}, {}]           # a list of its own, each with every point of the grid
-    processes: 2                          # of each run; gpu: one on each GPU
-    stop: median                          # end a run that is worse than half of those before it
-
-Below the output folder: ``sweep.json`` and, for each run, a folder with its ``config.yaml``, ``log.txt`` and
-what training leaves there (of a run elsewhere: its ``run.json`` and ``metrics.jsonl``). A run's folder is
-named by what it varies and a hash of its whole configuration, so that another configuration is another run.
-Needs no torch.
+``podtune sweep --help`` shows a sweep file. Below the output folder: ``sweep.json`` and, for each run, a
+folder with its ``config.yaml``, ``log.txt`` and what training leaves there (of a run elsewhere: its
+``run.json`` and ``metrics.jsonl``). A run's folder is named by what it varies and a hash of its whole
+configuration, so that another configuration is another run. Needs no torch.
 """
 
 from __future__ import annotations

@@ -28,7 +28,6 @@ def reference_losses(run: CaseRun) -> list[float] | None:
     """
 
     def alone() -> list[float] | None:
-        run.watchdog.beat("computing the reference losses")
         try:
             return _losses_of_one_process(run)
         except Exception as error:

@@ -10,7 +10,6 @@ import torch.distributed as dist
 
 from podtune.bench.case.data import Rows, open_rows, share
 from podtune.bench.case.measure import memory_gib, synchronise
-from podtune.bench.case.watchdog import Watchdog
 from podtune.bench.models import Size, build
 from podtune.bench.models.stack import Stack
 from podtune.bench.options import Options
@@ -23,8 +22,8 @@ from podtune.run.world import World
 class CaseRun:
     """One case on one rank."""
 
-    def __init__(self, options: Options, size: Size, world: World, watchdog: Watchdog) -> None:
-        self.options, self.size, self.world, self.watchdog = options, size, world, watchdog
+    def __init__(self, options: Options, size: Size, world: World) -> None:
+        self.options, self.size, self.world = options, size, world
         self.rows: Rows = open_rows(options, size)
         self.parameters_gib: float | None = None
 
@@ -76,7 +75,6 @@ class Stepper:
 
     def step(self) -> None:
         """One step."""
-        self.run.watchdog.beat(f"step {self.taken + 1}")
         batch = self.batches[self.taken % len(self.batches)].to(self.device)
         self._losses.append(self.strategy.train_step(batch))
         self.taken += 1

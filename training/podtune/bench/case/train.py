@@ -43,7 +43,6 @@ def train(run: CaseRun) -> Training:
             fix="use fewer rows",
         )
     gc.collect()  # of the measurement, whose model is gone
-    run.watchdog.beat("setting up the training")
     strategy = run.setup(options.strategy, world, options)
     test = open_test_rows(options, run.size)
     done = (resume(strategy, options, world) if options.resume else None) or Training(0.0, (), ())
@@ -60,7 +59,6 @@ def train(run: CaseRun) -> Training:
             accuracy_by_epoch=None if accuracy is None else (*(done.accuracy_by_epoch or ()), accuracy),
         )
         if options.save:
-            run.watchdog.beat("saving")
             save(strategy, done, options, world)
         if world.is_main:
             right = "" if accuracy is None else f", accuracy {accuracy:.1%}"
@@ -83,7 +81,6 @@ def _epoch(run: CaseRun, strategy: Strategy, epoch: int, steps: int) -> float:
     total = torch.zeros((), device=run.world.device)
     strategy.model.train()
     for step in range(epoch * steps, (epoch + 1) * steps):
-        run.watchdog.beat(f"training step {step + 1}")
         for group in strategy.optimizer.param_groups:
             group["lr"] = learning_rate(run.options, step, run.options.epochs * steps)
         total += strategy.train_step(run.batch(strategy.rows, step).to(run.world.device))
@@ -99,7 +96,6 @@ def _accuracy(run: CaseRun, strategy: Strategy, test: Rows) -> float:
     counted = torch.zeros(2, device=device)
     strategy.model.eval()
     for step in range(math.ceil(test.rows / batch_size)):
-        run.watchdog.beat("testing")
         batch = run.batch(strategy.rows, step, test).to(device)
         logits = strategy.predict(batch)
         if logits is not None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from podtune.cluster.job.manifest import dig
-from podtune.cluster.job.pytorchjob import CONTAINER, INIT_CONTAINER, REPLICA_TYPES, replica_name
+from podtune.cluster.job.pytorchjob import CONTAINER, REPLICA_TYPES, replica_name
 from podtune.cluster.job.trainjob import NODE
 from podtune.cluster.lint.diagnostic import By, Diagnostic
 from podtune.cluster.lint.documents import RUNTIMES
@@ -51,6 +51,12 @@ collected(
     *("PT020", "pod-value", "operator"),
     fix="use one of the values named",
     summary="makes pods with a value that core/v1 does not know: imagePullPolicy, a toleration's operator",
+)
+collected(
+    *("PT022", "pod-conflict", "operator"),
+    fix="keep one of them",
+    summary="makes pods with fields that exclude or need one another: two sources of a volume, a value and a"
+    " valueFrom, a probe of two kinds, two containers of one name",
 )
 collected(
     *("PT023", "pod-number", "operator"),
@@ -154,20 +160,19 @@ def unknown_replica_type(job: Job) -> Iterator[Diagnostic]:
 
 
 @rule("PT013", "error", by="webhook", fix="replicas: 1 under Master, all others under Worker")
-def master_replicas(job: Job) -> Iterator[Diagnostic]:
-    """The webhook wants Master.replicas written, and to be 1."""
+def replica_counts(job: Job) -> Iterator[Diagnostic]:
+    """The webhook wants Master.replicas written, and to be 1, and Worker.replicas to be 1 or more.
+
+    A job of one pod has no Worker.
+    """
     replicas = dig(job.spec, "pytorchReplicaSpecs").get("Master", {"replicas": 1}).get("replicas", "absent")
     if replicas != 1:
         yield Diagnostic((*REPLICAS, "Master", "replicas"), f"Master.replicas is {replicas}, it must be 1")
-
-
-@rule("PT014", "error", by="webhook", fix="leave Worker out for a job of one pod")
-def worker_replicas(job: Job) -> Iterator[Diagnostic]:
-    """The webhook wants Worker.replicas to be 1 or more; a job of one pod has no Worker."""
     for template in job.templates:
         if template.role != "Master" and template.replicas < 1:
             message = f"{template.role}.replicas is {template.replicas}, it must be at least 1"
-            yield Diagnostic((*template.path, "replicas"), message)
+            fix = "leave Worker out for a job of one pod"
+            yield Diagnostic((*template.path, "replicas"), message, fix=fix)
 
 
 @rule("PT015", "error", by="webhook", fix="name the image, with a tag or digest", kinds=WITH_PODS)
@@ -200,18 +205,16 @@ def no_pytorch_container(job: Job) -> Iterator[Diagnostic]:
 
 
 @rule("PT017", "error", by="webhook", fix="add Worker, or remove elasticPolicy")
-def elastic_without_worker(job: Job) -> Iterator[Diagnostic]:
-    """The webhook refuses an elasticPolicy without Worker: it scales workers, so there have to be some."""
+def elastic_policy(job: Job) -> Iterator[Diagnostic]:
+    """The webhook refuses an elasticPolicy without Worker: it scales workers, so there have to be some.
+
+    It forbids elasticPolicy.nProcPerNode, the deprecated form of nprocPerNode, beside it.
+    """
     if "elasticPolicy" in job.spec and job.template("Worker") is None:
         yield Diagnostic(("spec", "elasticPolicy"), "elasticPolicy without Worker")
-
-
-@rule("PT018", "error", by="webhook", fix="keep spec.nprocPerNode only")
-def processes_given_twice(job: Job) -> Iterator[Diagnostic]:
-    """The webhook forbids elasticPolicy.nProcPerNode, the deprecated form of nprocPerNode, beside it."""
     if "nProcPerNode" in dig(job.spec, "elasticPolicy") and "nprocPerNode" in job.spec:
         place = ("spec", "elasticPolicy", "nProcPerNode")
-        yield Diagnostic(place, "nProcPerNode and spec.nprocPerNode are both set")
+        yield Diagnostic(place, "it and spec.nprocPerNode are both set", fix="keep spec.nprocPerNode only")
 
 
 @rule("PT019", "error", by="webhook", fix=f"remove it, or use {MANAGERS[0]} or {MANAGERS[1]}")
@@ -240,22 +243,6 @@ def pod_name(job: Job) -> Iterator[Diagnostic]:
     yield from (replace(found, by="api") for found in metadata(job.metadata, ("metadata",)))
     for template in job.own_templates:
         yield from metadata(template.metadata, template.metadata_path)
-
-
-@rule("PT022", "error", by="operator", fix="keep one of them", kinds=ALL)
-def pod_conflict(job: Job) -> Iterator[Diagnostic]:
-    """The API server refuses a pod with fields that exclude each other or need one another.
-
-    Two sources of a volume, value and valueFrom, a probe of two kinds, a toleration without key, two
-    containers of one name.
-    """
-    worker = job.template("Worker")
-    if job.kind != "PyTorchJob" or worker is None or job.template("Master") is None:
-        return
-    for container in (*worker.init_containers, *worker.containers):
-        if container.name == INIT_CONTAINER:
-            message = f"a container of Worker is named {INIT_CONTAINER!r}, as the operator names its own"
-            yield Diagnostic((*container.path, "name"), message, fix="rename it")
 
 
 @rule("PT025", "error", by="hang", fix="registry/path/name:tag, the path in lower case", kinds=ALL)

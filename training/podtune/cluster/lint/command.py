@@ -40,9 +40,6 @@ PYTHON = re.compile(r"python[\d.]*|pypy[\d.]*")
 FLAGS = {"standalone", "no-python", "run-path", "use-env", "help", "module", "m", "h", "use-agent-store"}
 #: options of python that take the next word
 PYTHON_VALUED = {"-W", "-X", "--check-hash-based-pycs"}
-NEVER_ENDS = re.compile(
-    r"\bsleep\s+(inf|\d{6,})|\btail\s+-[fF]|\bwhile\s+(true|:|\[\s*1\s*\])|\bwatch\b|/dev/null\s*&?\s*$"
-)
 #: a whole command that does nothing for ever
 SLEEPS = re.compile(
     r"((\S*/)?(ba)?sh -\w*c )?(exec )?(\S*/)?(sleep inf(inity)?|sleep \d{7,}|tail -f /dev/null)"

@@ -52,21 +52,18 @@ def processes_differ_from_gpus(job: Job) -> Iterator[Diagnostic]:
 
     CUDA_VISIBLE_DEVICES hides GPUs from them.
     """
-    place = ("spec", "trainer", "numProcPerNode") if job.kind == "TrainJob" else ("spec", "nprocPerNode")
-    number = job.processes_per_pod
-    for template, container in job.mains():
-        gpus, launch = container.gpus, container.launch
+    field, number = "numProcPerNode" if job.kind == "TrainJob" else "nprocPerNode", job.processes_per_pod
+    for _, container in job.mains():
+        gpus, launch, place = container.gpus, container.launch, container.resources_path
         if number is None or "nproc-per-node" in launch.options:
             continue
         visible = container.literals.get("CUDA_VISIBLE_DEVICES", "").strip(" ,")
         if visible and not visible.startswith("$") and number > len(visible.split(",")):
-            message = f"{place[-1]} is {number} and CUDA_VISIBLE_DEVICES of {{role}} is {visible}"
-            yield Diagnostic(place, message, role=template.role)
-        if not gpus and (number == 1 or container.amounts("limits").get("nvidia.com/gpu") != 0):
-            continue
-        if number > gpus or (number < gpus and launch.kind == "torchrun"):
-            message = f"{place[-1]} is {number} but {{role}} has {gpus} GPUs"
-            yield Diagnostic(place, message, role=template.role)
+            message = f"{field} is {number} and CUDA_VISIBLE_DEVICES of {{role}} is {visible}"
+            yield Diagnostic((*container.path, "env"), message)
+        none = container.amounts("limits").get("nvidia.com/gpu") == 0 and number > 1
+        if (gpus or none) and (number > gpus or (number < gpus and launch.kind == "torchrun")):
+            yield Diagnostic(place, f"{field} is {number} but {{role}} has {gpus} GPUs")
 
 
 @rule(

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from podtune.cluster.job.manifest import dig
 from podtune.cluster.job.pytorchjob import QUEUE
-from podtune.cluster.lint.command import NEVER_ENDS, SLEEPS
+from podtune.cluster.lint.command import SLEEPS
 from podtune.cluster.lint.diagnostic import Diagnostic
 from podtune.cluster.lint.documents import JOBS
 from podtune.cluster.lint.job import Job
@@ -29,21 +29,27 @@ def pods_stay_after_the_end(job: Job) -> Iterator[Diagnostic]:
         yield Diagnostic((*RUN_POLICY, "cleanPodPolicy"), f"cleanPodPolicy {says}")
 
 
-@rule("PT202", "note", fix="backoffLimit: 3, or what a day of retries is worth")
-def retries_without_limit(job: Job) -> Iterator[Diagnostic]:
-    """A job that cannot work restarts for ever without backoffLimit, and holds its GPUs meanwhile.
+@rule("PT202", "warning", fix="backoffLimit: 3, or what a day of retries is worth")
+def limits_of_the_run(job: Job) -> Iterator[Diagnostic]:
+    """A job that cannot work restarts for ever without backoffLimit, and holds its GPUs meanwhile (a note).
 
-    A negative limit is none (a warning).
+    A negative limit is none, a ttlSecondsAfterFinished of minutes deletes the job and its logs before anybody
+    has read them, and a minAvailable above the job's pods waits for pods that do not exist.
     """
     policy = dig(job.spec, "runPolicy")
     restarting = [each for each in job.templates if each.restart_policy != "Never"]
-    if restarting and policy.get("backoffLimit") is None:
+    if restarting and "backoffLimit" not in policy:
         message = f"restartPolicy {restarting[0].restart_policy} and no backoffLimit"
-        yield Diagnostic((*RUN_POLICY, "backoffLimit"), message)
-    for field, least in (("backoffLimit", 0), ("ttlSecondsAfterFinished", 0), ("activeDeadlineSeconds", 1)):
+        yield Diagnostic((*RUN_POLICY, "backoffLimit"), message, "note")
+    for field, least in (("backoffLimit", 0), ("ttlSecondsAfterFinished", 600), ("activeDeadlineSeconds", 1)):
         if policy.get(field, least) < least:
             message = f"{field} is {policy[field]}, below {least}"
-            yield Diagnostic((*RUN_POLICY, field), message, "warning", f"give it {least} or more")
+            yield Diagnostic((*RUN_POLICY, field), message, fix=f"give it {least} or more, or leave it out")
+    available = dig(policy, "schedulingPolicy").get("minAvailable", 0)
+    if job.pods and not 0 <= available <= job.pods:
+        message = f"minAvailable is {available} and the job has {job.pods} pods"
+        place = (*RUN_POLICY, "schedulingPolicy", "minAvailable")
+        yield Diagnostic(place, message, fix="leave it out: the default is all pods")
 
 
 @rule(
@@ -76,48 +82,36 @@ def grace_shorter_than_a_save(job: Job) -> Iterator[Diagnostic]:
             yield Diagnostic(place, f"terminationGracePeriodSeconds of {{role}} {says}")
 
 
-@rule("PT205", "warning", fix="remove it; the operator watches the process")
-def readiness_probe_on_master(job: Job) -> Iterator[Diagnostic]:
-    """A readinessProbe of the master that needs the training to run deadlocks.
+@rule("PT205", "warning", fix="remove it; the operator watches the process", kinds=WITH_PODS)
+def probe_on_the_trainer(job: Job) -> Iterator[Diagnostic]:
+    """A livenessProbe or startupProbe kills a training that is busy compiling, loading or saving.
 
-    Workers wait for the master's DNS name, which appears when it is ready.
+    A readinessProbe of the Master deadlocks if it needs the training to run: workers wait for the master's
+    DNS name, which appears when it is ready.
     """
-    master = job.template("Master")
-    for container in master.containers if master and job.template("Worker") else ():
-        if "readinessProbe" in container.spec:
-            yield Diagnostic((*container.path, "readinessProbe"), "the Master has a readinessProbe")
+    for template, container in job.mains():
+        readiness = template.role == "Master" and job.template("Worker") is not None
+        for probe in ("livenessProbe", "startupProbe", *(["readinessProbe"] if readiness else [])):
+            if probe in container.spec:
+                yield Diagnostic((*container.path, probe), f"the trainer of {{role}} has a {probe}")
 
 
-@rule("PT206", "error", by="hang", fix="restartPolicy: OnFailure")
-def restart_always(job: Job) -> Iterator[Diagnostic]:
+@rule("PT206", "error", by="hang", fix="restartPolicy: OnFailure beside replicas")
+def restart_policy(job: Job) -> Iterator[Diagnostic]:
     """RestartPolicy Always restarts a container that has finished, too, so the job never ends.
 
-    On a Worker beside a Master only its pods stay (a warning).
+    On a Worker beside a Master only its pods stay (a warning). One inside the pod template is overwritten by
+    the replica's, OnFailure if unset (a warning).
     """
     for template in job.templates:
         if template.restart_policy == "Always":
             others = template.role != "Master" and job.template("Master") is not None
             place = (*template.path, "restartPolicy")
             yield Diagnostic(place, "restartPolicy of {role} is Always", "warning" if others else "")
-
-
-@rule("PT207", "warning", fix="set it beside replicas; the operator overwrites the template's")
-def restart_policy_in_template(job: Job) -> Iterator[Diagnostic]:
-    """A restartPolicy inside the pod template is overwritten by the replica's (OnFailure if unset)."""
-    for template in job.templates:
         policy = template.pod.get("restartPolicy", template.restart_policy)
         if policy != template.restart_policy:
             message = f"the template says {policy}, {{role}}'s restartPolicy is {template.restart_policy}"
-            yield Diagnostic((*template.pod_path, "restartPolicy"), message)
-
-
-@rule("PT208", "warning", fix="ttlSecondsAfterFinished: a day or more, or leave it out")
-def gone_before_read(job: Job) -> Iterator[Diagnostic]:
-    """A ttlSecondsAfterFinished of minutes deletes the job and its logs before anybody has read them."""
-    ttl = dig(job.spec, "runPolicy").get("ttlSecondsAfterFinished", -1)
-    if 0 <= ttl < 600:
-        message = f"the job and its logs are deleted {ttl} s after its end"
-        yield Diagnostic((*RUN_POLICY, "ttlSecondsAfterFinished"), message)
+            yield Diagnostic((*template.pod_path, "restartPolicy"), message, "warning")
 
 
 @rule(
@@ -133,29 +127,9 @@ def container_beside_the_trainer(job: Job) -> Iterator[Diagnostic]:
     """
     for template, main in job.mains():
         for container in template.containers:
-            never = "has to end by itself, or the job never does"
-            if NEVER_ENDS.search(" ".join(container.words)):
-                never = "never ends, and so neither does the job"
             if container.name != main.name:
-                message = f"{container.name!r} beside the trainer of {{role}} {never}"
+                message = f"{container.name!r} beside the trainer of {{role}} has to end by itself"
                 yield Diagnostic(container.path, message)
-
-
-@rule("PT210", "warning", fix="remove it; the operator watches the process", kinds=WITH_PODS)
-def probe_on_the_trainer(job: Job) -> Iterator[Diagnostic]:
-    """A livenessProbe or startupProbe kills a training that is busy compiling, loading or saving."""
-    for _, container in job.mains():
-        for probe in {"livenessProbe", "startupProbe"} & set(container.spec):
-            yield Diagnostic((*container.path, probe), f"the trainer of {{role}} has a {probe}")
-
-
-@rule("PT211", "warning", fix="leave it out: the default is all pods")
-def gang_above_the_pods(job: Job) -> Iterator[Diagnostic]:
-    """A minAvailable above the job's pods waits for pods that do not exist, under gang scheduling."""
-    least = dig(job.spec, "runPolicy", "schedulingPolicy").get("minAvailable", 0)
-    if job.pods and not 0 <= least <= job.pods:
-        place = (*RUN_POLICY, "schedulingPolicy", "minAvailable")
-        yield Diagnostic(place, f"minAvailable is {least} and the job has {job.pods} pods")
 
 
 @rule("PT212", "warning", fix=f"add the label {QUEUE}, or drop it", kinds=JOBS)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from decimal import Decimal
 
 from podtune.cluster.job.manifest import Json, dig
 from podtune.cluster.lint.diagnostic import Diagnostic, Place
@@ -13,7 +12,6 @@ from podtune.cluster.lint.job import Job
 from podtune.cluster.lint.quantity import quantity
 from podtune.cluster.lint.rules import ALL, WITH_PODS, rule
 from podtune.cluster.lint.schema import VARIABLE
-from podtune.cluster.lint.templates import JobContainer
 
 MIB, MOST_CORES = 1024**2, 4096
 SHM = "/dev/shm"
@@ -74,26 +72,21 @@ def volume_for_one_node(job: Job) -> Iterator[Diagnostic]:
             yield Diagnostic(place, message, "error" if modes == ["ReadWriteOncePod"] else "warning")
 
 
-def _requests(job: Job) -> Iterator[tuple[JobContainer, str, Decimal, Decimal | None]]:
-    """The container, the resource, its request and its limit of all requests."""
+@rule("PT303", "error", by="operator", fix="make the limit at least the request, of devices equal", kinds=ALL)
+def request_differs_from_limit(job: Job) -> Iterator[Diagnostic]:
+    """The API server refuses a pod that requests more cpu, memory or storage than its limit.
+
+    Or that requests a device or huge pages without the same limit: neither can be overcommitted.
+    """
     for container in job.containers:
         limits = container.amounts("limits")
         for name, wanted in container.amounts("requests").items():
-            yield container, name, wanted, limits.get(name)
-
-
-@rule("PT303", "error", by="operator", fix="give limits and requests of a device the same number", kinds=ALL)
-def gpu_request_differs_from_limit(job: Job) -> Iterator[Diagnostic]:
-    """The API server refuses a pod that requests a device or huge pages without the same limit.
-
-    Neither can be overcommitted; limits alone are enough.
-    """
-    for container, name, wanted, limit in _requests(job):
-        device = "/" in name and "kubernetes.io/" not in name
-        if (device or name.startswith("hugepages-")) and limit != wanted:
-            says = f"is limited to {limit}" if limit is not None else "has no limit"
-            message = f"{container.name} of {{role}} requests {wanted} {name} and {says}"
-            yield Diagnostic(container.resources_path, message)
+            limit, place = limits.get(name), (*container.resources_path, "requests", name)
+            whole = name.startswith("hugepages-") or ("/" in name and "kubernetes.io/" not in name)
+            if (whole and limit != wanted) or (limit is not None and wanted > limit):
+                says = "has no limit" if limit is None else f"is limited to {limit}"
+                message = f"{container.name} of {{role}} requests {wanted} {name} and {says}"
+                yield Diagnostic(place, message)
 
 
 @rule("PT305", "error", by="operator", fix="declare the volume, or correct the name", kinds=WITH_PODS)
@@ -112,15 +105,6 @@ def mount_without_volume(job: Job) -> Iterator[Diagnostic]:
                 if name not in volumes and not VARIABLE.search(str(name)):
                     message = f"{container.name} of {{role}} mounts {name!r}, which is not among its volumes"
                     yield Diagnostic((*container.path, "volumeMounts", index), message)
-
-
-@rule("PT306", "error", by="operator", fix="make the limit at least the request", kinds=ALL)
-def request_above_limit(job: Job) -> Iterator[Diagnostic]:
-    """The API server refuses a pod that requests more cpu, memory or storage than its limit."""
-    for container, name, wanted, limit in _requests(job):
-        if "/" not in name and limit is not None and wanted > limit:
-            message = f"{container.name} of {{role}} requests more {name} than its limit"
-            yield Diagnostic((*container.resources_path, "requests", name), message)
 
 
 @rule("PT307", "error", by="hang", fix="memory: 16Gi, cpu: 8 or 500m", kinds=ALL)

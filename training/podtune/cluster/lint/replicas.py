@@ -1,10 +1,8 @@
-"""PT1, PT304: replicas that have to agree with one another, and the rendezvous that they make."""
+"""PT1: replicas that have to agree with one another, and the rendezvous that they make."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
-from itertools import zip_longest
 
 from podtune.cluster.job.manifest import dig
 from podtune.cluster.lint.diagnostic import Diagnostic
@@ -23,77 +21,47 @@ ELASTIC = ("spec", "elasticPolicy")
 BACKEND = (*ELASTIC, "rdzvBackend")
 
 
-def _apart(job: Job, what: str, field: str, shown: Callable[[JobContainer], str]) -> Iterator[Diagnostic]:
-    """Find replicas whose training containers differ in what ``shown`` makes of them."""
-    values = {template.role: shown(container) for template, container in job.mains()}
-    if len(set(values.values())) > 1:
-        *_, (_, last) = job.mains()
-        sides = ", ".join(f"{role}: {value}" for role, value in values.items())
-        yield Diagnostic((*last.path, field), f"{what} ({sides})")
+def _interfaces(container: JobContainer) -> str:
+    given = container.literals
+    return " ".join(f"{name}={given[name]}" for name in INTERFACES if name in given) or "not set"
 
 
-@rule("PT108", "warning", fix="set the same value on Master and Worker, or on neither")
-def interface_on_one_replica(job: Job) -> Iterator[Diagnostic]:
-    """The rendezvous may hang where a network interface is fixed for one replica type only.
-
-    The others choose by themselves, and may choose another.
-    """
-
-    def shown(container: JobContainer) -> str:
-        given = container.literals
-        return " ".join(f"{name}={given[name]}" for name in INTERFACES if name in given) or "not set"
-
-    yield from _apart(job, "the network interfaces differ between replicas", "env", shown)
+def _devices(container: JobContainer) -> str:
+    resources = dig(container.spec, "resources")
+    amounts = {**dig(resources, "requests"), **dig(resources, "limits")}
+    devices = sorted(name for name in amounts if DEVICE.fullmatch(name))
+    return " ".join(f"{amounts[name]} {name}" for name in devices) or "none"
 
 
-@rule("PT111", "warning", fix="use the same image on Master and Worker")
-def images_differ(job: Job) -> Iterator[Diagnostic]:
-    """Master and Worker of different images fail at the first collective, or drift.
-
-    They run different versions of the libraries.
-    """
-    yield from _apart(job, "the images differ", "image", lambda each: each.image or "none")
-
-
-@rule("PT304", "warning", fix="ask for the same GPUs on Master and Worker")
-def gpus_differ_between_replicas(job: Job) -> Iterator[Diagnostic]:
-    """A replica with fewer GPUs than another (or another kind) fails or idles.
-
-    nprocPerNode is one number for all pods.
-    """
-
-    def shown(container: JobContainer) -> str:
-        resources = dig(container.spec, "resources")
-        amounts = {**dig(resources, "requests"), **dig(resources, "limits")}
-        devices = sorted(name for name in amounts if DEVICE.fullmatch(name))
-        return " ".join(f"{amounts[name]} {name}" for name in devices) or "none"
-
-    yield from _apart(job, "GPUs differ between replicas", "resources", shown)
-
-
-@rule("PT115", "warning", fix="give Master and Worker the same command")
-def commands_differ(job: Job) -> Iterator[Diagnostic]:
-    """Processes of different programs hang: the collectives of the two do not fit each other."""
-    started = [(template.role, container, _started(container)) for template, container in job.mains()]
-    if not started:
-        return
-    (one, _, ours), (other, last, theirs) = started[0], started[-1]
-    for left, right in zip_longest(ours, theirs, fillvalue="nothing there"):
-        if left != right:
-            sides = f"{one} has {left[:60]!r}, {other} {right[:60]!r}"
-            yield Diagnostic(last.command_path, f"the replicas start different programs: {sides}")
-            return
-
-
-def _started(container: JobContainer) -> list[str]:
-    """The launcher and the lines of the program but for what it prints.
-
-    Else the words without options, whose values may differ by replica.
-    """
+def _program(container: JobContainer) -> str:
+    """The launcher and its program, else the words without options, whose values may differ by replica."""
     settled = [word for word in container.words if not word.startswith("-")][:2]
-    lines = (container.launch.program or " ".join(settled)).splitlines() or ["the image's own"]
-    silent = [line.strip() for line in lines if not re.match(r"\s*(print\(|echo\b|$)", line)]
-    return [container.launch.kind or "no launcher", *silent]
+    program = container.launch.program or " ".join(settled) or "the image's own"
+    return f"{container.launch.kind} {program.splitlines()[0][:60]}".strip()
+
+
+#: what is compared, the field of the container that it is in, and its words
+COMPARED: tuple[tuple[str, str, Callable[[JobContainer], str]], ...] = (
+    ("network interfaces", "env", _interfaces),
+    ("images", "image", lambda container: container.image or "none"),
+    ("programs", "command", _program),
+    ("GPUs", "resources", _devices),
+)
+
+
+@rule("PT111", "warning", fix="give Master and Worker the same")
+def replicas_differ(job: Job) -> Iterator[Diagnostic]:
+    """Master and Worker of different images, programs, GPUs or network interfaces fail, hang or drift.
+
+    The collectives of two programs do not fit each other, nprocPerNode is one number for all pods, and where
+    an interface is fixed for one replica the others may choose another.
+    """
+    for what, field, shown in COMPARED:
+        values = {template.role: shown(container) for template, container in job.mains()}
+        if len(set(values.values())) > 1:
+            *_, (_, last) = job.mains()
+            sides = ", ".join(f"{role}: {value}" for role, value in values.items())
+            yield Diagnostic((*last.path, field), f"the {what} of the replicas differ ({sides})")
 
 
 @rule("PT109", "error", by="hang", fix="make the first pod a Master, or add an elasticPolicy")

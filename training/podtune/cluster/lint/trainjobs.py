@@ -176,8 +176,13 @@ def runtime_steps(job: Job) -> Iterator[Diagnostic]:
     """The webhook refuses a runtime whose trainer or initializer has replicas other than 1.
 
     From Trainer 2.1 on, one whose step lacks its container too (node, model-initializer,
-    dataset-initializer). The API server refuses two policies, and JobSet a dependence on no earlier job.
+    dataset-initializer). The API server refuses two policies and Jobs of another restartPolicy than OnFailure
+    and Never, and JobSet a dependence on no earlier job.
     """
+    for template in job.templates:
+        if template.restart_policy not in ("OnFailure", "Never"):
+            message, fix = f"restartPolicy is {template.restart_policy}", "restartPolicy: OnFailure or Never"
+            yield Diagnostic((*template.pod_path, "restartPolicy"), message, fix=fix, by="operator")
     policies = [name for name in POLICIES if name in dig(job.spec, "mlPolicy")]
     if len(policies) > 1:
         message = f"mlPolicy has {' and '.join(policies)}, it takes one"
@@ -198,33 +203,6 @@ def runtime_steps(job: Job) -> Iterator[Diagnostic]:
         if step in STEPS and STEPS[step] not in container_names(replicated):
             message = f"the step {step} has no container {STEPS[step]!r}"
             yield Diagnostic(place, message, "warning" if job.target.trainer == "2.0" else "error")
-
-
-@rule("PT511", "error", by="operator", fix="restartPolicy: OnFailure or Never", kinds=RUNTIMES)
-def runtime_restart_policy(job: Job) -> Iterator[Diagnostic]:
-    """The API server refuses the Jobs that JobSet makes of a runtime with another restartPolicy.
-
-    A Job takes OnFailure or Never only.
-    """
-    for template in job.templates:
-        if template.restart_policy not in ("OnFailure", "Never"):
-            place = (*template.pod_path, "restartPolicy")
-            yield Diagnostic(place, f"restartPolicy is {template.restart_policy}")
-
-
-@rule("PT512", "warning", fix="call torchrun bare: Trainer sets PET_*", kinds=ONLY)
-def variables_of_the_operator(job: Job) -> Iterator[Diagnostic]:
-    """Trainer sets none of RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
-
-    A command that passes them on gets the empty text, or the name itself.
-    """
-    for _, container in job.mains() if job.torch_environment is not None else ():
-        if container.launch.kind == "torchrun" or container.spec.get("envFrom"):
-            continue  # PT105 and PT112
-        for name in {"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK"} - set(container.literals):
-            if f"$({name})" in " ".join(container.words):
-                message = f"the command uses $({name}), which Trainer does not set"
-                yield Diagnostic(container.command_path, message)
 
 
 @rule("PT513", "note", fix="say which Trainer you have: --target trainer=2.1", kinds=(*ONLY, *RUNTIMES))

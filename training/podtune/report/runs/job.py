@@ -65,13 +65,16 @@ def _run(snapshot: JobSnapshot, record: Json, name: str = "") -> JobRun:
     line = "" if snapshot.entries else snapshot.last_line.strip()
     silent = snapshot.unreachable
     return JobRun(
-        path=Path(snapshot.namespace, snapshot.kind, snapshot.name),
+        path=Path(snapshot.namespace, snapshot.kind, snapshot.job),
         record=record,
-        name=name or snapshot.name,
+        name=name or snapshot.job,
         entries=snapshot.entries,
         pods=[pod.name for pod in snapshot.pods],
         notes=[("pods", ", ".join(pods) or "none"), *([("log", line)] if line else [])],
-        trouble=[*([f"{silent}; trying again, this is how it stood"] if silent else []), *snapshot.problems],
+        trouble=[
+            *([f"{silent}; trying again, this is how it stood"] if silent else []),
+            *map(str, snapshot.problems),
+        ],
         snapshot=snapshot,
     )
 
@@ -81,7 +84,9 @@ def _known(snapshot: JobSnapshot) -> Json:
     head: Json = {
         key: snapshot.head[key] for key in ("strategy", "world_size", "nnodes") if key in snapshot.head
     }
-    reason = "; ".join(snapshot.problems) or snapshot.message if snapshot.condition == "Failed" else ""
+    reason = (
+        "; ".join(map(str, snapshot.problems)) or snapshot.message if snapshot.condition == "Failed" else ""
+    )
     return {
         "schema": SCHEMA,
         "started_at": snapshot.started_at,

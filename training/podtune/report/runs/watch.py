@@ -136,8 +136,6 @@ def machine_figures(run: Run) -> Json:
     per_rank = line.get("per_rank")
     if isinstance(per_rank, dict) and all(map(_is_column, per_rank.values())):
         figures["per_rank"] = per_rank
-    if "per_pod" in line:  # as a log told it
-        figures["per_pod"] = line["per_pod"]
     return figures
 
 

@@ -184,7 +184,8 @@ def _encoded(dataset: Dataset, encode: Encoder, write: Callable[[pa.RecordBatch]
     per_row = max(1, rows.data.nbytes // max(1, len(rows.data)))
     step = max(1, min(_BATCH_ROWS, _BATCH_BYTES // per_row))
     stats, content = Stats(), hashlib.sha256(repr(needed).encode())
-    with _all_cores(), progress("tokenising", len(rows)) as advance:
+    advance = progress("tokenising", len(rows))
+    with _all_cores():
         for start in range(0, len(rows), step):
             columns = rows[start : start + step]
             raw = [dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True)]

@@ -19,7 +19,6 @@ from podtune.run.files import open_new
 from podtune.run.follow import read_record
 from podtune.run.lock import Lock, claim
 from podtune.run.log_lines import head_line
-from podtune.run.notify import summary_lines
 from podtune.run.peers import peer_failure
 from podtune.run.record import (
     CUDA_PEAK,
@@ -30,6 +29,7 @@ from podtune.run.record import (
     now,
     write_json,
 )
+from podtune.run.summary import summary_lines
 from podtune.run.world import World, in_pod
 from podtune.sft.config.memory import MemoryEstimate, estimate_memory
 from podtune.sft.config.resolve import Arguments
