@@ -339,7 +339,7 @@ def test_a_planned_step_time_is_shown_only_where_there_is_one(
     step_time_s: float | None, tmp_path: Path
 ) -> None:
     folder = folder_of(tmp_path, record())
-    report(folder, lambda records: [{"step_time_s": step_time_s} for _ in records], lambda _: ([], []))
+    report(folder, lambda records: [{"step_time_s": step_time_s} for _ in records])
     markdown, page = (folder / "report.md").read_text(), (folder / "report.html").read_text()
     for text, title in ((markdown, "plan (ms)"), (page, ">plan (ms)<")):
         assert (title in text) == (step_time_s is not None)

@@ -83,6 +83,7 @@ def test_flags_lists_and_negations_are_read_as_trl_reads_them() -> None:
         (["--strategy", "ddp", "--fsdp"], "configured by hand too"),
         (["--load_in_4bit"], "--use_peft"),
         (["--report_to", "aim"], "--aim_repo"),
+        (["--hub_strategy", "all_checkpoints"], "hub_strategy: end"),
         (["--fsdp_config", "{'version': }"], "not text or a JSON mapping"),
         (["--learning_rate", "inf"], "must be a finite number"),
         (["--weight_decay", "nan"], "must be a finite number"),

@@ -75,7 +75,7 @@ def _read(file: Path) -> tuple[list[Document], set[str]]:
     from podtune.cluster.lint.documents import read
     from podtune.cluster.lint.sources import read_sources
 
-    (source,) = read_sources([str(file)]).texts
+    (source,) = read_sources([str(file)])
     before = lint([source]).findings
     for finding in before:
         if finding.code < "PT010":  # not what the API server would read; PT008 is a variable left

@@ -22,47 +22,22 @@ REPLICAS = ("spec", "pytorchReplicaSpecs")
 RUN_POLICY = ("spec", "runPolicy")
 MANAGERS = ("kubeflow.org/training-operator", "kueue.x-k8s.io/multikueue")
 VERSION, TRAINER_VERSION = "kubeflow.org/v1", "trainer.kubeflow.org/v1alpha1"
+API_VERSIONS = f"apiVersion: {VERSION} of a PyTorchJob, {TRAINER_VERSION} of a TrainJob or runtime"
 
 
-collected("PT001", "not-yaml", "api", fix="correct it", summary="is not YAML, or gives a key twice")
+collected("PT001", "not-yaml", "api", "correct it", "is not YAML, or gives a key twice")
 collected(
-    *("PT002", "unknown-field", "api"),
-    fix="remove it, or correct the spelling",
-    summary="has a field that the CRD does not have; without strict validation a typo means the default",
+    "PT002", "unknown-field", "api", "remove it, or correct the spelling", "has a field that the CRD lacks"
 )
+collected("PT003", "wrong-type", "api", "correct the type", "has a value of the wrong type")
+collected("PT004", "missing-field", "api", "add it", "lacks a field that the schema requires")
 collected(
-    *("PT003", "wrong-type", "api"),
-    fix="correct the type",
-    summary="has a value of the wrong type: nprocPerNode, for one, is a string and has to be quoted",
+    "PT007", "given-twice", "api", "keep one of them", "has two variables, containers or mounts of one key"
 )
-collected("PT004", "missing-field", "api", fix="add it", summary="lacks a field that the schema requires")
-collected(
-    *("PT007", "given-twice", "api"),
-    fix="keep one of them",
-    summary="has two items with one key: two variables or containers of one name, two mounts at one path",
-)
-collected(
-    *("PT008", "variable-left", ""),
-    severity="warning",
-    fix="replace it before kubectl sees it, or write the value",
-    summary="has a variable of envsubst or a template where it wants a number; Katib fills in a trial's",
-)
-collected(
-    *("PT020", "pod-value", "operator"),
-    fix="use one of the values named",
-    summary="makes pods with a value that core/v1 does not know: imagePullPolicy, a toleration's operator",
-)
-collected(
-    *("PT022", "pod-conflict", "operator"),
-    fix="keep one of them",
-    summary="makes pods with fields that exclude or need one another: two sources of a volume, a value and a"
-    " valueFrom, a probe of two kinds, two containers of one name",
-)
-collected(
-    *("PT023", "pod-number", "operator"),
-    fix="correct the number",
-    summary="makes pods with a number out of its bounds: a port of 99999, a part of a GPU",
-)
+collected("PT008", "variable-left", "", "fill it in before kubectl", "has a variable where it wants a number")
+collected("PT020", "pod-value", "operator", "correct it", "makes pods with a value that core/v1 lacks")
+collected("PT022", "pod-conflict", "operator", "keep one", "makes pods with fields that exclude one another")
+collected("PT023", "pod-number", "operator", "correct it", "makes pods with a number out of its bounds")
 
 
 @rule("PT005", "error", by="api", fix="use one of the values named", kinds=ALL)
@@ -88,13 +63,7 @@ def unknown_value(job: Job) -> Iterator[Diagnostic]:
         yield Diagnostic(("spec", "nprocPerNode"), message, by="hang")
 
 
-@rule(
-    "PT006",
-    "error",
-    by="api",
-    fix=f"apiVersion: {VERSION} of a PyTorchJob, {TRAINER_VERSION} of a TrainJob or runtime",
-    kinds=ALL,
-)
+@rule("PT006", "error", by="api", fix=API_VERSIONS, kinds=ALL)
 def wrong_api_version(job: Job) -> Iterator[Diagnostic]:
     """The API server knows each kind in one API version only, and refuses any other."""
     wanted = VERSION if job.kind == "PyTorchJob" else TRAINER_VERSION
@@ -103,13 +72,7 @@ def wrong_api_version(job: Job) -> Iterator[Diagnostic]:
         yield Diagnostic(("apiVersion",), f"{job.kind} is of {wanted}, not of {version}")
 
 
-@rule(
-    "PT010",
-    "error",
-    by="webhook",
-    fix="lower-case letters, digits and '-', beginning with a letter",
-    kinds=ALL,
-)
+@rule("PT010", "error", by="webhook", fix="a-z, 0-9 and '-', beginning with a letter", kinds=ALL)
 def bad_name(job: Job) -> Iterator[Diagnostic]:
     """The webhook refuses a name that is not a DNS-1035 label, as Services are named after it.
 

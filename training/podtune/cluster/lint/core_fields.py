@@ -88,13 +88,15 @@ FIELD_PATH = (
 )
 
 
+def _form(code: str, pattern: str, problem: str, fix: str, by: By = "") -> Form:
+    return Form(code, re.compile(pattern), problem, fix, by)
+
+
 def _value(field: str, values: str) -> Form:
     # an empty one is the default, but for a selector, which has none
     default = "" if field.startswith(("nodeSelector", "preference", "labelSelector")) else "|"
     wanted = ", ".join(values.split())
-    return Form(
-        "PT020", re.compile(default + "|".join(values.split())), f"none of {wanted}", f"use one of {wanted}"
-    )
+    return _form("PT020", default + "|".join(values.split()), f"none of {wanted}", f"use one of {wanted}")
 
 
 def _name(what: str, form: re.Pattern[str]) -> Form:
@@ -102,41 +104,25 @@ def _name(what: str, form: re.Pattern[str]) -> Form:
     # the API server takes any name of a claim; the pod then waits for one that cannot exist
     by: By = "hang" if what == "PersistentVolumeClaim" else ""
     problem = f"which cannot be the name of a {what}"
-    return Form("PT021", re.compile(default + form.pattern), problem, NAME_FIXES[form], by)
+    return _form("PT021", default + form.pattern, problem, NAME_FIXES[form], by)
 
 
-TOPOLOGY_KEY = Form("PT021", re.compile(".+"), "it may not be empty", "kubernetes.io/hostname, or a zone")
+TOPOLOGY_KEY = _form("PT021", ".+", "it may not be empty", "kubernetes.io/hostname, or a zone")
 FORMS = {
     **{field: _value(field, values) for field, values in VALUES.items()},
     **{field: _name(what, form) for what, form, fields in NAMES for field in fields.split()},
     "topologySpreadConstraints.topologyKey": TOPOLOGY_KEY,
     "requiredDuringSchedulingIgnoredDuringExecution.topologyKey": TOPOLOGY_KEY,
     "podAffinityTerm.topologyKey": TOPOLOGY_KEY,
-    "emptyDir.medium": Form(
-        "PT020", re.compile("|Memory|HugePages(-.+)?"), "none of Memory, HugePages", "medium: Memory"
+    "emptyDir.medium": _form(
+        "PT020", "|Memory|HugePages(-.+)?", "none of Memory, HugePages", "medium: Memory"
     ),
-    "volumeMounts.mountPath": Form(
-        "PT021",
-        re.compile("[^:]+"),
-        "it may not be empty or hold a colon",
-        "name the folder in the container",
+    "volumeMounts.mountPath": _form("PT021", "[^:]+", "it may not be empty or hold a colon", "name a folder"),
+    "volumeMounts.subPath": _form(
+        "PT021", r"(?!/)(?!(.*/)?\.\.(/|\Z)).*", "it has to be relative, without ..", "name a folder in it"
     ),
-    "volumeMounts.subPath": Form(
-        "PT021",
-        re.compile(r"(?!/)(?!(.*/)?\.\.(/|\Z)).*"),
-        "it has to be relative, without ..",
-        "name the folder inside the volume",
-    ),
-    "fieldRef.fieldPath": Form(
-        "PT020",
-        re.compile(FIELD_PATH),
-        "not a field that a variable can be taken from",
-        "metadata.name, status.podIP and the like",
-    ),
-    "resourceFieldRef.resource": Form(
-        "PT020",
-        re.compile(r"(limits|requests)\..+"),
-        "not a resource that a variable can be taken from",
-        "limits.cpu, requests.memory ...",
+    "fieldRef.fieldPath": _form("PT020", FIELD_PATH, "not a field of the pod", "metadata.name or the like"),
+    "resourceFieldRef.resource": _form(
+        "PT020", r"(limits|requests)\..+", "not a resource of the container", "limits.cpu or the like"
     ),
 }

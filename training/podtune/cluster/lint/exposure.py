@@ -7,12 +7,11 @@ from collections.abc import Iterator
 
 from podtune.cluster.job.manifest import Json, dig
 from podtune.cluster.job.pytorchjob import LABEL, PORT, PORT_NAME
-from podtune.cluster.lint.diagnostic import Diagnostic, Place
+from podtune.cluster.lint.diagnostic import Diagnostic, Place, Severity
 from podtune.cluster.lint.documents import JOBS
 from podtune.cluster.lint.job import Job
 from podtune.cluster.lint.rules import ALL, rule
 from podtune.cluster.lint.schema import VARIABLE
-from podtune.cluster.lint.templates import PodTemplate
 
 SECRET_NAME = re.compile(
     r"(^|[_-])(TOKEN|SECRET|BEARER|CREDENTIALS|PAT|WEBHOOK(_?URL)?|NOTIFY_?URL|CONNECTION_?STRING"
@@ -46,23 +45,21 @@ def host_network_port(job: Job) -> Iterator[Diagnostic]:
     """
     for template in job.templates if job.pods > 1 else ():
         place = (*template.pod_path, "hostNetwork")
+        # the operator has Workers wait for the master's name
+        waits = template.role == "Worker" and job.template("Master") is not None
+        severity: Severity = "error" if waits else "warning"
         if not template.pod.get("hostNetwork"):
             if template.pod.get("dnsPolicy") == "Default":
                 message = "dnsPolicy of {role} is Default, the node's: Services do not resolve"
                 at, fix = (*template.pod_path, "dnsPolicy"), "dnsPolicy: ClusterFirst, or leave it out"
-                yield Diagnostic(at, message, "error" if _waits(job, template) else "warning", fix)
+                yield Diagnostic(at, message, severity, fix)
             continue
         if template.pod.get("dnsPolicy") not in ("ClusterFirstWithHostNet", "None"):
             message = f"hostNetwork of {{role}} without {HOST_DNS}: Services do not resolve"
-            yield Diagnostic(place, message, "error" if _waits(job, template) else "warning", HOST_DNS)
+            yield Diagnostic(place, message, severity, HOST_DNS)
         ports = template.main.ports if template.main else []
         if all(port.get("name") != PORT_NAME or port.get("containerPort") == PORT for port in ports):
             yield Diagnostic(place, f"hostNetwork of {{role}} with the default port {PORT}", "warning")
-
-
-def _waits(job: Job, template: PodTemplate) -> bool:
-    """True for Workers, which the operator has wait for the master's name."""
-    return template.role == "Worker" and job.template("Master") is not None
 
 
 @rule("PT407", "error", by="operator", fix="name it, or leave it out")
@@ -79,9 +76,7 @@ def ports_without_a_service(job: Job) -> Iterator[Diagnostic]:
         for index, port in enumerate(ports):
             place, number = (*container.path, "ports", index), port.get("containerPort")
             if not port.get("name") and (len(ports) > 1 or not named):
-                yield Diagnostic(
-                    place, f"the port {number} has no name, which a Service of several ports needs"
-                )
+                yield Diagnostic(place, f"the port {number} has no name, as a Service of two ports needs")
             elif number in seen:
                 also = f", as {PORT_NAME} that the operator adds" if number == PORT and not named else ""
                 fix = f"name it {PORT_NAME}" if also else "keep one of them"
@@ -160,17 +155,3 @@ def old_labels(job: Job) -> Iterator[Diagnostic]:
     for other in job.context.selectors:
         if f"'{job.name}'" in str(other.content):
             yield Diagnostic((), f"{other.title} selects pods by pytorch-job-name")
-
-
-@rule("PT406", "warning", fix="drop it; training needs none of this", kinds=ALL)
-def privileged(job: Job) -> Iterator[Diagnostic]:
-    """A privileged container, or one that shares the host's processes or root folder, is root on the node."""
-    for template in job.own_templates:
-        if template.pod.get("hostPID"):
-            yield Diagnostic((*template.pod_path, "hostPID"), "{role} sets hostPID")
-        for place, volume in template.volumes:
-            if dig(volume, "hostPath").get("path") == "/":
-                yield Diagnostic(place, "{role} mounts the node's root folder")
-    for container in job.containers:
-        if dig(container.spec, "securityContext").get("privileged"):
-            yield Diagnostic((*container.path, "securityContext"), f"{container.name} is privileged")

@@ -66,13 +66,7 @@ def processes_differ_from_gpus(job: Job) -> Iterator[Diagnostic]:
             yield Diagnostic(place, f"{field} is {number} but {{role}} has {gpus} GPUs")
 
 
-@rule(
-    "PT104",
-    "error",
-    by="hang",
-    fix="start it with torchrun, which reads PET_*: torchrun YOUR_SCRIPT",
-    kinds=JOBS,
-)
+@rule("PT104", "error", by="hang", fix="start it with torchrun, which reads PET_*", kinds=JOBS)
 def plain_python(job: Job) -> Iterator[Diagnostic]:
     """The process group waits for ever where python starts one process and WORLD_SIZE counts more.
 
@@ -98,13 +92,7 @@ def plain_python(job: Job) -> Iterator[Diagnostic]:
             yield Diagnostic(container.command_path, message, "note")
 
 
-@rule(
-    "PT106",
-    "error",
-    by="hang",
-    fix="use torchrun; the Trainer and accelerate's API work under it unchanged",
-    kinds=JOBS,
-)
+@rule("PT106", "error", by="hang", fix="use torchrun; the program runs under it unchanged", kinds=JOBS)
 def launcher_ignores_operator(job: Job) -> Iterator[Diagnostic]:
     """Accelerate launch of several machines hangs without --machine_rank: every pod takes itself for rank 0.
 
@@ -122,12 +110,7 @@ def launcher_ignores_operator(job: Job) -> Iterator[Diagnostic]:
             yield Diagnostic(container.command_path, message, "warning")
 
 
-@rule(
-    "PT107",
-    "warning",
-    fix='begin the command with exec, or write it as a list: command: ["torchrun", ...]',
-    kinds=JOBS,
-)
+@rule("PT107", "warning", fix="begin with exec, or write the command as a list", kinds=JOBS)
 def shell_as_first_process(job: Job) -> Iterator[Diagnostic]:
     """A shell as the first process passes no SIGTERM on, so a preempted pod is killed without saving.
 
@@ -144,13 +127,7 @@ def shell_as_first_process(job: Job) -> Iterator[Diagnostic]:
             yield Diagnostic(container.command_path, message)
 
 
-@rule(
-    "PT113",
-    "error",
-    by="hang",
-    fix="remove it, or name the interface that reaches the other pods, as eth0",
-    kinds=JOBS,
-)
+@rule("PT113", "error", by="hang", fix="remove it, or name the pods' interface, as eth0", kinds=JOBS)
 def loopback_between_pods(job: Job) -> Iterator[Diagnostic]:
     """The collectives of a job of several pods hang or fail over the loopback interface.
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from podtune.cluster.job.manifest import dig
-from podtune.cluster.job.pytorchjob import QUEUE
 from podtune.cluster.lint.command import SLEEPS
 from podtune.cluster.lint.diagnostic import Diagnostic
-from podtune.cluster.lint.documents import JOBS
 from podtune.cluster.lint.job import Job
 from podtune.cluster.lint.rules import WITH_PODS, rule
 
@@ -52,11 +50,7 @@ def limits_of_the_run(job: Job) -> Iterator[Diagnostic]:
         yield Diagnostic(place, message, fix="leave it out: the default is all pods")
 
 
-@rule(
-    "PT203",
-    "warning",
-    fix="restartPolicy: OnFailure, or an entry point that maps exit codes (podtune launch)",
-)
+@rule("PT203", "warning", fix="restartPolicy: OnFailure, or start it by podtune launch")
 def exit_code_under_torchrun(job: Job) -> Iterator[Diagnostic]:
     """RestartPolicy ExitCode never retries under torchrun.
 
@@ -114,12 +108,7 @@ def restart_policy(job: Job) -> Iterator[Diagnostic]:
             yield Diagnostic((*template.pod_path, "restartPolicy"), message, "warning")
 
 
-@rule(
-    "PT209",
-    "warning",
-    fix="an init container with restartPolicy: Always ends with the others",
-    kinds=WITH_PODS,
-)
+@rule("PT209", "warning", fix="make it an init container with restartPolicy: Always", kinds=WITH_PODS)
 def container_beside_the_trainer(job: Job) -> Iterator[Diagnostic]:
     """A container beside the trainer that never ends keeps the job from ending.
 
@@ -130,22 +119,6 @@ def container_beside_the_trainer(job: Job) -> Iterator[Diagnostic]:
             if container.name != main.name:
                 message = f"{container.name!r} beside the trainer of {{role}} has to end by itself"
                 yield Diagnostic(container.path, message)
-
-
-@rule("PT212", "warning", fix=f"add the label {QUEUE}, or drop it", kinds=JOBS)
-def suspended_without_queue(job: Job) -> Iterator[Diagnostic]:
-    """A suspended job starts when somebody resumes it: Kueue does, for jobs that name a queue.
-
-    So is MultiKueue the manager of such jobs only.
-    """
-    if QUEUE in dig(job.metadata, "labels"):
-        return
-    trainjob = job.kind == "TrainJob"
-    holder, place = (job.spec, ("spec",)) if trainjob else (dig(job.spec, "runPolicy"), RUN_POLICY)
-    if holder.get("suspend") is True:
-        yield Diagnostic((*place, "suspend"), "suspend is true and no queue is named")
-    if "multikueue" in holder.get("managedBy", ""):
-        yield Diagnostic((*place, "managedBy"), "MultiKueue is the manager and no queue is named")
 
 
 @rule("PT213", "error", by="hang", fix="let it end, or remove it", kinds=WITH_PODS)

@@ -46,9 +46,7 @@ def no_shared_memory(job: Job) -> Iterator[Diagnostic]:
             yield Diagnostic(place, message, fix="a smaller sizeLimit")
 
 
-@rule(
-    "PT302", "error", by="hang", fix="accessModes: [ReadWriteMany], of a storage class that can", kinds=JOBS
-)
+@rule("PT302", "error", by="hang", fix="accessModes: [ReadWriteMany]", kinds=JOBS)
 def volume_for_one_node(job: Job) -> Iterator[Diagnostic]:
     """A job of several pods hangs on a ReadWriteOncePod claim, which is for one of them.
 
@@ -125,9 +123,7 @@ def amount_of_another_unit(job: Job) -> Iterator[Diagnostic]:
                     yield Diagnostic(place, f"{name} is {written}, which is {int(number)} cores")
 
 
-@rule(
-    "PT308", "error", by="hang", fix="nvidia.com/gpu, or the name under which the nodes offer it", kinds=ALL
-)
+@rule("PT308", "error", by="hang", fix="nvidia.com/gpu, or as the nodes offer it", kinds=ALL)
 def no_such_device(job: Job) -> Iterator[Diagnostic]:
     """A pod that asks for nvidia.com/gpus or the like stays Pending for ever: no device plugin offers it.
 

@@ -84,9 +84,7 @@ def no_rendezvous(job: Job) -> Iterator[Diagnostic]:
     yield Diagnostic(workers.path, message, "error" if sure else "warning")
 
 
-@rule(
-    "PT110", "error", by="hang", fix="minReplicas <= Worker.replicas <= maxReplicas, all pods being Workers"
-)
+@rule("PT110", "error", by="hang", fix="minReplicas <= Worker.replicas <= maxReplicas")
 def elastic_range(job: Job) -> Iterator[Diagnostic]:
     """The rendezvous waits for ever with fewer Workers than minReplicas.
 

@@ -22,13 +22,7 @@ SETS_RANK = (*STATIC, "rdzv-endpoint")
 OWN_ADDRESS = ("localhost", "127.0.0.1", "::1", "[::1]", "0.0.0.0")
 
 
-@rule(
-    "PT105",
-    "error",
-    by="hang",
-    fix="call torchrun bare: it reads PET_NNODES, PET_NODE_RANK and the rest",
-    kinds=JOBS,
-)
+@rule("PT105", "error", by="hang", fix="call torchrun bare: it reads PET_*", kinds=JOBS)
 def launcher_overrides_operator(job: Job) -> Iterator[Diagnostic]:
     """The rendezvous hangs where torchrun's own flags beat PET_* on every pod.
 

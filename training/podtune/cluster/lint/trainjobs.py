@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from podtune.cluster.job.manifest import Json, dig
-from podtune.cluster.job.trainjob import MAX_NAME, NODE, TORCH_DISTRIBUTED
+from podtune.cluster.job.trainjob import ANCESTOR, MAX_NAME, NODE, TORCH_DISTRIBUTED
 from podtune.cluster.lint.diagnostic import Diagnostic, Place, Severity
 from podtune.cluster.lint.documents import RUNTIMES
 from podtune.cluster.lint.job import Job
@@ -33,13 +33,7 @@ def no_trainer(job: Job) -> Iterator[Diagnostic]:
         yield Diagnostic(("spec",), f"the TrainJob has no spec.trainer, and its runtime {job.pods} nodes")
 
 
-@rule(
-    "PT502",
-    "error",
-    by="webhook",
-    fix="numProcPerNode: the processes (GPUs) of one pod, a number without quotes",
-    kinds=ONLY,
-)
+@rule("PT502", "error", by="webhook", fix="the processes (GPUs) of one pod, without quotes", kinds=ONLY)
 def trainer_processes(job: Job) -> Iterator[Diagnostic]:
     """The webhook takes a number or auto, cpu, gpu for numProcPerNode, and refuses any other text.
 
@@ -97,13 +91,7 @@ def unknown_runtime_kind(job: Job) -> Iterator[Diagnostic]:
         yield Diagnostic(("spec", "managedBy"), message, fix=f"remove it, or use {fix}", by="api")
 
 
-@rule(
-    "PT508",
-    "warning",
-    fix="label the replicated job's template trainer.kubeflow.org/trainjob-ancestor-step: trainer, and name"
-    f" its container {NODE}",
-    kinds=(*ONLY, *RUNTIMES),
-)
+@rule("PT508", "warning", fix=f"label it {ANCESTOR}: trainer, its container {NODE}", kinds=(*ONLY, *RUNTIMES))
 def trainer_is_ignored(job: Job) -> Iterator[Diagnostic]:
     """Image, command and numNodes of spec.trainer are dropped where the runtime has no step trainer.
 

@@ -15,6 +15,11 @@ class EarlyStopping(EarlyStoppingCallback):  # type: ignore[misc]
     the same.
     """
 
+    @property
+    def stopped(self) -> bool:
+        """True once ``early_stopping_patience`` evaluations in a row have not improved."""
+        return bool(self.early_stopping_patience_counter >= self.early_stopping_patience)
+
     def on_evaluate(
         self,
         args: TrainingArguments,
@@ -24,7 +29,7 @@ class EarlyStopping(EarlyStoppingCallback):  # type: ignore[misc]
         **kwargs: Any,
     ) -> None:
         super().on_evaluate(args, state, control, metrics, **kwargs)
-        if control.should_training_stop and args.save_strategy != SaveStrategy.NO:
+        if self.stopped and args.save_strategy != SaveStrategy.NO:
             control.should_save = True
 
 
@@ -33,13 +38,9 @@ def stopped_early(trainer: Any) -> str:
     state, callbacks = trainer.state, trainer.callback_handler.callbacks
     # a resumed run has made the callback anew
     early = next((each for each in callbacks if isinstance(each, EarlyStopping)), None)
-    patience = early.early_stopping_patience if early else 0
-    if (
-        early is None
-        or state.global_step >= state.max_steps
-        or early.early_stopping_patience_counter < patience
-    ):
+    if early is None or not early.stopped or state.global_step >= state.max_steps:
         return ""
+    patience = early.early_stopping_patience
     reason = f"stopped early: {patience} evaluation{'s' * (patience != 1)} in a row brought no better value"
     best = state.best_global_step
     if best is None:

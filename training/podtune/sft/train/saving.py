@@ -154,7 +154,7 @@ class CheckpointWriter:
         own: dict[str, bytes] = {}
         if self._world.local_rank == 0 and not self._world.is_main:
             own = {name: path.read_bytes() for name, path in regular_files(folder).items()}
-            shutil.rmtree(folder)
+            shutil.rmtree(folder, ignore_errors=True)  # empty or absent under save_only_model
         parts: list[dict[str, bytes]] = [{}] * self._world.world_size
         dist.gather_object(own, parts if self._world.is_main else None)
         for name, content in ChainMap(*parts).items():
