@@ -30,7 +30,7 @@ ONLY_IN = {
     "deepspeed": ("machine/building.py", "bench/strategies/deepspeed_zero.py"),
     "torch": (
         *("training.py", "benchmark.py", "bench/", "sft/"),
-        *("run/distributed.py", "run/peers.py", "pod/launch.py", "pod/rendezvous.py", "pod/compute.py"),
+        *("run/distributed.py", "run/exit.py", "pod/launch.py", "pod/rendezvous.py", "pod/compute.py"),
     ),
 }
 # Layers: a folder, and the others that it may import.

@@ -18,6 +18,7 @@ import pytest
 from support.launch import Launcher
 
 from podtune.bench.case.command_line import read_options
+from podtune.bench.models import build, find_size
 from podtune.bench.strategies.table import STRATEGIES
 from podtune.plan.predicted_vs_measured import plans
 from podtune.run.world import World
@@ -33,6 +34,7 @@ RANKS = {
     "ddp": 2,
     "fsdp": 2,
     "fsdp-grad-op": 2,
+    "fsdp-offload": 2,
     "hsdp": 4,
     "zero2": 2,
     "zero3": 2,
@@ -41,6 +43,8 @@ RANKS = {
     "pipeline-gpipe": 4,
     "pipeline-1f1b": 4,
     "tensor": 2,
+    "tensor+fsdp": 4,
+    "pipeline-1f1b+ddp": 4,
 }
 # Choices that must change nothing but speed and memory, each under a strategy for which it is delicate.
 CHOICES = {
@@ -49,6 +53,9 @@ CHOICES = {
     "fsdp --activation-checkpointing sequential --prefetch 1": 2,
     "pipeline-1f1b --activation-checkpointing full --precision bf16": 4,
     "fsdp --precision fp16": 2,
+    "ddp --gradient-compression fp16": 2,
+    "ddp --gradient-compression bf16": 2,
+    "naive-mp --offload-activations --activation-checkpointing full": 2,
     "zero3 --precision bf16 --optimizer sgd --learning-rate 0.1": 2,
     f"naive-mp --accumulation 2 {EPOCH}": 2,
     # blocks of different shapes, which torch's schedules are not given
@@ -192,16 +199,36 @@ def test_an_epoch_of_training_ends_where_one_process_does(cell: str, measured: C
 
 
 @pytest.mark.parametrize(
-    "cell", [cell for cell, ranks in CELLS.items() if ranks > 1 and "resnet" not in cell]
+    "cell", [cell for cell, ranks in CELLS.items() if ranks > 1 and "resnet" not in cell and "+" not in cell]
 )
 def test_the_counted_bytes_are_the_formula(cell: str, measured: Callable[[str], Json]) -> None:
     found = measured(cell)
-    record = {"model": "tinygpt-test", "strategy": cell.split()[0], "world_size": CELLS[cell], **found}
+    strategy = cell.split()[0].removesuffix("-offload")  # which moves no other bytes between processes
+    record = {"model": "tinygpt-test", "strategy": strategy, "world_size": CELLS[cell], **found}
     (plan,) = plans([{**record, "global_batch_size": found["config"]["global_batch_size"]}])
     assert plan is not None
-    assert found["measurements"]["communication"]["bytes_per_step"] == pytest.approx(
-        plan.bytes_per_step, rel=0.01
-    )
+    assert plan.bytes_per_step is not None
+    formula = plan.bytes_per_step / (2 if "--gradient-compression" in cell else 1)
+    assert found["measurements"]["communication"]["bytes_per_step"] == pytest.approx(formula, rel=0.01)
+
+
+@pytest.mark.parametrize("cell", [cell for cell in RANKS if "+" in cell])
+def test_the_counted_bytes_of_a_hybrid_are_those_of_its_two_parts(
+    cell: str, measured: Callable[[str], Json]
+) -> None:
+    found, inner = measured(cell), cell.partition("+")[0]
+    # two groups of two ranks: each a training of half the rows, between them its weights
+    record = {"model": "tinygpt-test", "strategy": inner, "world_size": 2, "global_batch_size": 4, **found}
+    (plan,) = plans([record])
+    assert plan is not None
+    assert plan.bytes_per_step is not None
+    stage = build(find_size("tinygpt-test")).part(0, 3)  # the larger one: embedding and half of the layers
+    between = {
+        "tensor+fsdp": 3 / 2 * plan.weights_gib * 2**30,
+        "pipeline-1f1b+ddp": 2 / 2 * sum(4 * weight.numel() for weight in stage.parameters()),
+    }
+    sent = found["measurements"]["communication"]["bytes_per_step"]
+    assert sent == pytest.approx(plan.bytes_per_step + between[cell], rel=0.01)
 
 
 def test_the_program_leaves_a_record_with_a_profile_and_prints_it(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Checks of this machine: a line for each thing that podtune needs of it, with the fix. Needs no torch.
 
-Packages are left to ``pip check``, the GPUs' load to ``nvidia-smi``, and whether they compute to ``podtune
-preflight``.
+Packages are left to ``pip check``, the GPUs' load to ``nvidia-smi``, whether they compute to ``podtune
+preflight``, and the Hugging Face hub to whatever asks it: that says within seconds what to do offline.
 """
 
 from __future__ import annotations
@@ -23,14 +23,12 @@ TRAIN = "podtune[train]"
 
 def machine_checks(output_dir: Path) -> list[Check]:
     """List the checks of this machine; a run would write to ``output_dir``."""
-    offline = "set HF_HUB_OFFLINE=1 and use local paths or a filled HF_HOME; or mend DNS and the proxy"
     hung = "the volume hangs: look at its server and its mount"
     return [
         Check("gpu", gpu, "nvidia-smi hangs too: restart the driver or the node"),
         Check("memory", memory),
         Check("/dev/shm", shared_memory),
         Check("output", lambda: output(output_dir), hung),
-        Check("hub", hub, offline),
         Check("helm", helm),
         Check("compiler", compiler),
     ]
@@ -99,31 +97,6 @@ def output(output_dir: Path) -> Result:
     fix = "a checkpoint takes three times the weights and more: free some, or name another --output-dir"
     text = f"{free:.1f} GiB free for {output_dir}"
     return Result("output", "fail" if free < NO_DISK_GIB else "warn", text, fix)
-
-
-def hub() -> Result:
-    """Reach the Hugging Face hub, through the proxy that the environment names."""
-    import urllib.error
-    import urllib.request
-
-    if importlib.util.find_spec("huggingface_hub") is None:
-        return Result("hub", "ok", f"not asked: huggingface_hub comes with {TRAIN}")
-    from huggingface_hub.constants import ENDPOINT, HF_HOME, HF_HUB_OFFLINE
-
-    if HF_HUB_OFFLINE:
-        text = f"offline, as HF_HUB_OFFLINE says; models and data come from paths and {HF_HOME}"
-        return Result("hub", "ok", text)
-    reason = ""
-    try:
-        urllib.request.urlopen(urllib.request.Request(ENDPOINT, method="HEAD"), timeout=3)
-    except urllib.error.HTTPError as error:
-        reason = f"answers {error.code}" if error.code >= 500 else ""
-    except OSError as error:
-        reason = f"cannot be reached: {getattr(error, 'reason', error)}"
-    if not reason:
-        return Result("hub", "ok", f"{ENDPOINT} answers")
-    fix = f"set HF_HUB_OFFLINE=1 and use local paths or what {HF_HOME} holds; or set HTTPS_PROXY"
-    return Result("hub", "warn", f"{ENDPOINT} {reason}", fix)
 
 
 def helm() -> Result:

@@ -42,9 +42,10 @@ def check_writable(output_dir: Path) -> None:
         if was_writable and platform_fault(error):
             raise PeerLost(f"{output_dir}: cannot be written at the moment: {error.strerror}") from None
         raise CannotCreate(
-            f"cannot be written: {error.strerror or error}",
+            f"cannot be written by UID {os.getuid()}: {error.strerror or error}",
             where=str(output_dir),
-            fix="mount the volume read-write, or set output_dir to a folder that this user may write",
+            fix="mount the volume read-write, let fsGroup (podSecurityContext) or its owner give it to this "
+            "user, or name another folder (output_dir)",
         ) from None
 
 

@@ -129,13 +129,14 @@ def _resolve(values: dict[str, Any], size: Size, entry: Entry, world: World) -> 
             raise UsageError(f"{values['model']} reads images", where="--sequence-length", fix="leave it out")
     else:
         values["sequence_length"] = values["sequence_length"] or size.sequence_length
-    if entry.micro_batches:
-        asked, batch = values["micro_batches"], values["global_batch_size"]
-        values["micro_batches"] = asked or max(count for count in range(1, 9) if batch % count == 0)
     if entry.shard_size and not values["shard_size"]:
         n = world.world_size
         halves = n // 2 if n >= 4 and n % 2 == 0 else n
         values["shard_size"] = world.local_world_size if world.nnodes > 1 else halves
+    if entry.micro_batches:
+        copies = world.world_size // values["shard_size"] if entry.shard_size else 1
+        asked, batch = values["micro_batches"], values["global_batch_size"] // copies
+        values["micro_batches"] = asked or max(count for count in range(1, 9) if batch % count == 0)
     return Options(**values)
 
 
@@ -151,6 +152,10 @@ def _check_values(options: Options, size: Size) -> None:
         raise UsageError(what, where="--fused-optimizer", fix=fix)
     if options.pretrained and (isinstance(size, ConvNet) or not size.folder):
         raise UsageError("only hf: models have weights to load", where="--pretrained")
+    for flag in ("epoch_steps", "lr_warmup", "save", "resume"):
+        needed = "save" if flag == "resume" else "epochs"
+        if getattr(options, flag) and not getattr(options, needed):
+            raise UsageError(f"it needs {flag_of(needed)}", where=flag_of(flag), fix=f"add {flag_of(needed)}")
     if isinstance(size, Transformer) and not 2 <= options.sequence_length <= size.sequence_length:
         context = f"2 to {size.sequence_length}, the context of {options.model}"
         raise UsageError(f"{options.sequence_length} is outside {context}", where="--sequence-length")

@@ -13,7 +13,7 @@ from podtune.machine.provenance import provenance
 from podtune.run import errors
 from podtune.run.collect import emit_record
 from podtune.run.errors import PeerLost, UserError
-from podtune.run.peers import peer_failure
+from podtune.run.exit import peer_failure
 from podtune.run.record import RUN_FILE, Json, Measurements, Status, end_record, new_record, write_json
 from podtune.run.world import World
 

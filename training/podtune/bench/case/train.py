@@ -13,6 +13,8 @@ import torch.distributed as dist
 from podtune.bench.case.data import Rows, open_test_rows, share
 from podtune.bench.case.loop import measure
 from podtune.bench.case.run import CaseRun
+from podtune.bench.case.saved import resume, save
+from podtune.bench.options import Options
 from podtune.bench.strategies.contract import Strategy
 from podtune.run.errors import ConfigError
 from podtune.run.record import Measurements, Training
@@ -43,34 +45,46 @@ def train(run: CaseRun) -> Training:
     gc.collect()  # of the measurement, whose model is gone
     strategy = run.setup(options.strategy, world, options)
     test = open_test_rows(options, run.size)
-    losses: list[float] = []
-    seconds: list[float] = []
-    accuracies: list[float] = []
-    for epoch in range(options.epochs):
+    done = (resume(strategy, options, world) if options.resume else None) or Training(0.0, (), ())
+    for epoch in range(len(done.loss_by_epoch), options.epochs):
         started = time.perf_counter()
-        losses.append(_epoch(run, strategy, range(epoch * steps, (epoch + 1) * steps)))
-        seconds.append(time.perf_counter() - started)
-        if test:
-            accuracies.append(_accuracy(run, strategy, test))
+        loss = _epoch(run, strategy, epoch, steps)
+        seconds = time.perf_counter() - started
+        accuracy = _accuracy(run, strategy, test) if test else None
+        done = Training(
+            loss=loss,
+            loss_by_epoch=(*done.loss_by_epoch, loss),
+            seconds_by_epoch=(*done.seconds_by_epoch, seconds),
+            accuracy=accuracy,
+            accuracy_by_epoch=None if accuracy is None else (*(done.accuracy_by_epoch or ()), accuracy),
+        )
+        if options.save:
+            save(strategy, done, options, world)
         if world.is_main:
-            right = f", accuracy {accuracies[-1]:.1%}" if test else ""
-            print(f"epoch {epoch + 1} of {options.epochs}: loss {losses[-1]:.4f}{right}", flush=True)
-    return Training(
-        loss=losses[-1],
-        loss_by_epoch=tuple(losses),
-        seconds_by_epoch=tuple(seconds),
-        accuracy=accuracies[-1] if test else None,
-        accuracy_by_epoch=tuple(accuracies) if test else None,
-    )
+            right = "" if accuracy is None else f", accuracy {accuracy:.1%}"
+            print(f"epoch {epoch + 1} of {options.epochs}: loss {loss:.4f}{right}", flush=True)
+    return done
 
 
-def _epoch(run: CaseRun, strategy: Strategy, steps: range) -> float:
-    """The mean loss of the steps."""
+def learning_rate(options: Options, step: int, steps: int) -> float:
+    """The rate of ``step`` of ``steps``: linear up to the warm-up's end, then constant or half a cosine."""
+    if step < options.lr_warmup:
+        return options.learning_rate * (step + 1) / options.lr_warmup
+    if options.lr_schedule == "constant":
+        return options.learning_rate
+    progress = (step - options.lr_warmup) / max(1, steps - options.lr_warmup)
+    return options.learning_rate * 0.5 * (1 + math.cos(math.pi * progress))
+
+
+def _epoch(run: CaseRun, strategy: Strategy, epoch: int, steps: int) -> float:
+    """Train an epoch of ``steps``; their mean loss."""
     total = torch.zeros((), device=run.world.device)
     strategy.model.train()
-    for step in steps:
+    for step in range(epoch * steps, (epoch + 1) * steps):
+        for group in strategy.optimizer.param_groups:
+            group["lr"] = learning_rate(run.options, step, run.options.epochs * steps)
         total += strategy.train_step(run.batch(strategy.rows, step).to(run.world.device))
-    return float(total) / len(steps)
+    return float(total) / steps
 
 
 def _accuracy(run: CaseRun, strategy: Strategy, test: Rows) -> float:

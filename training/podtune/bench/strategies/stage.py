@@ -15,7 +15,7 @@ from torch import Tensor
 from podtune.bench.options import Options
 from podtune.bench.strategies.contract import Batch, BuildModel, BuildOptimizer
 from podtune.bench.strategies.split import cut
-from podtune.bench.strategies.step import Arithmetic
+from podtune.bench.strategies.step import Arithmetic, TorchState
 from podtune.run.world import World
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -29,7 +29,7 @@ class Kept(NamedTuple):
     y: Tensor
 
 
-class Stage:
+class Stage(TorchState):
     """Every rank: some blocks, all rows. The first reads the inputs, the last the targets."""
 
     rows = (0, 1)
@@ -42,6 +42,7 @@ class Stage:
         options: Options,
         pieces: int,
     ) -> None:
+        self.stage = world.rank
         self.rank, self.last, self.device = world.rank, world.world_size - 1, world.device
         self.model, self.tied = cut(build_model, world, options)
         self.optimizer = build_optimizer(self.model.parameters())

@@ -15,11 +15,11 @@ from podtune.run.checkpoint import Checkpoint
 from podtune.run.collect import emit_record
 from podtune.run.distributed import on_main
 from podtune.run.errors import OK, PREEMPTED, PeerLost, UserError, exit_code, out_of_memory, warn
+from podtune.run.exit import peer_failure
 from podtune.run.files import open_new
 from podtune.run.follow import read_record
 from podtune.run.lock import Lock, claim
 from podtune.run.log_lines import head_line
-from podtune.run.peers import peer_failure
 from podtune.run.record import (
     CUDA_PEAK,
     RESIDENT_PEAK_SINCE_START,
