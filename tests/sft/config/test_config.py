@@ -1,5 +1,6 @@
 """A configuration is merged in one order and a mistake in it is answered before anything is imported."""
 
+import functools
 import importlib.util
 import os
 import re
@@ -244,10 +245,13 @@ def test_packed_rows_are_not_cut_and_all_others_are(
     words: list[str], train: tuple[int | None, str | None], evaluation: tuple[int | None, str | None]
 ) -> None:
     from podtune.sft.config.resolve import resolve
+    from podtune.sft.data.rows import packing_strategies
+    from podtune.sft.data.tokenizer import TokenizeOptions
 
-    options = resolve(config.read([*NEEDED, "--max_length", "64", *words], {}), World()).row_options()
-    assert (options.tokens.max_length, options.packing) == train
-    assert (options.eval_tokens.max_length, options.eval_packing) == evaluation
+    training = resolve(config.read([*NEEDED, "--max_length", "64", *words], {}), World()).training
+    for packing, expected in zip(packing_strategies(training), (train, evaluation), strict=True):
+        options = TokenizeOptions.of(functools.partial(getattr, training), packed=bool(packing))
+        assert (options.max_length, packing) == expected
 
 
 @pytest.mark.parametrize(
@@ -263,7 +267,7 @@ def test_packed_rows_are_not_cut_and_all_others_are(
 def test_accumulation_is_solved_for_the_world(
     words: list[str], world: int, expected: tuple[int, int]
 ) -> None:
-    from podtune.sft.config.batch import solve_batch
+    from podtune.sft.config.strategy import solve_batch
 
     solved = solve_batch(config.read([*NEEDED, *words], {}), World(world_size=world))
     assert (solved["per_device_train_batch_size"], solved["gradient_accumulation_steps"]) == expected
@@ -278,7 +282,7 @@ def test_accumulation_is_solved_for_the_world(
     ],
 )
 def test_an_uneven_split_is_refused_with_sizes_that_work(words: list[str], fix: str) -> None:
-    from podtune.sft.config.batch import solve_batch
+    from podtune.sft.config.strategy import solve_batch
 
     with pytest.raises(UserError) as caught:
         solve_batch(config.read([*NEEDED, *words], {}), World(world_size=2))

@@ -223,12 +223,9 @@ def _tokenise(values: dict[str, Any]) -> None:
     settings.sources.check()
     arguments = resolve(settings, World())
     origin = locate_model(arguments.model.model_name_or_path, arguments.model.model_revision)
-    rows = token_rows(
-        settings.sources,
-        load_tokenizer(origin, **arguments.tokenizer_options()),
-        arguments.row_options(),
-        vocabulary=vocabulary_size(origin, arguments.training.trust_remote_code),
-    )
+    tokenizer = load_tokenizer(origin, **arguments.tokenizer_options())
+    vocabulary = vocabulary_size(origin, arguments.training.trust_remote_code)
+    rows = token_rows(arguments, tokenizer, vocabulary=vocabulary)
     for warning in rows.warnings:
         warn(warning)
     counted = "streamed rows" if rows.count is None else f"{rows.count} rows, {rows.info.tokens} tokens"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import functools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,14 +24,11 @@ from podtune.run.errors import ConfigError
 from podtune.run.record import new_record
 from podtune.run.world import World
 from podtune.sft.config.arguments import RunArguments
-from podtune.sft.config.batch import solve_batch
 from podtune.sft.config.hardware import hardware_choices, refuse_unfit
 from podtune.sft.config.keys import SECRET, Settings
 from podtune.sft.config.options import ResumeOptions
-from podtune.sft.config.strategy import resolve_strategy, strategy_settings
-from podtune.sft.data.rows import RowOptions
+from podtune.sft.config.strategy import resolve_strategy, solve_batch, strategy_settings
 from podtune.sft.data.source import Sources
-from podtune.sft.data.tokenizer import TokenizeOptions
 from podtune.sft.model.end_to_end import Architecture
 from podtune.sft.model.load import check_quantization
 
@@ -90,30 +86,6 @@ class Arguments:
         """Make the keywords of :func:`podtune.sft.data.tokenizer.load_tokenizer`."""
         keys = ("eos_token", "pad_token", "chat_template_path", "trust_remote_code")
         return {key: getattr(self.training, key) for key in keys}
-
-    def row_options(self) -> RowOptions:
-        """Make the options of :func:`podtune.sft.data.rows.token_rows`."""
-        training, run = self.training, self.run
-        prepared = bool((training.dataset_kwargs or {}).get("skip_prepare_dataset"))  # neither cut nor packed
-        eval_packs = training.packing if training.eval_packing is None else training.eval_packing
-        packing, eval_packing = (
-            training.packing_strategy if packs and not prepared else None
-            for packs in (training.packing, eval_packs)
-        )
-        evaluates = "eval_strategy" if training.eval_strategy != "no" else "answer_rows"
-        return RowOptions(
-            TokenizeOptions.of(functools.partial(getattr, training), packed=bool(packing)),
-            TokenizeOptions.of(functools.partial(getattr, training), packed=bool(eval_packing)),
-            packing=packing,
-            eval_packing=eval_packing,
-            max_length=training.max_length,
-            shuffle=training.shuffle_dataset,
-            seed=training.seed,
-            eval_for=evaluates if training.eval_strategy != "no" or run.answer_rows else "",
-            eval_split_size=run.eval_split_size,
-            max_eval_rows=run.max_eval_rows,
-            eval_multiple=training.per_device_eval_batch_size * training.world_size,
-        )
 
     def model_options(self) -> dict[str, Any]:
         """Make the keywords of :func:`podtune.sft.model.load.load_model`."""

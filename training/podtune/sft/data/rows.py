@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 import hashlib
 import json
 import math
@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from podtune.run.errors import ConfigError, UsageError
 from podtune.sft.data.batching import row_lengths
 from podtune.sft.data.load import load_split, shape_of
-from podtune.sft.data.source import Sources
 from podtune.sft.data.stats import row_hashes
 from podtune.sft.data.stream import BUFFER, TokenStream
 from podtune.sft.data.token_batch import IGNORED
@@ -23,30 +22,9 @@ from podtune.sft.data.tokenizer import TokenizeOptions, tokenizer_hash
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
     from transformers import PreTrainedTokenizerBase
+    from trl import SFTConfig
 
-
-@dataclass(frozen=True)
-class RowOptions:
-    """Options of a run's rows; the names are SFTConfig's and RunArguments'.
-
-    Attributes:
-        packing: the packing strategy of the training set; None leaves its rows as they are.
-        shuffle: shuffle the training rows, before packing and after it.
-        eval_for: the key that asks for evaluation rows; empty if none does.
-        eval_multiple: rows of one evaluation step on all ranks.
-    """
-
-    tokens: TokenizeOptions
-    eval_tokens: TokenizeOptions
-    packing: str | None = None
-    eval_packing: str | None = None
-    max_length: int = 1024
-    shuffle: bool = False
-    seed: int = 42
-    eval_for: str = ""
-    eval_split_size: float | None = None
-    max_eval_rows: int | None = None
-    eval_multiple: int = 1
+    from podtune.sft.config.resolve import Arguments
 
 
 @dataclass(frozen=True)
@@ -104,9 +82,15 @@ class TokenRows:
         return self.train.dataset(position) if isinstance(self.train, TokenStream) else self.train
 
 
-def token_rows(
-    sources: Sources, tokenizer: PreTrainedTokenizerBase, options: RowOptions, *, vocabulary: int
-) -> TokenRows:
+def packing_strategies(training: SFTConfig) -> tuple[str | None, str | None]:
+    """The packing strategy of the training and of the evaluation set; None leaves their rows as they are."""
+    prepared = (training.dataset_kwargs or {}).get("skip_prepare_dataset")  # neither cut nor packed
+    eval_packs = training.packing if training.eval_packing is None else training.eval_packing
+    strategy = None if prepared else training.packing_strategy
+    return strategy if training.packing else None, strategy if eval_packs else None
+
+
+def token_rows(arguments: Arguments, tokenizer: PreTrainedTokenizerBase, *, vocabulary: int) -> TokenRows:
     """Load, tokenise and (if asked) pack; the result is the same on every rank.
 
     ``vocabulary`` is the number of rows of the model's embedding. The first rank to come fills the cache.
@@ -114,96 +98,75 @@ def token_rows(
     Raises:
         UserError: no row would be trained, or evaluation is asked for and there is nothing to evaluate on.
     """
-    raw, raw_eval = _raw(sources, options)
+    training, sources = arguments.training, arguments.sources
+    raw, raw_eval = _raw(arguments)
+    packing, eval_packing = packing_strategies(training)
+    options, eval_options = (
+        TokenizeOptions.of(functools.partial(getattr, training), packed=bool(packs))
+        for packs in (packing, eval_packing)
+    )
+    seed = training.seed if training.shuffle_dataset else None
     name = sources.train.name or [str(entry["path"]) for entry in sources.train.mixture]
-    info = DatasetInfo(name, tokenizer_hash(tokenizer)[:12])
+    info: dict[str, Any] = {"path": name, "tokenizer": tokenizer_hash(tokenizer)[:12]}
     common: dict[str, Any] = {"vocabulary": vocabulary, "cache_dir": sources.cache_dir}
     rows: Dataset | TokenStream
     if sources.streaming:
         made = None
-        rows, info, warnings = _stream(sources, tokenizer, options, vocabulary, info)
+        rows = TokenStream(sources.train, tokenizer, options, vocabulary=vocabulary, seed=seed)
+        warnings = list(rows.warnings)
+        if seed is None:
+            warnings.append(
+                f"{sources.streaming}: the rows are trained in their order; shuffle_dataset shuffles them "
+                f"within {BUFFER:,} rows"
+            )
+        info |= {"streamed": True, "fingerprint": rows.fingerprint, "chat_template": rows.templated}
     else:
-        made = tokenised(sources.train, tokenizer, options.tokens, rows=raw, **common)
-        rows, info, warnings = _training_set(made, options, info)
+        made = tokenised(sources.train, tokenizer, options, rows=raw, **common)
+        rows, stats, warnings = made.dataset, made.stats, list(made.warnings)
+        info |= {"rows": len(rows), "fingerprint": stats.fingerprint, "truncated_rows": stats.rows_truncated}
+        info |= {"tokens_xxh3_128": made.digest or None, "chat_template": made.templated}
+        info |= {"tokens": stats.tokens, "trained_tokens": stats.trained_tokens}
+        if packing:
+            warnings += cut_by_packing(rows, training.max_length, packing)
+            rows = pack(rows, training.max_length, packing, seed)
+            info |= packed_tokens(rows)  # bfd cuts long rows
+        if seed is not None:
+            rows = rows.shuffle(seed=seed)
     if sources.train.path is not None and sources.train.config:
         warnings.append("dataset_config has no effect: the rows are local files")
     evaluation = None
     if raw_eval is not None:
         held_out = sources.evaluation or sources.train
-        scored = tokenised(held_out, tokenizer, options.eval_tokens, rows=raw_eval, **common)
+        scored = tokenised(held_out, tokenizer, eval_options, rows=raw_eval, **common)
         if made is not None:
             warnings += trained_too(made, scored)
-        info = dataclasses.replace(
-            info,
-            eval_rows=len(scored.dataset),
-            eval_fingerprint=scored.stats.fingerprint,
-            eval_tokens=scored.stats.tokens,
-        )
-        evaluation = scored.dataset
-        if options.eval_packing:
-            evaluation = pack(evaluation, options.max_length, options.eval_packing, None)
-        evaluation = filled(evaluation, options.eval_multiple)
-    return TokenRows(rows, evaluation, raw_eval, info, tuple(warnings))
+        evaluation, stats = scored.dataset, scored.stats
+        info |= {"eval_rows": len(evaluation), "eval_fingerprint": stats.fingerprint}
+        info |= {"eval_tokens": stats.tokens}
+        if eval_packing:
+            evaluation = pack(evaluation, training.max_length, eval_packing, None)
+        # whole batches on all ranks
+        evaluation = filled(evaluation, training.per_device_eval_batch_size * training.world_size)
+    return TokenRows(rows, evaluation, raw_eval, DatasetInfo(**info), tuple(warnings))
 
 
-def _raw(sources: Sources, options: RowOptions) -> tuple[Dataset | None, Dataset | None]:
+def _raw(arguments: Arguments) -> tuple[Dataset | None, Dataset | None]:
     """Training rows if a part of them is held out, else None, and evaluation rows if there are any."""
+    training, run, sources = arguments.training, arguments.run, arguments.sources
     held_out = sources.evaluation
     raw, raw_eval = None, load_split(held_out) if held_out is not None else None
-    if not sources.streaming and held_out is None and (size := options.eval_split_size):
-        raw, raw_eval = split_off(load_split(sources.train), size, options.seed, sources.train.text_field)
-    if raw_eval is None and options.eval_for:
+    if not sources.streaming and held_out is None and (size := run.eval_split_size):
+        raw, raw_eval = split_off(load_split(sources.train), size, training.seed, sources.train.text_field)
+    evaluates = training.eval_strategy != "no"
+    if raw_eval is None and (evaluates or run.answer_rows):
         raise UsageError(
             "evaluation is asked for and there is no eval split",
-            where=options.eval_for,
+            where="eval_strategy" if evaluates else "answer_rows",
             fix="--eval_dataset_name FILE, or --eval_split_size 0.05 to hold rows out",
         )
-    if raw_eval is not None and options.max_eval_rows:
-        raw_eval = raw_eval.select(range(min(options.max_eval_rows, len(raw_eval))))
+    if raw_eval is not None and run.max_eval_rows:
+        raw_eval = raw_eval.select(range(min(run.max_eval_rows, len(raw_eval))))
     return raw, raw_eval
-
-
-def _training_set(
-    made: Tokenised, options: RowOptions, info: DatasetInfo
-) -> tuple[Dataset, DatasetInfo, list[str]]:
-    warnings, rows = list(made.warnings), made.dataset
-    info = dataclasses.replace(
-        info,
-        rows=len(rows),
-        fingerprint=made.stats.fingerprint,
-        tokens=made.stats.tokens,
-        trained_tokens=made.stats.trained_tokens,
-        truncated_rows=made.stats.rows_truncated,
-        tokens_xxh3_128=made.digest or None,
-        chat_template=made.templated,
-    )
-    if options.packing:
-        warnings += cut_by_packing(rows, options.max_length, options.packing)
-        rows = pack(rows, options.max_length, options.packing, options.seed if options.shuffle else None)
-        left = packed_tokens(rows)  # bfd cuts long rows
-        info = dataclasses.replace(info, tokens=left["tokens"], trained_tokens=left["trained_tokens"])
-    return rows.shuffle(seed=options.seed) if options.shuffle else rows, info, warnings
-
-
-def _stream(
-    sources: Sources,
-    tokenizer: PreTrainedTokenizerBase,
-    options: RowOptions,
-    vocabulary: int,
-    info: DatasetInfo,
-) -> tuple[TokenStream, DatasetInfo, list[str]]:
-    seed = options.seed if options.shuffle else None
-    stream = TokenStream(sources.train, tokenizer, options.tokens, vocabulary=vocabulary, seed=seed)
-    warnings = list(stream.warnings)
-    if seed is None:
-        warnings.append(
-            f"{sources.streaming}: the rows are trained in their order; shuffle_dataset shuffles them within "
-            f"{BUFFER:,} rows"
-        )
-    info = dataclasses.replace(
-        info, streamed=True, fingerprint=stream.fingerprint, chat_template=stream.templated
-    )
-    return stream, info, warnings
 
 
 def split_off(rows: Dataset, size: float, seed: int, text_field: str = "text") -> tuple[Dataset, Dataset]:
