@@ -119,12 +119,7 @@ def _data_loading(settings: Settings) -> tuple[dict[str, Any], list[str]]:
 
 
 def refuse_unfit(settings: Settings, world: World) -> None:
-    """Refuse what this hardware or installation cannot do.
-
-    Raises:
-        UserError: several GPUs or fsdp and one process, weights in fp16, flash
-            attention, an optimizer or Liger's kernels without what they need.
-    """
+    """Refuse what this hardware or installation cannot do. Raises :class:`UserError`."""
     import torch
     from transformers.utils import is_flash_attn_2_available
 

@@ -94,15 +94,10 @@ def inspect(
     stop_ids: frozenset[int] = frozenset(),
     held_out: DataSource | None = None,
 ) -> Report:
-    """Tokenise ``source`` as training would and describe the result.
+    """Tokenise ``source``, which is checked, as training would and describe the result.
 
-    Args:
-        source: the rows; check it first.
-        tokenizer: of the model.
-        options: as for training.
-        vocabulary: rows of the model's embedding, if known.
-        stop_ids: tokens that end generation, beside the tokenizer's EOS.
-        held_out: the rows to evaluate on, of which those are counted that are trained, too.
+    ``stop_ids`` end generation, beside the tokenizer's EOS; of ``held_out``, the rows to evaluate on, those
+    are counted that are trained, too.
 
     Raises:
         UserError: a row, or a tokenizer, that training would refuse.
@@ -124,8 +119,6 @@ def inspect(
             f"a stop token ({', '.join(names) or 'none is known'}) is trained at the end of {stop_share:.0%} "
             "of the rows only: the model may not learn to stop"
         )
-    lengths = np.array([len(row) for row in labels])
-    percentiles = {f"p{point}": int(np.percentile(lengths, point)) for point in (50, 90, 95, 99)}
     return Report(
         source=str(source),
         shape=made.shape,
@@ -135,9 +128,7 @@ def inspect(
         tokens=stats.tokens,
         trained_tokens=stats.trained_tokens,
         trained_share=round(stats.trained_tokens / max(1, stats.tokens), 4),
-        length={"min": int(lengths.min()), "mean": round(float(lengths.mean()), 1)}
-        | percentiles
-        | {"max": int(lengths.max()), "max_before_cut": stats.longest},
+        length=_lengths([len(row) for row in labels]) | {"max_before_cut": stats.longest},
         max_length=options.max_length,
         truncated={
             "rows": stats.rows_truncated,
@@ -155,6 +146,11 @@ def inspect(
             for row in sorted({0, len(labels) // 2, len(labels) - 1})
         ],
     )
+
+
+def _lengths(lengths: list[int]) -> dict[str, float]:
+    ends = {"min": min(lengths), "mean": round(sum(lengths) / len(lengths), 1), "max": max(lengths)}
+    return ends | {f"p{point}": int(np.percentile(lengths, point)) for point in (50, 90, 95, 99)}
 
 
 def _segments(tokenizer: PreTrainedTokenizerBase, ids: list[int], trained: np.ndarray) -> list[Segment]:

@@ -79,9 +79,8 @@ def tokenised(
     plain text with a line break between. With ``cache_dir`` the result lies there and is mapped into memory;
     any number of processes may call this at once, one of them does the work.
 
-    Args:
-        rows: those to tokenise; None: all at ``source``, which are not read if the cache knows its files.
-        vocabulary: rows of the model's embedding; None if it is not known.
+    ``rows`` None: all at ``source``, which are not read if the cache knows its files. ``vocabulary`` is the
+    number of rows of the model's embedding; None if it is not known.
 
     Raises:
         UserError: a row that cannot be encoded, no trained token at all, a tokenizer that lacks what is
@@ -119,17 +118,14 @@ def tokenised(
         table = MemoryMappedTable.from_file(str(path))
     stats = Stats(**info["stats"])
     check_ids(stats.highest_id, vocabulary, source)
-    return Tokenised(
-        # the library caches what it derives (shuffled, packed) beside the file, under names made of this
+    # the library caches what it derives (shuffled, packed) beside the file, under names made of the key
+    dataset, digest, warnings = (
         Dataset(table, fingerprint=key[:32]),
-        stats,
-        info["shape"],
-        tuple(info["warnings"]),
-        path,
-        was_there,
         info.get("xxh3_128", ""),
-        info["templated"],
+        info["warnings"],
     )
+    shape, templated = info["shape"], info["templated"]
+    return Tokenised(dataset, stats, shape, tuple(warnings), path, was_there, digest, templated)
 
 
 def check_ids(highest: int, vocabulary: int | None, source: DataSource) -> None:
