@@ -96,8 +96,7 @@ def inspect(
 ) -> Report:
     """Tokenise ``source``, which is checked, as training would and describe the result.
 
-    ``stop_ids`` end generation, beside the tokenizer's EOS; of ``held_out``, the rows to evaluate on, those
-    are counted that are trained, too.
+    ``stop_ids`` end generation, beside EOS; of ``held_out`` those rows are counted that are trained, too.
 
     Raises:
         UserError: a row, or a tokenizer, that training would refuse.

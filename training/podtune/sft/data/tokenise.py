@@ -119,13 +119,9 @@ def tokenised(
     stats = Stats(**info["stats"])
     check_ids(stats.highest_id, vocabulary, source)
     # the library caches what it derives (shuffled, packed) beside the file, under names made of the key
-    dataset, digest, warnings = (
-        Dataset(table, fingerprint=key[:32]),
-        info.get("xxh3_128", ""),
-        info["warnings"],
-    )
-    shape, templated = info["shape"], info["templated"]
-    return Tokenised(dataset, stats, shape, tuple(warnings), path, was_there, digest, templated)
+    dataset, digest = Dataset(table, fingerprint=key[:32]), info.get("xxh3_128", "")
+    warnings = tuple(info["warnings"])
+    return Tokenised(dataset, stats, info["shape"], warnings, path, was_there, digest, info["templated"])
 
 
 def check_ids(highest: int, vocabulary: int | None, source: DataSource) -> None:
