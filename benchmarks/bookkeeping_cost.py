@@ -79,32 +79,23 @@ def measure(args: argparse.Namespace, world: Any, run_dir: Path, repo: str) -> d
     from transformers import TrainerControl, TrainerState, TrainingArguments
 
     from podtune.run.aim.tracking import start_tracker
-    from podtune.run.heartbeat import Heartbeat
+    from podtune.run.lock import claim
     from podtune.run.record import new_record, write_json
     from podtune.sft.train.meter import Meter
     from podtune.sft.train.progress import Progress
 
-    meter = Meter(world, "ddp")
+    meter = Meter(world)
     if world.is_main:
         run_dir.mkdir(parents=True)
         write_json(
             run_dir / "run.json", new_record(mode="sft", name="cost", config={}, world_size=world.world_size)
         )
-    heartbeat = Heartbeat(run_dir) if world.is_main else None
-    progress = Progress(
-        run_dir,
-        meter,
-        is_main=world.is_main,
-        nproc_per_node=world.world_size,
-        from_step=0,
-        tokens_before=0,
-        rows=1,
-        on_step=heartbeat.step if heartbeat else None,
-    )
+    lock = claim(run_dir) if world.is_main else None
+    on_step = lock.step if lock else None
+    progress = Progress(run_dir, meter, world, from_step=0, rows=1, on_step=on_step)
     tracker = start_tracker(run_dir, repo) if world.is_main else None
     arguments = TrainingArguments(output_dir=str(run_dir), use_cpu=True, report_to="none")
     state, control, model = TrainerState(), TrainerControl(), torch.nn.Identity()
-    watched = torch.nn.Identity()
     state.max_steps, state.epoch = args.steps, 0.0
     source = iter(lambda: 0, 1)
     row = torch.zeros(1)
@@ -117,8 +108,6 @@ def measure(args: argparse.Namespace, world: Any, run_dir: Path, repo: str) -> d
         plain = time.perf_counter() - began
         began = time.perf_counter()
         next(meter.batches(source))
-        with meter.forward_of(watched, logs_next=False):
-            watched(row)
         held = time.perf_counter() - began - plain
         time.sleep(args.step_s)
         if world.world_size > 1:
@@ -138,7 +127,7 @@ def measure(args: argparse.Namespace, world: Any, run_dir: Path, repo: str) -> d
             progress.on_log(arguments, state, control, logs=logs)
         return held + time.perf_counter() - began
 
-    beating = next((thread.native_id for thread in threading.enumerate() if thread.name == "heartbeat"), None)
+    beating = next((thread.native_id for thread in threading.enumerate() if thread.name == "lock"), None)
     follower = psutil.Process(tracker._child.pid) if tracker and tracker._child else None
     with contextlib.redirect_stdout(io.StringIO()):
         number = 0
@@ -153,8 +142,8 @@ def measure(args: argparse.Namespace, world: Any, run_dir: Path, repo: str) -> d
         sync, beat = cpu_of(follower), thread_cpu(beating)
         held = sum(step(number + index) for index in range(1, args.steps + 1))
         sync, beat = cpu_of(follower) - sync, thread_cpu(beating) - beat
-    if heartbeat and tracker:
-        heartbeat.stop()
+    if lock and tracker:
+        lock.release()
         tracker.finish(60)
     found = {"rank 0 held up": held, "heartbeat's thread": beat}
     return found | ({"beside it: the writer to Aim": sync} if follower else {})

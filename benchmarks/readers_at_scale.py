@@ -46,7 +46,7 @@ def main() -> int:
                 number = count // 10 if "lines" in row else count
                 for index in range(number):
                     make_run(folder / f"run-{index:05d}", steps=lines * 10, lines=lines)
-                what, command = f"{number:,} runs of {lines} lines", ["runs", folder, "--limit", 20]
+                what, command = f"{number:,} runs of {lines} lines", ["runs", folder]
             elif row == "collect":
                 make_log(folder / "log", size)
                 what, command = f"a log of {size / GIB:g} GiB with 3 records", ["collect", folder / "log"]

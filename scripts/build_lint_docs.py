@@ -38,14 +38,11 @@ USE = (
     (
         "Jobs are found in Lists, AppWrappers and Katib's trialSpec, too; claims, runtimes and ConfigMaps are"
         " looked up across all files given. In a directory the templates of charts and the patches of"
-        " kustomize are left out, as they are parts of objects only; files that are templates are named. What"
+        " kustomize are left out, as they are parts of objects only. What"
         " is not YAML in a file without the name of one of the kinds is another program's."
     ),
     "A value that envsubst or a template fills in (`${NAME}`) is not judged.",
-    (
-        "`podtune submit` refuses what the API server, a webhook or the operator would refuse, names the"
-        " rest, and refuses nothing with `--no-lint`."
-    ),
+    "`podtune submit` refuses what the API server, a webhook or the operator would, and names the rest.",
 )
 
 

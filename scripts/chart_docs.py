@@ -6,18 +6,74 @@ python scripts/chart_docs.py             # after a change of the chart
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import yaml
 
 from podtune.cluster.chart.render import CHART, render
-from podtune.cluster.chart.values import table
 from podtune.cluster.live.rights import rules
 
 DEPLOY = CHART.parents[1] / "deploy"
 USER_RULES = CHART / "files" / "user-rules.yaml"
 RENDERED = ("single-gpu", "two-node", "cpu-smoke")
 BEGIN, END = "<!-- values: python scripts/chart_docs.py -->\n", "<!-- end of values -->\n"
+
+
+class DocumentedValue(NamedTuple):
+    """One documented value."""
+
+    path: str
+    default: Any
+    text: str
+
+
+def documented(values_file: Path) -> list[DocumentedValue]:
+    """The documented values in the order of the file.
+
+    A comment belongs to the key below it, with everything inside that key.
+    """
+    text = values_file.read_text(encoding="utf-8")
+    defaults = yaml.safe_load(text)
+    rows: list[DocumentedValue] = []
+    parents: list[tuple[int, str]] = []
+    comment: list[str] = []
+    covered = -1  # indentation of a documented mapping, whose children need no row
+    for line in text.splitlines():
+        stripped = line.strip()
+        if stripped.startswith("#"):
+            if stripped.startswith("# -- "):
+                comment = [stripped[5:]]
+            elif comment:
+                comment.append(stripped.lstrip("# "))
+            continue
+        key_line = re.match(r"^( *)([A-Za-z]\w*):", line)
+        if not key_line or (0 <= covered < len(key_line[1])):
+            continue
+        indent, key = len(key_line[1]), key_line[2]
+        covered = -1
+        parents = [parent for parent in parents if parent[0] < indent] + [(indent, key)]
+        if comment:
+            path = [name for _, name in parents]
+            value: Any = defaults
+            for name in path:
+                value = value[name]
+            rows.append(DocumentedValue(".".join(path), value, " ".join(comment)))
+            covered, comment = indent, []
+    return rows
+
+
+def table(values_file: Path) -> str:
+    """The values as a Markdown table."""
+    lines = ["| value | default | meaning |", "|---|---|---|"]
+    for row in documented(values_file):
+        default = "empty" if row.default in ("", [], {}) else f"`{json.dumps(row.default)}`"
+        default = "a small demo run" if row.path == "config" else default
+        text = row.text.replace("|", "\\|")
+        lines.append(f"| `{row.path}` | {default} | {text} |")
+    return "\n".join(lines) + "\n"
 
 
 def readme() -> str:

@@ -148,9 +148,7 @@ def trained(model: Any, inputs: dict[str, torch.Tensor], *, lean: bool) -> list[
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     for _ in range(STEPS):
         if lean:
-            total, _, scored = _plain(
-                model, model, {**inputs, "use_cache": False}, accuracy=False, multiple=1
-            )
+            total, _, scored = _plain(model, {**inputs, "use_cache": False}, accuracy=False, multiple=1)
         else:
             labels = inputs["labels"][:, 1:]
             rest = {key: value for key, value in inputs.items() if key != "labels"}

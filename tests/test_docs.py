@@ -177,7 +177,7 @@ def test_every_podtune_command_in_the_documents_exists_with_its_options(page: Pa
     for line in command_lines(with_its_commands(page)):
         command = top
         words = line.split()[1:]
-        while isinstance(command, click.Group) and words and re.fullmatch(r"[a-z][a-z-]*", words[0]):
+        while isinstance(command, click.Group) and words and re.fullmatch(r"[a-z][a-z0-9-]*", words[0]):
             assert words[0] in command.list_commands(nowhere), line
             command = command.get_command(nowhere, words.pop(0))
         options = {

@@ -30,7 +30,7 @@ ONLY_IN = {
     "deepspeed": ("machine/building.py", "bench/strategies/deepspeed_zero.py"),
     "torch": (
         *("training.py", "benchmark.py", "bench/", "sft/"),
-        *("run/distributed.py", "run/peers.py", "pod/launch.py", "pod/rendezvous.py", "pod/compute.py"),
+        *("run/distributed.py", "run/exit.py", "pod/launch.py", "pod/rendezvous.py", "pod/compute.py"),
     ),
 }
 # Layers: a folder, and the others that it may import.
@@ -209,7 +209,7 @@ def test_models_of_the_benchmark_know_nothing_of_distribution() -> None:
 
 def test_strategies_do_not_import_each_other() -> None:
     folder = PACKAGE / "bench" / "strategies"
-    shared = {f"podtune.bench.strategies.{name}" for name in ("contract", "step", "split", "float8")}
+    shared = {f"podtune.bench.strategies.{name}" for name in ("contract", "step", "split", "stage", "float8")}
     for path in folder.glob("*.py"):
         if path.stem not in ("__init__", "table"):
             strategies = {one for one in imports(path) if one.startswith("podtune.bench.strategies")}

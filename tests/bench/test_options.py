@@ -41,6 +41,8 @@ def refused(words: list[str], world_size: int = 1) -> str:
         ),
         ([*TINY, "--strategy", "ddp", "--accumulation", "8"], 2, "2 processes x 8 accumulation"),
         ([*TINY, "--strategy", "pipeline-gpipe"], 3, "start 2 or 4"),
+        ([*TINY, "--strategy", "tensor+fsdp"], 2, "start 4 or more"),
+        ([*TINY, "--strategy", "pipeline-1f1b+ddp", "--shard-size", "3"], 6, "start 2 or 4"),
         ([*TINY, "--strategy", "naive-mp"], 5, "start at most 4"),
         ([*TINY, "--strategy", "tensor"], 3, "start 2 or 4"),
         ([*TINY, "--strategy", "hsdp", "--shard-size", "3"], 4, "use 1 or 2 or 4"),
@@ -50,6 +52,7 @@ def refused(words: list[str], world_size: int = 1) -> str:
         ([*TINY, "--strategy", "ddp", "--micro-batches", "2"], 2, "use --accumulation"),
         ([*TINY, "--strategy", "naive-mp", "--precision", "fp16"], 2, "use fp32 or bf16"),
         ([*TINY, "--strategy", "zero3", "--compile"], 2, "zero3 does not honour --compile"),
+        ([*TINY, "--strategy", "fsdp", "--gradient-compression", "bf16"], 2, "fsdp does not honour"),
         ([*TINY, "--strategy", "ddp", "--prefetch", "2"], 2, "ddp does not honour --prefetch"),
         ([*TINY, "--strategy", "ddp", "--optimizer", "sgd", "--fused-optimizer"], 2, "no fused SGD"),
         (["--model", "resnet18-cifar", "--strategy", "tensor"], 2, "has none"),
@@ -60,6 +63,8 @@ def refused(words: list[str], world_size: int = 1) -> str:
         ([*TINY, "--strategy", "ddp", "--norm", "batch"], 2, "has no batch norm"),
         ([*TINY, "--strategy", "ddp", "--sequence-length", "4096"], 2, "the context of tinygpt-test"),
         ([*TINY, "--strategy", "ddp", "--steps", "0"], 2, "--steps"),
+        ([*TINY, "--strategy", "ddp", "--save", "/tmp/state"], 2, "add --epochs"),
+        ([*TINY, "--strategy", "ddp", "--epochs", "2", "--resume"], 2, "add --save"),
         ([*TINY, "--strategy", "ddp", "--data", "/nowhere"], 2, "/nowhere does not exist"),
     ],
 )
@@ -109,9 +114,9 @@ def test_the_ready_cases_are_read_and_the_command_line_counts_more(case: str) ->
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("model: {name: tinygpt-test}\nmodle: {}", "other keys than its blocks"),
-        ("- a", "other keys than its blocks"),
-        ("model: [", "cannot be read"),
+        ("model: {name: tinygpt-test}\nmodle: {}", "did you mean 'model'"),
+        ("- a", "is not a mapping"),
+        ("model: [", "not YAML"),
     ],
 )
 def test_a_config_that_is_none_is_refused(text: str, says: str, tmp_path: Path) -> None:

@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.checkpoints import damage
 
 from podtune.run import checkpoint
 from podtune.run.collect import collect, emit_record
 from podtune.run.errors import MARKER
 from podtune.run.follow import read_record
-from podtune.run.heartbeat import HEARTBEAT_FILE, life
+from podtune.run.lock import LOCK_FILE, life
 from podtune.run.log_lines import parse, train_line
 from podtune.run.manifest import MANIFEST
 from podtune.run.metrics_log import MetricsLog, read_metrics
@@ -142,7 +143,7 @@ def test_a_damaged_manifest_is_seen_and_the_checkpoint_before_is_used(tmp_path: 
             same = json.loads(damaged) == true  # white space
         except ValueError:
             same = False
-        assert same or checkpoint.damage(file.parent), damaged
+        assert same or damage(file.parent), damaged
 
 
 def odd(value: Any, dice: random.Random) -> Any:
@@ -156,10 +157,10 @@ def odd(value: Any, dice: random.Random) -> Any:
 
 def test_odd_records_heartbeats_and_lines_are_no_tracebacks(tmp_path: Path) -> None:
     dice = random.Random(SEED + 3)
-    beat = {"time": 1.0, "step": 1, "step_at": 1.0, "pid": 1, "host": "h", "started": 1.0}
+    beat = {"time": 1.0, "step": 1, "step_at": 1.0, "pid": 1, "host": "h", "started": 1.0, "job": ""}
     line = train_line(3, 9, {"loss": 2.0, "learning_rate": 1e-3, "tokens_per_s": 9.0, "eta_s": 75.0})
     for _ in range(CASES // 5):
-        (tmp_path / HEARTBEAT_FILE).write_text(json.dumps(odd(beat, dice)))
+        (tmp_path / LOCK_FILE).write_text(json.dumps(odd(beat, dice)))
         life(tmp_path)
         parse(flip(line, dice))
         (tmp_path / "run.json").write_text(json.dumps(odd(record(dice), dice)))
@@ -168,7 +169,7 @@ def test_odd_records_heartbeats_and_lines_are_no_tracebacks(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("text", ["", "\0" * 100, "[" * 10_000, "9" * 10_000])
 def test_files_of_nothing_but_rot_are_no_tracebacks(tmp_path: Path, text: str) -> None:
-    for name in (HEARTBEAT_FILE, "metrics.jsonl", "run.json"):
+    for name in (LOCK_FILE, "metrics.jsonl", "run.json"):
         (tmp_path / name).write_text(text)
     life(tmp_path)
     assert read_metrics(tmp_path / "metrics.jsonl")[0] == []

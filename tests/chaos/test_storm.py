@@ -18,6 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 import yaml
+from support.checkpoints import damage
 from support.launch import Launcher, metrics
 from support.object_store import ObjectStore
 
@@ -80,7 +81,7 @@ def storm(
         # the other one ends by itself: 170, or 0 where it was done already
         assert set(program.wait(120)) <= {-signal.SIGKILL, 170, 0}, program.output()[-3000:]
         seen = checkpoint.checkpoints(run)
-        assert not [path.name for path in seen if checkpoint.damage(path)], "a half checkpoint is visible"
+        assert not [path.name for path in seen if damage(path)], "a half checkpoint is visible"
     launcher.run(*words, *publish, "--output_dir", run, ranks=ranks, env=env)
     assert metrics(run) == metrics(whole)
     assert metrics(run, name="tokens") == metrics(whole, name="tokens")
@@ -124,7 +125,7 @@ def test_a_killed_run_publishes_whole_checkpoints_to_a_store_that_fails(
     assert resumed is not None
     name = f"checkpoint-{resumed.step}"
     assert resumed.step == newest(tmp_path / "run")
-    assert not checkpoint.damage(tmp_path / "fetched" / name)
+    assert not damage(tmp_path / "fetched" / name)
 
 
 @pytest.mark.skipif(KILLS < 20, reason="three sweeps of two runs; make chaos has the time")

@@ -37,17 +37,15 @@ def test_the_charts_role_gives_the_rights_that_the_commands_need_today(chart_doc
     assert chart_docs.USER_RULES.read_text() == chart_docs.user_rules(), "run scripts/chart_docs.py"
 
 
-def test_every_value_is_documented():
+def test_every_value_is_documented(chart_docs):
     import yaml
-
-    from podtune.cluster.chart.values import documented
 
     def leaves(values, prefix=""):
         for key, value in values.items():
             path = f"{prefix}{key}"
             yield from leaves(value, f"{path}.") if isinstance(value, dict) and value else [path]
 
-    rows = [row.path for row in documented(CHART / "values.yaml")]
+    rows = [row.path for row in chart_docs.documented(CHART / "values.yaml")]
     values = yaml.safe_load((CHART / "values.yaml").read_text())
     missing = [
         leaf for leaf in leaves(values) if not any(leaf == row or leaf.startswith(f"{row}.") for row in rows)

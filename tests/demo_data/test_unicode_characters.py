@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 
 from podtune.demo_data import unicode_characters
-from podtune.demo_data.row import Row, held_out
+from podtune.demo_data.unicode_characters import Row, held_out
 
 
 @pytest.fixture(scope="module")

@@ -85,7 +85,8 @@ def test_no_line_of_podtune_waits_for_the_gpu_between_logged_steps(
 def test_a_run_that_the_gpu_bounds_waits_for_no_data(
     train: Train, medium: Path, long_rows: Path, tmp_path: Path
 ) -> None:
-    from podtune.report.runs.watch import FolderView
+    from podtune.report.runs.runs import load_run
+    from podtune.report.runs.watch import warnings
 
     words = ("--max_steps", 40, "--per_device_train_batch_size", 16, "--max_length", 1024)
     train(*words, model=medium, data=long_rows)  # long enough for NVML, whose window is up to a second
@@ -93,7 +94,7 @@ def test_a_run_that_the_gpu_bounds_waits_for_no_data(
     system = [line for line in lines if line["split"] == "system"][3:]
     assert max(line["data_wait_share"] for line in system) < 0.1
     assert max(line["gpu_utilisation_percent"] for line in system) > 80
-    assert not [warning for warning in FolderView(tmp_path / "run").warnings() if "data" in warning]
+    assert not [warning for warning in warnings(load_run(tmp_path / "run")) if "data" in warning]
 
 
 @pytest.mark.parametrize("save_strategy", ["no", "epoch"])

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import http.server
 import json
 import os
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,18 +17,7 @@ from podtune.machine.checks import Check, Result, exit_code, run_checks
 from podtune.machine.facts import TorchBuild
 
 ROOT = Path(__file__).parents[2]
-NAMES = [
-    "gpu",
-    "cpu",
-    "memory",
-    "/dev/shm",
-    "disk",
-    "output",
-    "hub",
-    "helm",
-    "kubectl",
-    "compiler",
-]
+NAMES = ["gpu", "memory", "/dev/shm", "output", "helm", "compiler"]
 
 
 def podtune_doctor(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -41,7 +27,7 @@ def podtune_doctor(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         cwd=ROOT,
-        env={**os.environ, "HF_HUB_OFFLINE": "1", **env},
+        env={**os.environ, **env},
         timeout=120,
     )
 
@@ -54,14 +40,13 @@ def test_every_check_has_one_line_and_a_sound_machine_passes(tmp_path: Path) -> 
     assert names == NAMES
     assert said["state"] in ("ok", "warn")
     by_name = {check["name"]: check for check in said["checks"]}
-    assert "offline" in by_name["hub"]["found"]
-    assert "MB/s" in by_name["output"]["found"]
+    assert "GiB free" in by_name["output"]["found"]
     assert list(tmp_path.iterdir()) == []  # nothing is left behind
 
 
 def test_an_output_folder_that_cannot_be_written_is_a_failure_with_the_fix(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    found = doctor.write_speed(tmp_path / "file" / "run")
+    found = doctor.output(tmp_path / "file" / "run")
     assert found.state == "fail"
     assert "cannot be written" in found.found
     assert "output_dir" in found.fix
@@ -69,8 +54,7 @@ def test_an_output_folder_that_cannot_be_written_is_a_failure_with_the_fix(tmp_p
 
 
 def test_a_folder_that_is_not_there_yet_is_looked_at_and_not_made(tmp_path: Path) -> None:
-    assert doctor.write_speed(tmp_path / "a" / "b").state in ("ok", "warn")
-    assert doctor.disk(tmp_path / "a" / "b").state in ("ok", "warn")
+    assert doctor.output(tmp_path / "a" / "b").state in ("ok", "warn")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -103,57 +87,23 @@ def test_what_does_not_answer_is_a_warning_and_holds_nobody_up() -> None:
     ended = threading.Event()
     asked = [
         Check("hangs", lambda: ended.wait(60) and Result("hangs", "ok", ""), "kick it", 0.3),
-        Check("cpu", doctor.cpu),
+        Check("helm", doctor.helm),
     ]
     started = time.monotonic()
     found = run_checks(asked)
     ended.set()
     assert time.monotonic() - started < 10
     assert found[0] == Result("hangs", "warn", "no answer within 0.3 s", "kick it")
-    assert found[1].state == "ok"
+    assert found[1].name == "helm"
 
 
 def test_a_check_that_breaks_does_not_take_the_others_with_it() -> None:
     def breaks() -> Result:
         raise RuntimeError("no such ioctl")
 
-    found = run_checks([Check("breaks", breaks), Check("cpu", doctor.cpu)])
+    found = run_checks([Check("breaks", breaks), Check("memory", lambda: Result("memory", "ok", "4 GiB"))])
     assert [check.state for check in found] == ["warn", "ok"]
     assert "no such ioctl" in found[0].found
-
-
-@pytest.fixture
-def hub() -> Iterator[Any]:
-    """A server in the hub's place that answers with the status asked for."""
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_HEAD(self) -> None:
-            self.send_response(int(self.path.strip("/")))
-            self.end_headers()
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield lambda status: f"http://127.0.0.1:{server.server_address[1]}/{status}"
-    server.shutdown()
-    server.server_close()
-
-
-@pytest.mark.parametrize(("status", "state"), [(200, "ok"), (401, "ok"), (503, "warn"), (None, "warn")])
-def test_the_hub_is_reachable_if_anything_but_a_fault_answers(
-    hub: Any, monkeypatch: pytest.MonkeyPatch, status: int | None, state: str
-) -> None:
-    from huggingface_hub import constants
-
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    # the discard port: refused
-    monkeypatch.setattr(constants, "ENDPOINT", hub(status) if status else "http://127.0.0.1:9")
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    found = doctor.hub()
-    assert found.state == state
-    assert bool(found.fix) == (state == "warn")
 
 
 def test_a_cluster_that_is_not_configured_is_one_failing_line(tmp_path: Path) -> None:
@@ -190,15 +140,8 @@ def test_without_the_extra_train_nothing_fails_and_no_gpu_is_blamed(tmp_path: Pa
     )
     assert (done.returncode, done.stderr) == (0, "")
     checks = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
-    assert all(checks[name]["state"] == "ok" for name in ("gpu", "hub")), checks
+    assert checks["gpu"]["state"] == "ok", checks
     assert "no NVIDIA GPU" in checks["gpu"]["found"] or "pynvml" in checks["gpu"]["found"]
-    assert "podtune[train]" in checks["hub"]["found"]
-
-
-def test_torch_that_is_not_installed_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "torch_build", lambda: None)
-    found = doctor.torch_works()
-    assert (found.state, found.fix) == ("fail", "pip install 'podtune[train]'")
 
 
 @pytest.mark.parametrize("content", ["a: b: c\n", "only words\n", "[1, 2]\n"])

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from podtune.pod import prepare
+from podtune.run import lock
 from podtune.run.errors import UserError
 from podtune.run.lock import hold
 from podtune.run.record import now, write_json
@@ -80,11 +81,11 @@ def test_the_other_pods_wait_for_the_one_that_works_and_say_for_what(
     model = volumes / "models" / "m"
     model.mkdir(parents=True)
     config = config_file(volumes, model_name_or_path=str(model), dataset_name=str(rows(volumes)))
-    monkeypatch.setattr(prepare, "SAY_EVERY_S", 0.0)
+    monkeypatch.setattr(lock, "SAY_EVERY_S", 0.0)
     said, finished = threading.Event(), threading.Event()
     monkeypatch.setattr(
         "builtins.print",
-        lambda text, **_: said.set() if "run-worker-3, which is downloading" in text else None,
+        lambda text, **_: said.set() if "waiting for process" in text else None,
     )
 
     def worker() -> None:
@@ -96,7 +97,6 @@ def test_the_other_pods_wait_for_the_one_that_works_and_say_for_what(
     marker = cache.default_folder().parents[1] / prepare.MARKERS / f"{prepare.key(values, '')}.json"
     marker.parent.mkdir(parents=True)
     with hold(marker.with_suffix(".lock"), until=lambda: False, wait_s=1, what="preparing"):
-        marker.with_suffix(".doing").write_text("run-worker-3, which is downloading it")
         thread = threading.Thread(target=worker, daemon=True)
         thread.start()
         assert said.wait(20)
@@ -114,10 +114,10 @@ def test_waiting_has_a_bound_that_names_the_holder(volumes: Path) -> None:
         for key, value in prepare.config.read(["--config", str(config)]).values.items()
         if prepare.decides_tokens(key)
     }
-    lock = cache.default_folder().parents[1] / prepare.MARKERS / f"{prepare.key(values, '')}.lock"
-    lock.parent.mkdir(parents=True)
+    file = cache.default_folder().parents[1] / prepare.MARKERS / f"{prepare.key(values, '')}.lock"
+    file.parent.mkdir(parents=True)
     with (
-        hold(lock, until=lambda: False, wait_s=1, what="preparing"),
+        hold(file, until=lambda: False, wait_s=1, what="preparing"),
         pytest.raises(UserError, match="process"),
     ):
         prepare.prepare(config, timeout_s=0.2)

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.checkpoints import damage
 
 from podtune.run import background_save, checkpoint
 from podtune.run.background_save import BackgroundSave
@@ -61,7 +62,7 @@ def test_nobody_sees_a_checkpoint_before_every_pod_has_written(stage: Path, tmp_
     BackgroundSave(stage / "another pod's", staging_dir, None, alone=False).wait_written()
     save.release()
     assert save.join(60)
-    assert checkpoint.damage(tmp_path / "run" / "checkpoint-3") == ""
+    assert damage(tmp_path / "run" / "checkpoint-3") == ""
 
 
 def test_a_process_killed_while_it_writes_leaves_the_checkpoint_before(stage: Path, tmp_path: Path) -> None:
@@ -122,11 +123,11 @@ import functools, os, sys, threading
 from pathlib import Path
 from podtune.run import checkpoint
 from podtune.run.background_save import BackgroundSave
-from podtune.run.heartbeat import VolumeWatch
+from podtune.run.output_volume import watch_volume
 stage, run = Path(sys.argv[1]), Path(sys.argv[2])
 (stage / "checkpoint-4").mkdir()
 (stage / "checkpoint-4" / "model.safetensors").write_bytes(b"4" * 1000)
-with VolumeWatch(run, 0.5, interval_s=0.05):
+with watch_volume(run, 0.5, interval_s=0.05):
     os.fsync = os.fdatasync = lambda file: threading.Event().wait()
     aside = run / checkpoint.SAVING / "checkpoint-4"
     commit = functools.partial(checkpoint.commit, aside, run / "checkpoint-4", 4, {})

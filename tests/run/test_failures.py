@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 
 from podtune.run.errors import exit_code, report
-from podtune.run.peers import peer_failure
+from podtune.run.exit import peer_failure
 
 FINAL_MEMORY, FINAL_SPACE, RESTART, FAULT = 71, 74, 170, 1
 

@@ -14,7 +14,7 @@ import pytest
 from podtune.run import lock
 from podtune.run.errors import PeerLost, UserError
 from podtune.run.files import open_new, remove_parts, replacing, write_atomically
-from podtune.run.heartbeat import HEARTBEAT_FILE, LOCK_FILE, Heartbeat, claim, life
+from podtune.run.lock import LOCK_FILE, claim, life, read_beat
 
 FOREIGN = """
 import json, os, select, sys, time
@@ -23,16 +23,15 @@ while not select.select([0], [], [], 0.02)[0]:
     beats += 1
     now = time.time() + float(sys.argv[2])
     content = {"time": now + beats, "step": 6, "step_at": now, "pid": 1, "host": "pod-on-another-node"}
-    with open(sys.argv[1] + ".new", "w") as file:
-        json.dump(content, file)
-    os.replace(sys.argv[1] + ".new", sys.argv[1])
+    file = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
+    os.pwrite(file, json.dumps(content | {"started": 1.0, "job": ""}).encode().ljust(500), 0)
     if beats == 1:
         print("beating", flush=True)
 """
 CLAIM = """
 import sys
 from pathlib import Path
-from podtune.run.heartbeat import claim
+from podtune.run.lock import claim
 lock = claim(Path(sys.argv[1]))
 print("mine", flush=True)
 sys.stdin.read()
@@ -41,10 +40,10 @@ sys.stdin.read()
 
 @pytest.mark.parametrize("clock_s", [86_400, 0, -86_400])
 def test_a_foreign_heartbeat_that_moves_is_alive_whatever_its_clock_says(
-    tmp_path: Path, clock_s: int
+    tmp_path: Path, clock_s: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mover = subprocess.Popen(
-        [sys.executable, "-c", FOREIGN, str(tmp_path / HEARTBEAT_FILE), str(clock_s)],
+        [sys.executable, "-c", FOREIGN, str(tmp_path / LOCK_FILE), str(clock_s)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -52,18 +51,10 @@ def test_a_foreign_heartbeat_that_moves_is_alive_whatever_its_clock_says(
     assert mover.stdout
     assert mover.stdout.readline() == "beating\n"
     with pytest.raises(UserError, match="process 1 on pod-on-another-node, at step 6"):
-        claim(tmp_path, patience_s=20)
+        claim(tmp_path)
     mover.communicate("")
-    claim(tmp_path, patience_s=0.3).release()  # and a still one does not hold the folder
-
-
-def test_a_lock_file_that_was_removed_by_hand_lets_no_second_job_in(tmp_path: Path) -> None:
-    with claim(tmp_path), Heartbeat(tmp_path, interval_s=0.05):
-        (tmp_path / LOCK_FILE).unlink()
-        second = subprocess.run(
-            [sys.executable, "-c", CLAIM, str(tmp_path)], capture_output=True, text=True, timeout=120
-        )
-    assert "another job writes here" in second.stderr
+    monkeypatch.setattr(lock, "GONE_S", 0.3)
+    claim(tmp_path).release()  # and a still one does not hold the folder
 
 
 def test_the_last_attempt_of_the_same_job_is_waited_for_and_then_tried_again(
@@ -86,36 +77,42 @@ def test_the_last_attempt_of_the_same_job_is_waited_for_and_then_tried_again(
     claim(tmp_path, ending_s=60).release()
 
 
-def test_where_there_are_no_locks_of_the_kernel_one_of_two_gets_it(
+def test_where_there_are_no_locks_of_the_kernel_the_heartbeat_decides(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lock, "BEAT_S", 0.05)
+    monkeypatch.setattr(lock, "GONE_S", 0.2)
 
     def none(*_: object) -> None:
         raise OSError(37, "No locks available")
 
     monkeypatch.setattr("fcntl.lockf", none)
-    mine = lock.take(tmp_path / "l")
-    assert mine is not None
-    sign = json.loads((tmp_path / "l").read_text())
-    foreign = sign | {"host": "elsewhere", "beats": 0}
-    mine.release()
-    (tmp_path / "l").write_text(json.dumps(foreign))
-    moving = iter(range(100_000))
-    assert lock.take(tmp_path / "l", also=lambda: next(moving), patience_s=5) is None
-    taken = lock.take(tmp_path / "l", patience_s=0.2)
-    assert taken is not None
-    taken.release()
+    with claim(tmp_path):
+        beat = json.loads((tmp_path / LOCK_FILE).read_text())
+        command = [sys.executable, "-c", CLAIM, str(tmp_path)]
+        assert "another job writes here" in subprocess.run(command, capture_output=True, text=True).stderr
+    (tmp_path / LOCK_FILE).write_text(json.dumps(beat | {"host": "elsewhere"}))
+    claim(tmp_path).release()
 
 
-def test_a_live_process_of_this_host_is_never_called_dead(tmp_path: Path) -> None:
-    with Heartbeat(tmp_path):
-        content = json.loads((tmp_path / HEARTBEAT_FILE).read_text())
-        for hours in (-24, 24, 24 * 400):  # a frozen volume, a clock that was set
-            (tmp_path / HEARTBEAT_FILE).write_text(json.dumps(content | {"time": time.time() + hours * 3600}))
-            assert life(tmp_path) == "alive"
-        (tmp_path / HEARTBEAT_FILE).write_text(json.dumps(content | {"started": 1.0}))
-        assert life(tmp_path) == "dead", "a later process has the number"
+def test_a_live_process_of_this_host_is_never_called_dead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock, "BEAT_S", 0.02)
+    file = tmp_path / LOCK_FILE
+    with claim(tmp_path) as held:
+        held.step(7)
+        end = time.monotonic() + 20
+        while (content := json.loads(file.read_text()))["step"] != 7:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+    assert life(tmp_path) == "unknown"
+    for hours in (-24, 24, 24 * 400):  # a frozen volume, a clock that was set
+        file.write_text(json.dumps(content | {"time": time.time() + hours * 3600}))
+        assert life(tmp_path) == "alive"
+    assert (found := read_beat(tmp_path))
+    assert (found.pid, found.step) == (os.getpid(), 7)
+    file.write_text(json.dumps(content | {"started": 1.0}))
+    assert life(tmp_path) == "dead", "a later process has the number"
 
 
 def test_links_that_others_planted_are_not_followed(tmp_path: Path) -> None:
@@ -148,8 +145,8 @@ def test_a_write_that_fails_leaves_the_old_content_and_nothing_beside_it(tmp_pat
 SILENT = """
 import os, sys, threading, time
 from pathlib import Path
-from podtune.run.heartbeat import VolumeWatch
-with VolumeWatch(Path(sys.argv[1]), 0.5, interval_s=0.05):
+from podtune.run.output_volume import watch_volume
+with watch_volume(Path(sys.argv[1]), 0.5, interval_s=0.05):
     time.sleep(2)
     print("answers", os.listdir(sys.argv[1])[0].endswith(".part"), flush=True)
     os.fsync = lambda file: threading.Event().wait()

@@ -11,12 +11,9 @@ from podtune.run.log_lines import (
     duration,
     eval_line,
     head_line,
-    is_slow,
     parse,
-    per_pod,
     start_line,
     train_line,
-    waits_for_data,
 )
 
 TRAIN = {
@@ -71,12 +68,12 @@ def test_a_line_without_speed_or_gradient_and_one_that_is_not_finite_are_read_to
         ),
         ({"gpu_memory_gib": 40.0}, 1, "  gpu 40.0 GiB"),
         (
-            {"rss_gib": 1.0, "slowest_rank": 3, "slowest_ratio": 2.61, "data_wait_share": 0.34},
+            {"rss_gib": 1.0, "data_wait_share": 0.34},
             1,
-            "  memory 1.0 GiB  slow rank 3 (2.6x)  data wait 34%",
+            "  memory 1.0 GiB  data wait 34%",
         ),
         (
-            {"rss_gib": 1.0, "slowest_rank": 3, "slowest_ratio": 1.4, "data_wait_share": 0.02},
+            {"rss_gib": 1.0, "data_wait_share": 0.02},
             1,
             "  memory 1.0 GiB",
         ),
@@ -87,13 +84,7 @@ def test_each_pods_use_and_what_holds_the_steps_up_stand_at_the_end_of_the_line(
 ) -> None:
     line = train_line(5, 600, TRAIN, system, processes)
     assert line == train_line(5, 600, TRAIN) + printed
-    train, read = parse(line)
-    assert train["eta_s"] == 4320.0
-    shown = [{name: round(value, 1) for name, value in pod.items()} for pod in per_pod(system, processes)]
-    for expected, found in zip(shown, per_pod(read, processes), strict=True):
-        assert found.items() <= expected.items()
-        assert found
-    assert (is_slow(read), waits_for_data(read)) == (is_slow(system), waits_for_data(system))
+    assert parse(line) == parse(train_line(5, 600, TRAIN))
 
 
 def test_evaluations_starts_and_the_first_line_are_read() -> None:
@@ -145,7 +136,6 @@ def test_durations_are_short() -> None:
         "step 1/1  loss " + "1" * 16_000,
         "step 1/1  loss " + "1," * 1900,
         "eval at step 1  loss 1,2  perplexity 3",
-        "step 1/2  loss 1.0  lr 1e-3  gpu 1.2.3 GiB",
     ],
 )
 def test_a_line_made_to_exhaust_or_break_the_parser_is_read_at_once_or_not_at_all(line: str) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import math
-import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from podtune.machine.provenance import provenance
-from podtune.run.metrics_log import MetricsLog, each_entry, metrics_entry, read_metrics
+from podtune.run.metrics_log import MetricsLog, read_metrics
 from podtune.run.record import (
     CUDA_PEAK,
     Communication,
@@ -23,6 +22,7 @@ from podtune.run.record import (
     new_record,
     write_json,
 )
+from podtune.run.summary import summary_lines
 from podtune.run.world import World, in_pod
 from podtune.sft.train.meter import Meter
 from podtune.sft.train.progress import Progress
@@ -58,7 +58,7 @@ def test_a_record_with_nan_is_still_json_and_says_nan(tmp_path: Path) -> None:
 def test_both_programs_mean_the_same_by_a_step_time() -> None:
     """The sample standard deviation and the interpolated 95th percentile."""
     meter = Meter(World())
-    progress = Progress(Path(), meter, is_main=False, nproc_per_node=1, from_step=0, tokens_before=0, rows=1)
+    progress = Progress(Path(), meter, World(rank=1, world_size=2), from_step=0, rows=1)
     progress.step_times = [9.0, 9.0, 1.0, 2.0, 3.0, 4.0, 5.0]  # the first two are left out
     assert progress.measurements().step_time_s == Summary.of([1.0, 2.0, 3.0, 4.0, 5.0])
     repeated = Summary.of([1.0, 2.0, 3.0], [4.0, 5.0])
@@ -82,21 +82,6 @@ def test_measurements_come_back_as_they_were_written() -> None:
         loss=Losses(first=math.inf, eval=2.0),
     )
     assert Measurements.read({"measurements": json.loads(json.dumps(finite(measured.to_json())))}) == measured
-
-
-def test_a_metrics_file_deleted_under_the_run_is_written_again_whole_and_said(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "run").mkdir()
-    log = MetricsLog(tmp_path / "run" / "metrics.jsonl")
-    log.write("train", 1, {"loss": 2.0})
-    shutil.rmtree(tmp_path / "run")
-    log.write("train", 2, {"loss": 1.0})
-    log.write("train", 3, {"loss": 0.5})
-    log.close()
-    entries, broken = read_metrics(tmp_path / "run" / "metrics.jsonl")
-    assert ([entry["step"] for entry in entries], broken) == ([1, 2, 3], [])
-    assert capsys.readouterr().err.count("was deleted under the run") == 1
 
 
 @pytest.mark.parametrize(
@@ -125,32 +110,6 @@ def test_a_broken_line_costs_that_line_and_is_said(
     assert f"{path}: lines that cannot be read are dropped: 10, 21, 31" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("place", [0, 5, 999, 1000, 2499])
-@pytest.mark.parametrize(
-    "odd",
-    ['{"step": 1, "sp', "", "[1]", '{"step": 1}', '{"step": 1, "split": "a"},{"step": 2, "split": "b"}'],
-)
-def test_lines_read_together_are_judged_as_each_alone(place: int, odd: str) -> None:
-    lines = [json.dumps({"step": step, "split": "train", "loss": 1.0}).encode() for step in range(2500)]
-    lines[place] = odd.encode()
-    assert list(each_entry(lines)) == [metrics_entry(line) for line in lines]
-
-
-def test_lines_that_are_one_object_only_together_are_none() -> None:
-    halves = [b'{"step": 1, "split": "train", "of": {"a": 1}', b'"b": 2}']
-    both = b'{"step": 2, "split": "train"},{"step": 3, "split": "train"}'
-    assert list(each_entry([*halves, both])) == [None, None, None]
-
-
-def test_a_thousand_good_lines_are_parsed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = [json.dumps({"step": step, "split": "train"}).encode() for step in range(10_000)]
-    calls: list[int] = []
-    real = json.loads
-    monkeypatch.setattr(json, "loads", lambda text: calls.append(len(text)) or real(text))
-    assert len(list(each_entry(lines))) == 10_000
-    assert len(calls) == 10
-
-
 @pytest.mark.parametrize("name", ["KUBERNETES_SERVICE_HOST", "PET_NNODES", "PODTUNE_POD_NAME"])
 def test_only_a_pod_prints_its_record_for_whoever_has_its_log(name: str) -> None:
     assert in_pod({name: "1"})
@@ -170,7 +129,17 @@ def test_the_first_loss_is_the_whole_runs_also_after_starts_that_were_killed(tmp
     for step, loss in ((1, 6.94), (2, 6.5)):
         log.write("train", step, {"loss": loss})
     log.write("eval", 2, {"loss": 6.6})  # and killed: no run.json tells of them
-    resumed = Progress(
-        tmp_path, Meter(World()), is_main=True, nproc_per_node=1, from_step=2, tokens_before=0, rows=8
-    )
+    resumed = Progress(tmp_path, Meter(World()), World(), from_step=2, rows=8)
     assert resumed.measurements().loss == Losses(first=6.94, last=6.5, eval_first=6.6, eval=6.6)
+
+
+def test_a_run_ends_with_the_answers_of_base_and_tuned_model() -> None:
+    record = new_record(mode="sft", name="run", config={}) | {"reason": ""}
+    answers = {"rows": 400, "base": {"exact_match": 0.0}, "tuned": {"exact_match": 0.905}}
+    record["measurements"] = {"answers": answers | {"most_frequent_answer": 0.31}}
+    expected = (
+        "answers 0.0% -> 90.5% of 400 held-out rows exactly right; the most frequent answer alone: 31.0%"
+    )
+    assert expected in summary_lines(record, Path("run"))
+    record["measurements"] = {"answers": {"rows": 3, "base": {"loss": 1.0}, "tuned": {"loss": 0.5}}}
+    assert not [line for line in summary_lines(record, Path("run")) if line.startswith("answers")]

@@ -15,7 +15,7 @@ import yaml
 
 from podtune.cluster.chart.render import CHART
 from podtune.cluster.live.client import Cluster as Client
-from podtune.cluster.live.follow import last_lines
+from podtune.cluster.live.follow import log_of
 
 VALUES = CHART.parents[1] / "deploy" / "values"
 VOLUMES = ("models", "data", "output")
@@ -184,9 +184,7 @@ class Cluster:
         def begun() -> bool:
             job = self.job(name)
             pods = self.client.pods(job)[:1]
-            lines = [
-                line for pod in pods for line in last_lines(self.client, job, pod["metadata"]["name"], 0)
-            ]
+            lines = [line for pod in pods for line in log_of(self.client, job, pod["metadata"]["name"])]
             return bool(pattern.search("\n".join(lines)))
 
         self.until(f"{name} to train", begun)

@@ -20,15 +20,9 @@ from podtune.sweep import case_runner, processes
 from podtune.sweep.case_runner import CaseRunner
 from podtune.sweep.cases import CaseSweep, Expansion, expand, preset, preset_names, read_sweep
 
-TINY = {
-    "steps": 1,
-    "warmup": 0,
-    "repeats": 1,
-    "cpu": True,
-    "timeout_s": 60,
-    "sequence_length": 16,
-    "global_batch_size": 4,
-}
+TINY = {"steps": 1, "warmup": 0, "repeats": 1, "cpu": True, "timeout_s": 60}
+TINY |= {"sequence_length": 16, "global_batch_size": 4}
+RUN = [sys.executable, "-m", "podtune.cli", "bench", "run"]
 
 
 def sweep_file(path: Path, **content: Any) -> Path:
@@ -59,14 +53,17 @@ def test_every_preset_expands_and_names_what_cannot_be(name: str, monkeypatch: p
         for case in found.impossible
     ), found.impossible
     if name != "smoke":  # what a GPU gains by compiling is measured beside what it does without
-        assert {case.options.compile for case in found.cases if "tinygpt" in case.model} == {False, True}
+        assert {case.options.compile for case in found.cases if "tinygpt" in case.options.model} == {
+            False,
+            True,
+        }
 
 
 def test_smoke_has_every_strategy_on_both_models_at_one_and_two_processes() -> None:
     from podtune.bench.strategies.table import STRATEGIES
 
     found = expand(read_sweep(preset("smoke")))
-    there = {(case.model, case.strategy, case.world_size) for case in found.cases}
+    there = {(case.options.model, case.options.strategy, case.world.world_size) for case in found.cases}
     for model in ("tinygpt-test", "resnet18-cifar"):
         for strategy in STRATEGIES:
             for world_size in (1, 2):
@@ -87,12 +84,11 @@ def test_smoke_has_every_strategy_on_both_models_at_one_and_two_processes() -> N
         ({"models": ["tinygpt-tset"]}, "did you mean 'tinygpt-test'"),
         ({"modles": ["x"]}, "did you mean 'models'"),
         ({"options": {"step": 3}}, "did you mean 'steps'"),
-        ({"options": {"steps": [1, 2]}}, "not one value"),
         ({"world_sizes": [0]}, "positive number"),
-        ({"timeout_per_cell_s": "soon"}, "positive number of seconds"),
+        ({"timeout_per_cell_s": "soon"}, "positive number"),
         ({"strategies": ["tensor"], "world_sizes": [3]}, "3 processes do not divide the 4 attention heads"),
         ({"strategies": ["ddp"], "world_sizes": [3]}, "use 6 or 3 rows"),
-        ({"per_model": {"resnet50": {"steps": 1}}}, "not among the models"),
+        ({"per_model": {"resnet50": {"steps": 1}}}, "unknown model 'resnet50'"),
         ({"launch": "mpirun"}, "torchrun or fork"),
         ({"precisions": ["fp33"]}, "fp33"),
     ],
@@ -100,7 +96,7 @@ def test_smoke_has_every_strategy_on_both_models_at_one_and_two_processes() -> N
 def test_a_wrong_sweep_is_answered_before_anything_starts(
     content: dict[str, Any], wanted: str, tmp_path: Path, capfd: Any
 ) -> None:
-    with pytest.raises(UserError) as refusal:
+    with pytest.raises((UserError, SystemExit)) as refusal:
         cells_of(tmp_path, **content)
     assert wanted in str(refusal.value) + capfd.readouterr().err
 
@@ -246,17 +242,7 @@ def test_every_process_of_a_torchrun_cell_is_ended_at_its_time_limit(
 
 def test_ctrl_c_ends_the_cell_keeps_what_is_done_and_says_how_to_go_on(tmp_path: Path) -> None:
     path = sweep_file(tmp_path / "s.yaml", options={**TINY, "steps": 10**7}, launch="fork")
-    command = [
-        sys.executable,
-        "-m",
-        "podtune.cli",
-        "bench",
-        "run",
-        "--sweep",
-        str(path),
-        "--output",
-        str(tmp_path / "out"),
-    ]
+    command = [*RUN, "--sweep", str(path), "--output", str(tmp_path / "out")]
     log = tmp_path / "out/cells/tinygpt-test.single.w1.fp32"
     with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
         try:
@@ -290,18 +276,7 @@ def test_two_pods_of_a_job_run_the_same_cells_together(tmp_path: Path) -> None:
             "OMP_NUM_THREADS": "1",
         }
         env |= {"PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": str(port)}
-        command = [
-            sys.executable,
-            "-m",
-            "podtune.cli",
-            "bench",
-            "run",
-            "--in-job",
-            "--sweep",
-            str(path),
-            "--output",
-            str(tmp_path / "out"),
-        ]
+        command = [*RUN, "--in-job", "--sweep", str(path), "--output", str(tmp_path / "out")]
         pods.append(
             subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         )
@@ -323,18 +298,7 @@ def test_two_pods_of_a_job_run_the_same_cells_together(tmp_path: Path) -> None:
 
 def test_outside_a_job_in_job_is_refused() -> None:
     env = {key: value for key, value in os.environ.items() if not key.startswith("PET_")}
-    command = [
-        sys.executable,
-        "-m",
-        "podtune.cli",
-        "bench",
-        "run",
-        "--in-job",
-        "--preset",
-        "smoke",
-        "--output",
-        "/nowhere",
-    ]
+    command = [*RUN, "--in-job", "--preset", "smoke", "--output", "/nowhere"]
     result = subprocess.run(command, env=env, capture_output=True, text=True)
     assert result.returncode == 78
     assert "PET_NNODES" in result.stderr
@@ -357,8 +321,8 @@ def test_the_ranks_of_a_sweep_that_was_killed_end_too(tmp_path: Path) -> None:
     import psutil
 
     path = sweep_file(tmp_path / "s.yaml", options={**TINY, "steps": 10**7}, launch="fork")
-    command = [sys.executable, "-m", "podtune.cli", "bench", "run", "--sweep", str(path), "--output"]
-    with subprocess.Popen([*command, str(tmp_path / "out")], stderr=subprocess.DEVNULL) as process:
+    command = [*RUN, "--sweep", str(path), "--output", str(tmp_path / "out")]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
         try:
             log = tmp_path / "out/cells/tinygpt-test.single.w1.fp32/log.txt"
             family: list[psutil.Process] = []

@@ -57,8 +57,7 @@ def test_every_point_of_the_grid_with_every_entry_of_the_list_is_a_run(tmp_path:
         ({"stop": "mean"}, "not median"),
         ({"stop": "median", "eval_strategy": ["no"]}, "eval_strategy is no"),
         ({"processes": 0}, "a number of processes"),
-        ({"runs": {"seed": 1}}, "a list of mappings"),
-        ({"timeout_per_run_s": -1}, "a positive number"),
+        ({"runs": {"seed": 1}}, "not a list"),
     ],
 )
 def test_what_is_wrong_is_said_before_anything_starts(
@@ -144,28 +143,6 @@ def test_a_run_that_training_refuses_is_said_to_have_failed_and_the_sweep_goes_o
     assert f"log {tmp_path / 'out' / next(iter(states)) / 'log.txt'}; or: podtune watch" in ended.output
 
 
-def test_a_terminal_shows_the_last_line_of_the_run_and_takes_it_away(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    class Twice:
-        def __init__(self, run: trials.Trial, folder: Path) -> None:
-            (folder / "log.txt").write_text("step  1/9  loss 3.0\nstep  2/9  loss 2.0\n")
-            self.codes: list[int | None] = [None, 0]
-
-        def poll(self, wait_s: float) -> int | None:
-            return self.codes.pop(0)
-
-        def end(self) -> None: ...
-
-        def leave(self) -> None: ...
-
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-    found = trials.read_sweep(written(tmp_path, seed=[0]))
-    trials.TrialRunner(found, tmp_path / "out", Twice, say=lambda line: None).run()
-    name = found.trials[0].name[-30:]
-    assert capsys.readouterr().err == f"\r\x1b[K{name}: step  2/9  loss 2.0\r\x1b[K"
-
-
 class Forked:
     """A training of the launcher, in the place of a process of its own."""
 
@@ -207,7 +184,7 @@ def test_so_many_runs_as_asked_for_go_on_at_once(tmp_path: Path) -> None:
         def leave(self) -> None: ...
 
     found = trials.read_sweep(written(tmp_path, seed=[0, 1, 2, 3, 4]))
-    states = trials.TrialRunner(found, tmp_path / "out", Counted, 2, lambda line: None).run()
+    states = trials.TrialRunner(found, tmp_path / "out", Counted, at_once=2, say=lambda line: None).run()
     assert list(states.values()) == ["ok"] * 5
     assert list(states) == [run.name for run in found.trials]
     assert max(most) == 2

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from podtune.api import UserError, compare, fine_tune, lint, load, plan_memory, render, submit
+    from podtune.api import UserError, compare, fine_tune, lint, load, plan_memory, render
 
 __version__ = "0.1.0"
-__all__ = ["UserError", "compare", "fine_tune", "lint", "load", "plan_memory", "render", "submit"]
+__all__ = ["UserError", "compare", "fine_tune", "lint", "load", "plan_memory", "render"]
 
 
 def __getattr__(name: str) -> Any:

@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from podtune.run.errors import DataError, UsageError, UserError
+from podtune.run.errors import UsageError, UserError
 from podtune.run.yaml_text import read_mapping
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 StrPath = str | os.PathLike[str]
 
-__all__ = ["UserError", "compare", "fine_tune", "lint", "load", "plan_memory", "render", "submit"]
+__all__ = ["UserError", "compare", "fine_tune", "lint", "load", "plan_memory", "render"]
 
 
 def fine_tune(
@@ -120,30 +120,6 @@ def render(*values: StrPath, sets: Sequence[str] = (), name: str = "run", namesp
     from podtune.commands.manifests import chart_manifests
 
     return chart_manifests([Path(file) for file in values], list(sets), name, namespace)
-
-
-def submit(
-    *values: StrPath, sets: Sequence[str] = (), name: str, namespace: str = "", context: str = ""
-) -> list[str]:
-    """Create the job in a cluster, after it was asked whether it would take it; return what was created.
-
-    Raises:
-        UserError: lint finds an error, or the cluster would not take it.
-    """
-    from podtune.cluster.lint.documents import read
-    from podtune.cluster.live import submit as steps
-    from podtune.cluster.live.client import connect
-
-    cluster = connect(namespace, context)
-    text = render(*values, sets=sets, name=name, namespace=cluster.namespace)
-    verdict = lint(text)
-    if verdict.count("error"):
-        from podtune.cluster.lint.output import as_text
-
-        raise DataError(as_text(verdict), where="submit", fix="correct the values")
-    documents = steps.installable([document.content for document in read(text, "manifest")[0]])
-    steps.check(cluster, documents)
-    return steps.create(cluster, documents)
 
 
 def plan_memory(model: str, *, strategy: str, world_size: int, **settings: Any) -> Plan:

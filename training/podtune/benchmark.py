@@ -4,8 +4,8 @@
     torchrun --nproc-per-node 2 -m podtune.benchmark --model tinygpt-test --strategy ddp --output /tmp/cell
 
 Rank 0 writes OUTPUT/run.json and prints the record between markers. A failed cell is a record too: out of
-memory, a hang, a dead peer. Exit codes: 0 measured; 2, 64-78 the command line or the machine does not fit (71
-out of memory); 70 parity failed; 170 a peer or a collective was lost.
+memory, a collective that times out, a dead peer. Exit codes: 0 measured; 2, 64-78 the command line or the
+machine does not fit (71 out of memory); 70 parity failed; 170 a peer or a collective was lost.
 """
 
 from __future__ import annotations
@@ -42,35 +42,23 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run_case(options: Options, size: Size, output: Path) -> int:
-    from podtune.bench.case.watchdog import Watchdog
-
     record = CaseRecord(options, output)
-
-    def hang(doing: str) -> None:
-        reason = f"hang: nothing ended for {watchdog.patience:.0f} s while {doing}"
-        record.end("error", errors.PEER_LOST, reason)
-        print(f"podtune: error: {reason}", file=sys.stderr, flush=True)
-        os._exit(errors.PEER_LOST)
-
-    watchdog = Watchdog(options.timeout_s, hang)
     run = None
     try:
         world = setup_distributed(options.timeout_s, use_cpu=options.cpu)
         record.identify(world)
         from podtune.bench.case.device import refuse_what_the_device_lacks
-        from podtune.bench.case.loop import measure
         from podtune.bench.case.run import CaseRun
+        from podtune.bench.case.train import measure_and_train
 
         refuse_what_the_device_lacks(options, world)
-        run = CaseRun(options, size, world, watchdog)
-        measurements = measure(run)
+        run = CaseRun(options, size, world)
+        measurements = measure_and_train(run)
         run = None  # its model goes before the process group does
         cleanup_distributed()
         return record.conclude(measurements)
     except BaseException as error:
         return record.fail(error, run.memory_gib() if run else {})
-    finally:
-        watchdog.stop()
 
 
 def _configure(options: Options, world: World) -> None:
@@ -82,15 +70,8 @@ def _configure(options: Options, world: World) -> None:
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
     if not world.master and options.strategy != "single":
         # One process without torchrun: a group of one, so that every strategy runs as it would among many.
-        alone = {
-            "RANK": "0",
-            "LOCAL_RANK": "0",
-            "WORLD_SIZE": "1",
-            "LOCAL_WORLD_SIZE": "1",
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": "0",
-        }
-        os.environ.update(alone)
+        os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
 
     def end(signum: int, frame: object) -> None:
         raise Ended(128 + signum)

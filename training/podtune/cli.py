@@ -6,7 +6,7 @@ import importlib
 import os
 import sys
 from difflib import get_close_matches
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import click
 import typer
@@ -14,51 +14,45 @@ from typer.core import TyperGroup
 
 from podtune.run.errors import USAGE, Unavailable, UserError, reader_left, report
 
-
-class Subcommand(NamedTuple):
-    """The module of a subcommand, and its line in `podtune --help`."""
-
-    module: str  # in podtune/commands; a group of commands has an `app` there, a command a function
-    about: str  # at most 60 characters
-
-
-PANELS: dict[str, dict[str, Subcommand]] = {
+# the module in podtune/commands (a group of commands has an `app` there, a command a function), and the line
+# in `podtune --help`, of at most 60 characters
+PANELS: dict[str, dict[str, tuple[str, str]]] = {
     "Try": {
-        "data": Subcommand("data", "build a question-answer set, see what would be trained"),
-        "model": Subcommand("model", "build a small model, look at any, merge an adapter"),
-        "train": Subcommand("train", "fine-tune on this machine, on one process or several"),
-        "sweep": Subcommand("sweep", "fine-tunes over a grid, one after another, compared"),
-        "generate": Subcommand("generate", "ask a model, talk with it, or answer a file"),
-        "eval": Subcommand("eval", "scores on lm-evaluation-harness, base beside tuned"),
-        "skill": Subcommand("skill", "print how an agent uses podtune"),
+        "data": ("data", "build a question-answer set, see what would be trained"),
+        "model": ("model", "build a small model, look at any, merge an adapter"),
+        "train": ("train", "fine-tune on this machine, on one process or several"),
+        "sweep": ("sweep", "fine-tunes over a grid, one after another, compared"),
+        "generate": ("generate", "ask a model, talk with it, or answer a file"),
+        "eval": ("eval", "scores on lm-evaluation-harness, base beside tuned"),
+        "skill": ("skill", "print how an agent uses podtune"),
     },
     "Compare": {
-        "runs": Subcommand("runs", "list runs with state, progress and loss"),
-        "compare": Subcommand("runs", "runs side by side: what differs, which is better"),
-        "watch": Subcommand("runs", "follow a run or a job until it ends"),
-        "aim-sync": Subcommand("aim", "copy the metrics of runs into an Aim repository"),
-        "sync": Subcommand("sync", "copy a run to MLflow, TensorBoard, trackio or Aim"),
-        "aim-ui": Subcommand("aim", "the page of an Aim repository, for this machine alone"),
-        "bench": Subcommand("bench", "plan, measure and report ways to distribute training"),
+        "runs": ("runs", "list runs with state, progress and loss"),
+        "compare": ("runs", "runs side by side: what differs, which is better"),
+        "watch": ("runs", "follow a run or a job until it ends"),
+        "aim-sync": ("aim", "copy the metrics of runs into an Aim repository"),
+        "sync": ("sync", "copy a run to MLflow, TensorBoard, trackio or Aim"),
+        "aim-ui": ("aim", "the page of an Aim repository, for this machine alone"),
+        "bench": ("bench", "plan, measure and report ways to distribute training"),
     },
     "Cluster": {
-        "init": Subcommand("init", "write a values file for my data, model and GPUs"),
-        "doctor": Subcommand("doctor", "what this machine or a cluster lacks, with the fix"),
-        "render": Subcommand("manifests", "print the manifests of a job"),
-        "lint": Subcommand("lint", "check PyTorchJobs and TrainJobs before a cluster does"),
-        "migrate": Subcommand("migrate", "a PyTorchJob as a TrainJob or an Indexed Job"),
-        "dry-run": Subcommand("dry_run", "run a job's pods as local processes"),
-        "submit": Subcommand("jobs", "create a job, and follow it"),
-        "status": Subcommand("jobs", "how a job and its pods are doing"),
-        "why": Subcommand("why", "why a job does not run, in one sentence"),
-        "logs": Subcommand("jobs", "the logs of a job's pods"),
-        "delete": Subcommand("jobs", "delete a job and what the chart made for it"),
-        "collect": Subcommand("collect", "get a run's record back out of a log"),
+        "init": ("init", "write a values file for my data, model and GPUs"),
+        "doctor": ("doctor", "what this machine or a cluster lacks, with the fix"),
+        "render": ("manifests", "print the manifests of a job"),
+        "lint": ("lint", "check PyTorchJobs and TrainJobs before a cluster does"),
+        "migrate": ("migrate", "a PyTorchJob as a TrainJob or an Indexed Job"),
+        "dry-run": ("dry_run", "run a job's pods as local processes"),
+        "submit": ("jobs", "create a job, and follow it"),
+        "status": ("jobs", "how a job and its pods are doing"),
+        "why": ("why", "why a job does not run, in one sentence"),
+        "logs": ("jobs", "the logs of a job's pods"),
+        "delete": ("jobs", "delete a job and what the chart made for it"),
+        "collect": ("collect", "get a run's record back out of a log"),
     },
     "Inside pods": {
-        "prepare": Subcommand("launch", "fetch model and data, and tokenise, once for all pods"),
-        "preflight": Subcommand("preflight", "check GPUs and network of the pods before training"),
-        "launch": Subcommand("launch", "torchrun, with the exit code of the process that failed"),
+        "prepare": ("launch", "fetch model and data, and tokenise, once for all pods"),
+        "preflight": ("preflight", "check GPUs and network of the pods before training"),
+        "launch": ("launch", "torchrun, with the exit code of the process that failed"),
     },
 }
 COMMANDS = {name: entry for panel in PANELS.values() for name, entry in panel.items()}
@@ -95,12 +89,12 @@ class Podtune(TyperGroup):
         width = max(map(len, COMMANDS))
         for title, panel in PANELS.items():
             with formatter.section(title):
-                formatter.write_dl([(name.ljust(width), entry.about) for name, entry in panel.items()])
+                formatter.write_dl([(name.ljust(width), about) for name, (_, about) in panel.items()])
 
 
 def load(name: str) -> click.Command:
     """The subcommand ``name``, imported."""
-    module = importlib.import_module(f"podtune.commands.{COMMANDS[name].module}")
+    module = importlib.import_module(f"podtune.commands.{COMMANDS[name][0]}")
     parent = typer.Typer(add_completion=False, rich_markup_mode=None, suggest_commands=False)
     parent.callback()(lambda: None)  # keeps the subcommand's name where there is only one
     if hasattr(module, "app"):

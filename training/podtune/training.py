@@ -34,14 +34,10 @@ def main(argv: list[str] | None = None) -> int:
     if {"-h", "--help", "--help_all", "--help-all"} & set(argv):
         return print_help(everything="all" in "".join(argv))
     follow_launcher()
-    world, notification = World(), None
+    world = World()
     try:
         world = read_world()
         settings = config.read(argv)
-        if world.is_main and (url := settings.value("notify_url")):
-            from podtune.run.notify import Notification
-
-            notification = Notification(str(url), Path(settings.values["output_dir"]))
         if world.local_rank == 0:
             check_inputs(settings, is_main=world.is_main)
         traces = Path(settings.values["output_dir"]).absolute() / "nccl_trace_rank_"
@@ -49,12 +45,9 @@ def main(argv: list[str] | None = None) -> int:
         if world.is_main:
             working("configuration read; importing torch, then model and data")
         world = setup_distributed(settings.value("timeout_s"), use_cpu=bool(settings.values.get("use_cpu")))
-        code = note_end(fine_tune(settings, world))
+        return note_end(fine_tune(settings, world))
     except Exception as error:
-        return exit_after(error, world, notification)
-    if notification:
-        notification.send(code)
-    return code
+        return exit_after(error, world)
 
 
 def print_help(*, everything: bool) -> int:
@@ -117,7 +110,7 @@ def fine_tune(settings: Settings, world: World) -> int:
         run.measure(trainer)
         trainer.release()
         cleanup_distributed()  # nobody waits for another rank from here on
-        run.publish(trainer.publisher, finished=finished)
+        run.publish(trainer, finished=finished)
         if finished:
             with contextlib.suppress(Interrupted), signals.abandonable():
                 run.compare_with_base(origin, tokenizer)

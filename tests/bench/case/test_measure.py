@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import mmap
 import os
 import subprocess
 import sys
-import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,11 +15,10 @@ import torch
 from podtune.bench.case.command_line import read_options
 from podtune.bench.case.communication import sent_bytes
 from podtune.bench.case.loop import measure
-from podtune.bench.case.measure import PeakMemory, Telemetry
+from podtune.bench.case.measure import Telemetry
 from podtune.bench.case.parity import compare_losses
 from podtune.bench.case.profiling import exposed_seconds
 from podtune.bench.case.run import CaseRun
-from podtune.bench.case.watchdog import Watchdog
 from podtune.bench.options import Options
 from podtune.bench.strategies import deepspeed_zero
 from podtune.run.errors import UserError
@@ -65,52 +61,10 @@ def test_communication_is_exposed_where_nothing_is_computed() -> None:
     assert exposed_seconds(on_gpu) == pytest.approx(7e-6)
 
 
-def test_the_peak_of_memory_is_that_of_the_time_since() -> None:
-    memory = PeakMemory("cpu")
-    memory.restart()
-    before = memory.gib()
-    assert before is not None
-    hoard = mmap.mmap(-1, 200_000_000)  # whatever the heap keeps, this goes back to the system
-    hoard[:: mmap.PAGESIZE] = bytes(len(hoard[:: mmap.PAGESIZE]))
-    during = memory.gib()
-    assert during is not None
-    assert during > before + 0.15
-    hoard.close()
-    memory.restart()
-    after = memory.gib()
-    assert after is not None
-    assert after < before + 0.1
-
-
 def test_telemetry_of_a_short_run_is_one_look() -> None:
     with Telemetry("cpu") as telemetry:
         pass
     assert telemetry.means()["host_rss_gib"] > 0
-
-
-def test_a_look_takes_less_than_a_hundredth_of_the_time_between_looks() -> None:
-    telemetry = Telemetry("cpu")
-    seconds = []
-    for _ in range(20):
-        start = time.perf_counter()
-        telemetry._look()
-        seconds.append(time.perf_counter() - start)
-    assert min(seconds) < 0.01 * Telemetry.PERIOD_S
-
-
-def test_a_hang_is_called_one_and_work_is_not() -> None:
-    called = threading.Event()
-    said: list[str] = []
-
-    def on_hang(doing: str) -> None:
-        said.append(doing)
-        called.set()
-
-    busy, stuck = Watchdog(100, said.append), Watchdog(0.2 - Watchdog.GRACE_S, on_hang)
-    stuck.beat("step 3")
-    assert called.wait(10)
-    busy.stop()
-    assert said == ["step 3"]
 
 
 @pytest.mark.parametrize(("precision", "status"), [("fp32", "failed"), ("bf16", "ok")])
@@ -135,7 +89,7 @@ def test_channels_lie_together_where_the_norm_keeps_them_so(norm: str) -> None:
     """On a GPU group norm puts images out channel by channel, whatever it is given."""
     words = ["--model", "resnet18-cifar", "--strategy", "single", "--norm", norm, "--cpu"]
     options, size, _ = read_options(words, World())
-    run = CaseRun(options, size, World(), Watchdog(60, lambda _: None))
+    run = CaseRun(options, size, World())
     images = run.laid_out(torch.zeros(2, 3, 8, 8))
     assert images.is_contiguous(memory_format=torch.channels_last) == (norm == "batch")
 
@@ -159,55 +113,23 @@ def test_deepspeed_takes_the_device_of_the_case_whatever_the_environment_says(
 
 def test_without_parity_there_is_no_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("podtune.bench.case.loop.reference_losses", lambda run: [6.0] * 5)
-    words = [
-        "--model",
-        "tinygpt-test",
-        "--strategy",
-        "single",
-        "--sequence-length",
-        "16",
-        "--global-batch-size",
-        "2",
-        "--steps",
-        "1",
-    ]
+    words = ["--model", "tinygpt-test", "--strategy", "single", "--sequence-length", "16"]
+    words += ["--global-batch-size", "2", "--steps", "1"]
     options, size, _ = read_options(words, World())
-    watchdog = Watchdog(60, lambda doing: pytest.exit(f"hang while {doing}"))
-    found = measure(CaseRun(options, size, World(), watchdog))
-    watchdog.stop()
+    found = measure(CaseRun(options, size, World()))
     assert found.parity is not None
     assert found.parity.status == "failed"
     assert not {"step_time_s", "tokens_per_s", "mfu"} & set(found.to_json())
 
 
 def test_running_out_of_memory_is_a_result_with_what_was_held(tmp_path: Path) -> None:
-    cell = [
-        sys.executable,
-        "-m",
-        "podtune.benchmark",
-        "--model",
-        "tinygpt-test",
-        "--strategy",
-        "single",
-        "--cpu",
-        "--skip-parity",
-    ]
-    words = [
-        "--global-batch-size",
-        "8192",
-        "--steps",
-        "1",
-        "--repeats",
-        "1",
-        "--warmup",
-        "0",
-        "--output",
-        str(tmp_path),
-    ]
+    cell = [sys.executable, "-m", "podtune.benchmark", "--model", "tinygpt-test", "--strategy", "single"]
+    words = ["--cpu", "--skip-parity", "--global-batch-size", "8192", "--steps", "1", "--repeats", "1"]
+    words += ["--warmup", "0", "--output", str(tmp_path)]
     limited = ["bash", "-c", 'ulimit -v 9000000; exec "$@"', "cell", *cell, *words]
     done = subprocess.run(limited, cwd=Path(__file__).parents[3], capture_output=True, text=True, timeout=600)
     assert done.returncode == 71, done.stderr[-2000:]
     record = json.loads((tmp_path / "run.json").read_text())
     assert record["status"] == "oom"
-    assert record["measurements"]["held_at_oom"]["resident_peak_gib"] > 0.1
+    assert record["measurements"]["held_at_oom"]["parameters_gib"] > 0
     assert "--activation-checkpointing full" in done.stderr

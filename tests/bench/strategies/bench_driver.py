@@ -12,15 +12,14 @@ from pathlib import Path
 
 from podtune.bench.case.command_line import read_options
 from podtune.bench.case.device import refuse_what_the_device_lacks
-from podtune.bench.case.loop import measure
 from podtune.bench.case.run import CaseRun
-from podtune.bench.case.watchdog import Watchdog
+from podtune.bench.case.train import measure_and_train
 from podtune.run.distributed import cleanup_distributed, setup_distributed
 from podtune.run.errors import UserError
 from podtune.run.world import World
 
 
-def run_cell(arguments: list[str], world: World, watchdog: Watchdog) -> dict[str, object]:
+def run_cell(arguments: list[str], world: World) -> dict[str, object]:
     """The config and the measurements, or what was wrong with the command line."""
     try:
         options, size, _ = read_options(arguments, world)
@@ -30,7 +29,7 @@ def run_cell(arguments: list[str], world: World, watchdog: Watchdog) -> dict[str
     try:
         return {
             "config": asdict(options),
-            "measurements": measure(CaseRun(options, size, world, watchdog)).to_json(),
+            "measurements": measure_and_train(CaseRun(options, size, world)).to_json(),
         }
     except Exception as error:  # the next cells still say something; a test looks at this one
         return {"failed": f"{type(error).__name__}: {error}"}
@@ -42,12 +41,10 @@ def main(argv: list[str]) -> int:
     sys.modules.pop("deepspeed", None)  # the process was forked from one for fine-tunes, which hide it
     cells, results = map(Path, argv)
     world = setup_distributed(60, use_cpu=True)
-    watchdog = Watchdog(60, lambda doing: sys.exit(f"hang while {doing}"))
     found = []
     for arguments in json.loads(cells.read_text()):
-        found.append(run_cell(arguments, world, watchdog))
+        found.append(run_cell(arguments, world))
         if world.is_main:
             results.write_text(json.dumps(found))
-    watchdog.stop()
     cleanup_distributed()
     return 0

@@ -364,4 +364,4 @@ def test_an_argument_that_is_a_number_is_named_by_its_list() -> None:
 
 def test_a_command_of_blanks_is_judged_without_a_traceback() -> None:
     job = merged(base(), {"spec": container(command=None, args=["", " "])})
-    assert "PT115" in codes(yaml.safe_dump(job))
+    assert "PT111" in codes(yaml.safe_dump(job))

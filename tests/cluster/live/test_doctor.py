@@ -9,8 +9,7 @@ import pytest
 from support.cluster_api import Serving
 
 from podtune.cluster.live.client import connect
-from podtune.cluster.live.doctor import job_kinds
-from podtune.cluster.live.facilities import network_policies
+from podtune.cluster.live.doctor import job_kinds, network_policies
 from podtune.cluster.live.submit import check
 from podtune.run.errors import UserError
 

@@ -97,7 +97,7 @@ LOST: dict[str, tuple[Json, str, str]] = {
     "a gang": (
         base(runPolicy={"schedulingPolicy": {"minAvailable": 2}}),
         "job",
-        "schedulingPolicy (minAvailable)",
+        "runPolicy.schedulingPolicy ({'minAvailable': 2})",
     ),
     "a selector": (
         everywhere(

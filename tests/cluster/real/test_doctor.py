@@ -76,7 +76,7 @@ def test_missing_rights_are_named_one_by_one(api: Any, namespace: str, tmp_path:
     code, found = doctor(namespace, KUBECONFIG=str(path))
     assert code == 69
     assert found["permissions"]["state"] == "fail"
-    for right in ("create PyTorchJob", "get Pod/log", "patch ConfigMap"):
+    for right in ("create pytorchjobs", "get pods/log", "patch configmaps"):
         assert right in found["permissions"]["found"]
     role = documented_role()
     rbac.create_namespaced_role(namespace, role)

@@ -11,13 +11,11 @@ from typing import Any
 import pytest
 import yaml
 from support.cluster_jobs import Api, podtune
-from support.lint_examples import merged
 
-from podtune.cluster.lint.explain import examples
 from podtune.cluster.why.answer import Answer, explain
 from podtune.cluster.why.scene import from_files
-from podtune.run.heartbeat import HEARTBEAT_FILE
 from podtune.run.library_environment import set_library_environment
+from podtune.run.lock import LOCK_FILE
 
 Json = dict[str, Any]
 
@@ -105,7 +103,12 @@ ONE = ended(1)  # a pod whose code says nothing
 
 #: (the reason, words of the sentence, objects, logs by pod): the cause is to be named, and with confidence
 CAUSES: dict[str, tuple[str, str, list[Json], dict[str, str]]] = {
-    "image pull": ("ImagePullBackOff", "x:1", [job("Created"), waiting("ImagePullBackOff", "not found")], {}),
+    "image pull": (
+        "ImagePullBackOff",
+        "x:1",
+        [job("Created"), waiting("ImagePullBackOff", 'Back-off pulling image "x:1"')],
+        {},
+    ),
     "image name": (
         "InvalidImageName",
         "does not start",
@@ -117,7 +120,7 @@ CAUSES: dict[str, tuple[str, str, list[Json], dict[str, str]]] = {
         *([job("Created"), waiting("CreateContainerConfigError", 'secret "hf" not found')], {}),
     ),
     "no GPU free": (
-        *("Unschedulable", "missing nvidia.com/gpu"),
+        *("Unschedulable", "Insufficient nvidia.com/gpu"),
         *([job("Created"), unscheduled("0/3 nodes are available: 3 Insufficient nvidia.com/gpu.")], {}),
     ),
     "a taint": (
@@ -412,14 +415,6 @@ def test_a_job_that_runs_or_has_succeeded_has_no_cause(tmp_path: Path) -> None:
     assert (done.cause, done.sentence) == (None, "PyTorchJob run succeeded")
 
 
-def test_a_manifest_that_no_cluster_has_seen_is_answered_by_lint(tmp_path: Path) -> None:
-    manifest = merged(yaml.safe_load(examples()["base"]), {"spec": {"nprocPerNode": "0"}})
-    (tmp_path / "job.yaml").write_text(yaml.safe_dump(manifest))
-    found = explain(from_files(tmp_path / "job.yaml"))
-    assert found.cause is not None
-    assert (found.cause.reason, found.sentence[:29]) == ("PT005", "PyTorchJob run would not run:")
-
-
 def test_each_of_several_jobs_that_were_saved_gets_its_own_answer(tmp_path: Path) -> None:
     other = {**job("Running"), "metadata": {"name": "run-2"}}
     items = [job(), ended(137, reason="OOMKilled"), other, pod("run-2-master-0", "Running")]
@@ -442,7 +437,8 @@ def test_a_run_s_folder_says_how_it_ended(tmp_path: Path) -> None:
     assert "exit code 65" in found.evidence[0]
     assert explain(from_files(run_folder(tmp_path, status="ok"))).sentence == f"{tmp_path} succeeded"
     beat = {"time": 1.0, "step": 41, "step_at": 1.0, "pid": 2**22 + 1, "host": "gone", "started": 1.0}
-    (tmp_path / HEARTBEAT_FILE).write_text(json.dumps(beat))
+    beat |= {"job": ""}
+    (tmp_path / LOCK_FILE).write_text(json.dumps(beat))
     died = explain(from_files(run_folder(tmp_path, status="running")))
     assert "no sign of life from gone" in died.sentence
     assert not died.certain
@@ -517,4 +513,5 @@ def test_the_command_reads_a_job_of_the_cluster_and_the_newest_one(api: Api) -> 
         True,
         "DiskFull",
     )
-    assert "there is no file or folder 'nothing' here" in str(podtune("why", "nothing").exception)
+    assert "there is no job 'nothing'" in str(podtune("why", "nothing").exception)
+    assert "no such file" in str(podtune("why", "gone.yaml").exception)

@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -179,13 +178,12 @@ def test_another_data_set_tokenizer_or_length_makes_losses_incomparable_and_no_r
     verdict = comparison(base, other_data)["verdict"]
     assert verdict["better"] is None
     assert "the data sets differ (fingerprint: base: f00d, other-data: beef)" in verdict["text"]
-    other_model = make_run("other-model", record={"model": "models/tiny"})
-    assert any("the tokenizers differ" in line for line in comparison(base, other_model)["not_comparable"])
     longer = make_run("longer", config={"max_length": 2048})
-    assert any("max_length differs" in line for line in comparison(base, longer)["not_comparable"])
+    (line,) = comparison(base, longer)["not_comparable"]
+    assert "other tokens are trained and judged (max_length: base: None, longer: 2048)" in line
 
 
-def test_the_recorded_tokenizer_decides_before_files_and_names_do(make_run: RunMaker) -> None:
+def test_another_tokenizer_makes_losses_incomparable_and_another_model_does_not(make_run: RunMaker) -> None:
     data = {"path": "qa/train.parquet", "rows": 8000, "fingerprint": "f00d", "tokens": 1_000_000}
     one, same, other = (
         make_run(name, record={"model": f"models/{name}", "data": data | {"tokenizer": tokenizer}})
@@ -196,14 +194,6 @@ def test_the_recorded_tokenizer_decides_before_files_and_names_do(make_run: RunM
         "the tokenizers differ" in line and "one: aa, other: bb" in line
         for line in comparison(one, other)["not_comparable"]
     )
-
-
-def test_the_same_tokenizer_file_makes_models_in_two_folders_comparable(make_run: RunMaker) -> None:
-    runs = [make_run("a", record={"model": "here/one"}), make_run("b", record={"model": "there/two"})]
-    for run in runs:
-        (run / "final").mkdir()
-        (run / "final" / "tokenizer.json").write_text("{}")
-    assert comparison(*runs)["not_comparable"] == []
 
 
 def test_another_batch_or_machine_is_said_and_does_not_forbid_a_verdict(make_run: RunMaker) -> None:
@@ -222,7 +212,7 @@ def test_another_batch_or_machine_is_said_and_does_not_forbid_a_verdict(make_run
     )
     found = comparison(base, other)
     assert any(
-        ("metrics at equal steps: the global batch differs (base: 16, other: 32)") in line
+        "the global batch differs (global_batch_size: base: 16, other: 32)" in line
         for line in found["not_comparable"]
     )
     assert any(
@@ -242,29 +232,14 @@ def test_unequal_budgets_are_compared_at_equal_tokens(make_run: RunMaker) -> Non
     assert verdict["values"][0] == pytest.approx(verdict["values"][1], abs=0.1)
 
 
-def test_twins_and_old_copies_are_refused_and_a_name_twice_is_told_apart(
-    make_run: RunMaker, tmp_path: Path
-) -> None:
-    first = make_run("x/same")
-    second = make_run("y/same", record={"started_at": "2026-11-19T09:00:00Z"})
+def test_a_folder_twice_is_refused_and_a_name_twice_is_told_apart(make_run: RunMaker) -> None:
+    first, second = make_run("x/same"), make_run("y/same")
     assert [run["name"] for run in comparison(first, second)["runs"]] == [
         f"same ({first})",
         f"same ({second})",
     ]
     with pytest.raises(UserError, match="the same folder is given twice"):
         compare([load_run(first), load_run(first)])
-    copy = tmp_path / "copy"
-    shutil.copytree(first, copy)
-    record = json.loads((copy / RUN_FILE).read_text())
-    write_json(copy / RUN_FILE, record | {"status": "error"})
-    with pytest.raises(
-        UserError,
-        match=(
-            r"two records of one run \(same, started 2026-11-20T09:00:00\.000Z\) "
-            r"contradict each other"
-        ),
-    ):
-        compare([load_run(first), load_run(copy)])
 
 
 def test_runs_of_the_same_work_get_no_verdict_on_speed(make_run: RunMaker) -> None:
@@ -324,8 +299,8 @@ def test_answers_decide_by_a_binomial_interval(make_run: RunMaker) -> None:
     assert (found["better"], "neither is better" in found["text"]) == (None, True)
     assert comparison(good, few)["answers"] is None
     assert wilson(1.0, 20)[0] < 0.9  # 20 of 20 is not certainty
-    rows = listing.rows_of([load_run(good), load_run(few)])
-    assert [row.values["exact_match"] for row in rows] == [0.905, 1.0]
+    rows = listing.list_runs([load_run(good), load_run(few)])
+    assert [row.exact_match for row in rows] == [0.905, 1.0]
     assert "exact" in listing.table(rows).text()
 
 
@@ -346,7 +321,7 @@ def test_a_sweep_s_page_has_its_name_the_swept_values_the_best_first_and_a_curve
     runs = [load_run(folder) for folder in folders]
     found = compare(runs)
     assert found.names[0] == "learning_rate-1e-05_seed-1"  # unique without the hash
-    page = html_page(found, runs, "Sweep rates").replace(get_plotlyjs(), "")
+    page = html_page(found, "Sweep rates").replace(get_plotlyjs(), "")
     assert "<h1>Sweep rates</h1>" in page
     first = re.search(r"<tbody>(.*?)</tbody>", page, re.DOTALL)
     assert first
@@ -376,25 +351,6 @@ def test_what_is_wrong_with_the_files_is_in_the_comparison(make_run: RunMaker) -
     assert "torn or no metrics line" in found.stdout
 
 
-def test_names_from_a_record_cannot_break_the_markdown(make_run: RunMaker) -> None:
-    evil = {"strategy": "a](javascript:x) <b>", "model": "[c](d) | e"}
-    text = view.markdown(compare([load_run(make_run("one", record=evil)), load_run(make_run("two"))]))
-    assert not re.search(r"(?<!\\)[<\[]", text)
-
-
-def test_markdown_has_the_verdict_and_every_table(make_run: RunMaker) -> None:
-    text = podtune("compare", make_run("a"), make_run("b", learning_rate=3e-4), "--markdown").stdout
-    assert text.startswith("# a against b\n")
-    for part in (
-        "| config | a | b |",
-        "| learning_rate | 0.001 | 0.0003 |",
-        "**At equal tokens**",
-        "| eval loss |",
-        "has the lower eval loss",
-    ):
-        assert part in text, part
-
-
 def test_ten_thousand_steps_twice_with_the_page_take_a_few_times_the_parsing_of_their_files(
     make_run: RunMaker,
 ) -> None:
@@ -408,7 +364,7 @@ def test_ten_thousand_steps_twice_with_the_page_take_a_few_times_the_parsing_of_
 
     def compare_them() -> None:
         runs = [load_run(folder) for folder in folders]
-        assert len(html_page(compare(runs), runs).replace(get_plotlyjs(), "")) < 400_000
+        assert len(html_page(compare(runs)).replace(get_plotlyjs(), "")) < 400_000
 
     def seconds(task: Callable[[], None]) -> float:
         began = time.process_time()
@@ -476,8 +432,7 @@ def test_many_runs_have_a_short_title_stand_in_rows_and_fit_a_narrow_terminal(
         "config   learning_rate",
         "───────  ─────────────",
     ]
-    assert view.markdown(found).startswith("# 8 runs\n")
-    assert "<h1>8 runs</h1>" in html_page(found, runs)
+    assert "<h1>8 runs</h1>" in html_page(found)
     table = [line for line in view.text(found, width=80).splitlines() if line.startswith("sweep-3 ")]
     assert table
     assert all(len(line) <= 80 for line in table)
@@ -493,7 +448,7 @@ def test_the_page_has_each_runs_answers_command_and_configuration(make_run: RunM
     record["provenance"]["command"] = ["podtune", "train", "--config", "my file.yaml"]
     write_json(a / RUN_FILE, record)
     runs = [load_run(a), load_run(b)]
-    page = html_page(compare(runs), runs)
+    page = html_page(compare(runs))
     row = re.search(r"<tr><th[^>]*>Which script\?</th>(.*?)</tr>", page)
     assert row
     assert re.findall(r'<td class="left( best)?">([^<]*)</td>', row[1]) == [

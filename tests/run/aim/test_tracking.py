@@ -34,7 +34,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # of Aim's own dependencies
 TRAINER = """
 import json, os, sys
 from pathlib import Path
-from podtune.run.heartbeat import Heartbeat
+from podtune.run.lock import claim
 from podtune.run.metrics_log import (MetricsLog)
 from podtune.run.record import (end_record, write_json)
 from podtune.run.aim.tracking import start_tracker
@@ -43,16 +43,16 @@ run_dir, repo, first, last, resume_from = Path(sys.argv[1]), sys.argv[2], *map(i
 record = json.loads((run_dir / "run.json").read_text()) | {"status": "running"}
 write_json(run_dir / "run.json", record)
 log = MetricsLog(run_dir / "metrics.jsonl", from_step=resume_from)
-heartbeat = Heartbeat(run_dir)
+lock = claim(run_dir)
 tracker = start_tracker(run_dir, repo)
 for step in range(first, last + 1):
     log.write("train", step, {"loss": 10.0 / step, "tokens": step * 100})
-    heartbeat.step(step)
+    lock.step(step)
 print("written", flush=True)
 if sys.stdin.readline().strip() == "end":
     end_record(record, "ok", 0)
     write_json(run_dir / "run.json", record)
-    heartbeat.stop()
+    lock.release()
     tracker.finish(60.0)
 """
 
@@ -175,23 +175,6 @@ def test_aim_holds_exactly_what_the_files_hold_and_a_second_sync_adds_nothing(
     again.leave()
 
 
-def test_a_metrics_file_that_was_cut_back_by_a_resume_leaves_no_old_point(
-    make_run: RunMaker, repo: str
-) -> None:
-    run_dir = make_run("cut-back", steps=30)
-    follower = Follower(run_dir, repo)
-    follower.update()
-    follower.leave()
-    lines = [line for line in read_metrics(run_dir / METRICS_FILE)[0] if line["step"] <= 12]
-    (run_dir / METRICS_FILE).write_text("".join(json.dumps(line) + "\n" for line in lines))
-    follower = Follower(run_dir, repo)
-    follower.update()
-    follower.leave()
-    _, points = in_aim(repo, follower.hash)
-    assert points == in_files(run_dir)
-    assert max(points["loss", "train"]) == 12
-
-
 def test_a_nan_loss_is_in_aim_as_nan(make_run: RunMaker, repo: str) -> None:
     run_dir = make_run(
         "not-finite",
@@ -211,7 +194,7 @@ def test_a_killed_trainer_is_closed_as_died_and_its_restart_goes_on_in_the_same_
     trainer = start_trainer(run_dir, repo, range(1, 21))
     assert trainer.stdout
     assert trainer.stdout.readline() == "written\n"
-    until(lambda: aim_state(run_dir, repo).get("offset") == (run_dir / METRICS_FILE).stat().st_size)
+    until(lambda: bool(aim_state(run_dir, repo).get("hash")))
     os.kill(trainer.pid, signal.SIGKILL)
     trainer.wait()
     until(lambda: "died" in aim_state(run_dir, repo).get("closed", ""))
@@ -234,7 +217,7 @@ def test_a_killed_tracker_costs_one_warning_and_aim_sync_completes_the_view(
     run_dir = make_run("tracker-killed", status="running", steps=20)
     tracker = start_tracker(run_dir, repo)
     assert tracker._child
-    until(lambda: bool(aim_state(run_dir, repo).get("offset")))
+    until(lambda: bool(aim_state(run_dir, repo).get("hash")))
     tracker._child.kill()
     with (run_dir / METRICS_FILE).open("a") as file:
         file.write(
@@ -271,7 +254,7 @@ def test_the_tracker_of_a_run_that_has_ended_is_waited_for_and_that_of_a_running
     assert holder.stdin
     assert holder.stdout
     holder.stdout.readline()
-    once = {"follow": False, "rebuild": False, "as_json": True}
+    once = {"follow": False, "as_json": True}
     with pytest.raises(UserError, match="another process is writing this run"):
         sync(running, repo, **once)
     end = threading.Timer(1.0, holder.stdin.close)

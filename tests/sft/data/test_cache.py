@@ -58,7 +58,7 @@ def test_of_many_processes_one_does_the_work_and_all_get_it(tmp_path: Path) -> N
 
 
 def test_a_dead_process_s_lock_is_taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lock, "STALE_S", 0.3)
+    monkeypatch.setattr(lock, "GONE_S", 0.3)
     (tmp_path / "key.lock").write_text(json.dumps({"host": "gone", "pid": 1}))
     _, _, was_there = cache.get_or_make(tmp_path, "key", make, wait_s=20)
     assert not was_there
@@ -68,7 +68,7 @@ def test_a_dead_process_s_lock_is_taken_over(tmp_path: Path, monkeypatch: pytest
 def test_a_living_process_s_lock_is_waited_for_within_the_bound(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lock, "STALE_S", 0.5)
+    monkeypatch.setattr(lock, "GONE_S", 0.5)
     monkeypatch.setattr(lock, "BEAT_S", 0.05)
     with lock.hold(tmp_path / "key.lock", until=lambda: False, wait_s=1, what="preparing") as held:
         assert held

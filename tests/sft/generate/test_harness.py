@@ -121,8 +121,8 @@ def test_scores_are_those_of_base_and_tuned_model_and_stand_in_record_comparison
     run_dir: Path, micro_model: Path, tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     repo = str(tmp_path / "aim")
-    sync(run_dir, repo, follow=False, rebuild=False, as_json=True)
-    sync(run_dir, str(tmp_path / "other"), follow=False, rebuild=False, as_json=True)
+    sync(run_dir, repo, follow=False, as_json=True)
+    sync(run_dir, str(tmp_path / "other"), follow=False, as_json=True)
     monkeypatch.setenv("AIM_REPO", repo)
     ended = asked(run_dir, "--tasks", "choose,write", "--task-folder", tasks, "--batch-size", 4, "--bare")
     assert ended.exit_code == 0, ended.output

@@ -264,7 +264,7 @@ def test_the_variable_length_kernel_is_called_in_the_words_of_its_torch(
 
     monkeypatch.setattr(varlen, "varlen_attn", newer if names_sharing else older)
     query, key = torch.empty(1, 4, 9, 8), torch.empty(1, 2, 9, 8)
-    out = attention._varlen(query, key, key, boundaries((4, 5)), 5, 0.5, 3)
+    out = attention._varlen((query, key, key), query.dtype, boundaries((4, 5)), 5, 0.5, 3)
     assert out.shape == (1, 9, 4, 8)
     assert called == {"scale": 0.5, "window_size": (2, 0)} | ({"enable_gqa": True} if names_sharing else {})
 

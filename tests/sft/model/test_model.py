@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch.utils.flop_counter import FlopCounterMode
 from typer.testing import CliRunner
 
 from podtune.commands.model import app
@@ -33,11 +34,11 @@ from podtune.sft.data.tokenizer import load_tokenizer
 from podtune.sft.generate.evaluate import Question, answers_to, compare_with_base, loss_of, normalised
 from podtune.sft.model import template
 from podtune.sft.model.build import build_model
-from podtune.sft.model.flops import counted_flops_per_token, flops_per_token, parameter_count
+from podtune.sft.model.flops import flops_per_token, parameter_count
 from podtune.sft.model.info import model_info
 from podtune.sft.model.load import check_quantization, load_model
 from podtune.sft.model.merge import merge_adapter
-from podtune.sft.source.model import locate_model
+from podtune.sft.source.model import load_config, locate_model
 
 FACTS = [
     ("red and yellow", "Orange."),
@@ -107,7 +108,9 @@ def test_the_same_data_gives_the_same_bytes_and_a_second_build_changes_nothing(
     data = write_rows(tmp_path / "rows.jsonl")
     build_model("micro", data, tmp_path / "again")
     assert digests(tmp_path / "again") == digests(micro)
-    assert build_model("micro", data, tmp_path / "again").unchanged
+    left = (tmp_path / "again").stat().st_ino
+    build_model("micro", data, tmp_path / "again")
+    assert (tmp_path / "again").stat().st_ino == left
 
 
 def test_another_seed_gives_other_weights_and_replaces_the_earlier_build(micro: Path, tmp_path: Path) -> None:
@@ -125,7 +128,7 @@ def test_sizes_are_what_the_documents_say(micro: Path) -> None:
 
     from podtune.sft.model.build import SIZES, model_config
 
-    assert parameter_count(load_model(locate_model(micro))).total < 1_000_000
+    assert parameter_count(load_config(locate_model(micro))).total < 1_000_000
     with torch.device("meta"):
         tiny = SmolLM3ForCausalLM(model_config(SIZES["tiny"], load_tokenizer(locate_model(micro))))
     assert 6.5e6 < tiny.num_parameters() < 7.5e6
@@ -283,9 +286,11 @@ def test_an_exact_match_forgives_case_punctuation_and_articles() -> None:
 
 # ---- counting ----
 def test_counted_flops_equal_the_formula(micro: Path) -> None:
-    config = load_model(locate_model(micro)).config
-    counted = counted_flops_per_token(config, 128)
-    assert counted == pytest.approx(flops_per_token(config, 128), rel=0.01)
+    model = load_model(locate_model(micro), attn_implementation="eager")
+    config = model.config
+    with FlopCounterMode(display=False) as counter:
+        model(input_ids=torch.zeros(1, 128, dtype=torch.long), use_cache=False).logits.sum().backward()
+    assert counter.get_total_flops() / 128 == pytest.approx(flops_per_token(config, 128), rel=0.01)
     assert flops_per_token(config, 128, trained_share=0.0) < flops_per_token(config, 128)
 
 
@@ -312,19 +317,15 @@ def test_untied_embeddings_and_idle_experts_are_not_multiplied() -> None:
     found = parameter_count(experts)
     # layers, idle experts, three matrices of hidden by inner size
     assert found.total - found.multiplied == 2 * 6 * 3 * 64 * 32
-    assert counted_flops_per_token(experts, 16) is None
 
 
-def test_info_prints_figures_that_add_up(micro: Path) -> None:
+def test_info_prints_what_the_weights_add_up_to(micro: Path) -> None:
     result = CliRunner().invoke(app, ["info", str(micro), "--json", "--sequence-length", "256"])
     found = json.loads(result.stdout)
     assert found == json.loads(json.dumps(asdict(model_info(micro, sequence_length=256))))
     assert found["parameters"]["total"] == sum(
         weight.numel() for weight in load_file(micro / "model.safetensors").values()
     )
-    memory = {(row["strategy"], row["world_size"]): row for row in found["memory"]}
-    assert memory["single", 1]["optimizer_gib"] == pytest.approx(12 * found["parameters"]["total"] / 2**30)
-    assert memory["fsdp", 8]["weights_gib"] == pytest.approx(memory["ddp", 8]["weights_gib"] / 8)
     assert found["tokenizer"]["stop_token_trained"] is True
 
 
@@ -483,9 +484,7 @@ def adapter(tuned: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_merged_adapter_gives_the_logits_of_adapter_and_base(adapter: Path, tmp_path: Path) -> None:
-    found = merge_adapter(adapter, tmp_path / "merged")
-    assert found.difference < 1e-4 < 1e-2 < found.change
-    assert found.same_choice == 1.0
+    merge_adapter(adapter, tmp_path / "merged")
     assert {"config.json", "model.safetensors", "tokenizer.json", "generation_config.json"} <= {
         path.name for path in (tmp_path / "merged").iterdir()
     }
@@ -496,13 +495,14 @@ def test_a_merged_adapter_gives_the_logits_of_adapter_and_base(adapter: Path, tm
     torch.testing.assert_close(*logits, rtol=1e-4, atol=1e-4)
 
 
-def test_a_merge_that_went_wrong_leaves_nothing(
-    adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("podtune.sft.model.merge.TOLERANCE", {4: 0.0, 2: 0.0})
-    with pytest.raises(UserError, match="nothing was written"):
-        merge_adapter(adapter, tmp_path / "merged")
-    assert list(tmp_path.iterdir()) == []
+def test_a_merge_that_went_wrong_leaves_nothing(adapter: Path, tmp_path: Path) -> None:
+    shutil.copytree(adapter, tmp_path / "adapter")
+    weights = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+    broken = {name: torch.full_like(weight, float("nan")) for name, weight in weights.items()}
+    save_file(broken, tmp_path / "adapter" / "adapter_model.safetensors")
+    with pytest.raises(UserError, match="cannot be merged"):
+        merge_adapter(tmp_path / "adapter", tmp_path / "merged")
+    assert [path.name for path in tmp_path.iterdir()] == ["adapter"]
 
 
 def test_only_an_adapter_can_be_merged_and_an_adapter_needs_its_base(

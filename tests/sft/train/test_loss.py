@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import types
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any
 import datasets
 import pytest
 import torch
-from accelerate.utils.operations import convert_outputs_to_fp32
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast, SmolLM3Config, SmolLM3ForCausalLM
@@ -157,25 +155,6 @@ def test_cross_entropy_in_chunks_is_torchs(dtype: torch.dtype, monkeypatch: pyte
     torch.testing.assert_close(mine.grad, other.grad)
     assert mine.grad is not None
     assert not mine.grad[[0, 7]].any()
-
-
-def test_logits_stay_in_bf16_and_are_converted_again_for_whoever_else_asks() -> None:
-    model = torch.nn.Linear(4, 4)
-    usual = model.forward
-    autocast = torch.autocast("cpu", dtype=torch.bfloat16)
-    model.forward = types.MethodType(  # as accelerate wraps a model
-        convert_outputs_to_fp32(autocast(usual.__func__)),  # type: ignore[attr-defined]
-        model,
-    )
-    wrapped, batch = model.forward, torch.ones(2, 4)
-    with contextlib.suppress(KeyError), lean._outputs_as_computed(model):
-        assert model(batch).dtype == torch.bfloat16
-        raise KeyError  # whatever the model may raise
-    assert model.forward is wrapped
-    assert model(batch).dtype == torch.float32
-    model.forward = usual
-    with lean._outputs_as_computed(model):
-        assert model(batch).dtype == torch.float32
 
 
 def test_more_ranks_scale_the_loss_as_trl_does(

@@ -20,7 +20,7 @@ from podtune.run.record import new_record
 from podtune.run.world import World
 from podtune.sft.config.options import ResumeOptions
 from podtune.sft.train.meter import Utilisation, utilisation
-from podtune.sft.train.publish import Publisher, model_card, write_final
+from podtune.sft.train.publish import model_card, push_to_hub, write_final
 from podtune.sft.train.resume import find_checkpoint
 
 
@@ -30,9 +30,8 @@ class Recorder:
     def __init__(self) -> None:
         self.uploads: list[dict[str, Any]] = []
 
-    def upload_folder(self, **more: Any) -> Any:
+    def upload_folder(self, **more: Any) -> None:
         self.uploads.append(more)
-        return SimpleNamespace(done=lambda: True, exception=lambda: None)
 
 
 @pytest.fixture
@@ -42,42 +41,27 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     return recorder
 
 
-def publisher(strategy: str, push: bool = True) -> Publisher:
-    args = SimpleNamespace(push_to_hub=push, hub_strategy=strategy, hub_token=None, hub_revision=None)
-    return Publisher(args, "me/model")
+ARGS: Any = SimpleNamespace(hub_token=None, hub_revision="v1")
 
 
-@pytest.mark.parametrize(
-    ("strategy", "places"),
-    [
-        ("end", [("final", None)]),
-        ("every_save", [("checkpoint-2", None), ("final", None)]),
-        ("all_checkpoints", [("checkpoint-2", "checkpoint-2"), ("final", None)]),
-    ],
-)
-def test_only_sealed_folders_are_uploaded(
-    hub: Recorder, tmp_path: Path, strategy: str, places: list[tuple[str, str | None]]
+def test_the_final_model_is_uploaded_without_a_file_that_a_link_leads_to(
+    hub: Recorder, tmp_path: Path
 ) -> None:
-    uploads = publisher(strategy)
-    uploads.saved(tmp_path / "checkpoint-2")
-    uploads.finished(tmp_path / "final")
-    assert [(Path(up["folder_path"]).name, up["path_in_repo"]) for up in hub.uploads] == places
-    if strategy == "every_save":
-        assert "*.pt" in hub.uploads[0]["ignore_patterns"]
-
-
-def test_the_hub_gets_no_file_that_a_link_leads_to(hub: Recorder, tmp_path: Path) -> None:
     (tmp_path / "final").mkdir()
     (tmp_path / "final" / "notes[1].txt").symlink_to("/proc/self/environ")
-    publisher("end").finished(tmp_path / "final")
-    ignored = hub.uploads[0]["ignore_patterns"]
-    assert any(fnmatch("notes[1].txt", pattern) for pattern in ignored)
+    push_to_hub(ARGS, "me/model", tmp_path / "final")
+    (upload,) = hub.uploads
+    assert (upload["repo_id"], upload["revision"]) == ("me/model", "v1")
+    assert upload["folder_path"] == str(tmp_path / "final")
+    assert any(fnmatch("notes[1].txt", pattern) for pattern in upload["ignore_patterns"])
 
 
-def test_nothing_is_uploaded_unasked(hub: Recorder, tmp_path: Path) -> None:
-    publisher("every_save", push=False).saved(tmp_path)
-    publisher("every_save", push=False).finished(tmp_path)
-    assert hub.uploads == []
+def test_an_upload_that_fails_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("transformers.trainer.hf_api", lambda: None)
+    push_to_hub(ARGS, "me/model", tmp_path)
+    assert "was not uploaded to me/model" in capsys.readouterr().err
 
 
 def test_every_user_may_read_the_final_model(tmp_path: Path) -> None:

@@ -16,7 +16,9 @@ from podtune.run import checkpoint
 from podtune.run.errors import UserError
 from podtune.run.manifest import MANIFEST
 from podtune.run.world import World
+from podtune.sft.config.options import ResumeOptions
 from podtune.sft.source.object_store import Remote
+from podtune.sft.train.resume import find_checkpoint
 from podtune.sft.train.uploader import CheckpointUploader
 
 
@@ -51,7 +53,7 @@ def published(bucket: CheckpointUploader) -> list[str]:
 def test_checkpoints_are_rotated_there_as_here_and_come_back_whole(bucket: CheckpointUploader) -> None:
     (bucket.output_dir / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2')
     for step in (1, 2, 3):
-        bucket.saved(commit(bucket.output_dir, step), Path(), last=True)
+        bucket.saved(commit(bucket.output_dir, step), last=True)
     assert bucket.finish(30) == ""
     assert published(bucket) == ["checkpoint-2", "checkpoint-3", "metrics.jsonl"]
     shutil.rmtree(bucket.output_dir)
@@ -66,10 +68,10 @@ def test_checkpoints_are_rotated_there_as_here_and_come_back_whole(bucket: Check
 def test_half_an_upload_is_invisible_and_rotated_away(
     bucket: CheckpointUploader, object_store: ObjectStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    bucket.saved(commit(bucket.output_dir, 1), Path(), last=True)
+    bucket.saved(commit(bucket.output_dir, 1), last=True)
     assert bucket.finish(30) == ""
     object_store.cut("PUT", "podtune-manifest.json", times=100)
-    bucket.saved(commit(bucket.output_dir, 2), Path(), last=True)
+    bucket.saved(commit(bucket.output_dir, 2), last=True)
     assert "checkpoint-2" in bucket.finish(30)
     object_store.mend()
     assert "checkpoint-2 was not published" in capsys.readouterr().err
@@ -79,7 +81,7 @@ def test_half_an_upload_is_invisible_and_rotated_away(
     resumed = bucket.newest(lambda found: None)
     assert resumed is not None
     assert resumed.step == 1
-    bucket.saved(commit(bucket.output_dir, 3), Path(), last=True)
+    bucket.saved(commit(bucket.output_dir, 3), last=True)
     assert bucket.finish(30) == ""
     assert published(bucket) == ["checkpoint-1", "checkpoint-3"]
 
@@ -89,13 +91,13 @@ def test_a_store_that_cuts_fails_or_dawdles_loses_nothing(
     bucket: CheckpointUploader, object_store: ObjectStore, how: str | int
 ) -> None:
     object_store.cut("PUT", "model.safetensors", how=how)
-    bucket.saved(commit(bucket.output_dir, 1, b"w" * 400), Path(), last=True)
+    bucket.saved(commit(bucket.output_dir, 1, b"w" * 400), last=True)
     assert bucket.finish(30) == ""
     shutil.rmtree(bucket.output_dir / "checkpoint-1")
     object_store.cut("GET", "model.safetensors", how=how)
     assert bucket.newest(lambda found: None) is not None
     object_store.cut("PUT", "podtune-manifest.json", times=100, how=how)
-    bucket.saved(commit(bucket.output_dir, 2), Path(), last=True)
+    bucket.saved(commit(bucket.output_dir, 2), last=True)
     failed = bucket.finish(30)
     object_store.mend()
     complete = f"checkpoint-2/{MANIFEST}" in bucket.remote.listing()
@@ -106,7 +108,7 @@ def test_an_object_that_changed_there_is_not_used(
     bucket: CheckpointUploader, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for step in (1, 2):
-        bucket.saved(commit(bucket.output_dir, step), Path(), last=True)
+        bucket.saved(commit(bucket.output_dir, step), last=True)
     bucket.finish(30)
     bucket.remote.write("checkpoint-2/model.safetensors", b"Weights" * 1000)
     shutil.rmtree(bucket.output_dir)
@@ -118,7 +120,7 @@ def test_an_object_that_changed_there_is_not_used(
 
 
 def test_what_belongs_to_another_run_is_refused_before_it_is_fetched(bucket: CheckpointUploader) -> None:
-    bucket.saved(commit(bucket.output_dir, 1), Path(), last=True)
+    bucket.saved(commit(bucket.output_dir, 1), last=True)
     bucket.finish(30)
     shutil.rmtree(bucket.output_dir)
     bucket.output_dir.mkdir()
@@ -128,7 +130,7 @@ def test_what_belongs_to_another_run_is_refused_before_it_is_fetched(bucket: Che
     assert str(bucket.remote.url) in caught.value.where
     assert not list(bucket.output_dir.iterdir())
     with pytest.raises(UserError, match="auto_resume is off"):
-        bucket.refuse_others()
+        find_checkpoint(bucket.output_dir, KEY, ResumeOptions(newest=False), bucket)
 
 
 def test_a_checkpoint_on_its_way_is_kept_and_the_next_one_left_out(
@@ -144,8 +146,8 @@ def test_a_checkpoint_on_its_way_is_kept_and_the_next_one_left_out(
         original(remote, files)
 
     monkeypatch.setattr(Remote, "upload", slow)
-    bucket.saved(commit(bucket.output_dir, 1), Path(), last=False)
-    bucket.saved(commit(bucket.output_dir, 2), Path(), last=False)
+    bucket.saved(commit(bucket.output_dir, 1), last=False)
+    bucket.saved(commit(bucket.output_dir, 2), last=False)
     assert "checkpoint-2 is not published" in capsys.readouterr().err
     checkpoint.rotate(bucket.output_dir, 1, busy=bucket.busy)
     assert (bucket.output_dir / "checkpoint-1").is_dir()
@@ -192,7 +194,7 @@ def test_links_leave_no_file_of_this_process_in_the_bucket(
 
 def test_what_comes_back_follows_no_link(bucket: CheckpointUploader) -> None:
     (bucket.output_dir / "run.json").write_text('{"status": "running"}')
-    bucket.saved(commit(bucket.output_dir, 1), Path(), last=True)
+    bucket.saved(commit(bucket.output_dir, 1), last=True)
     assert bucket.finish(30) == ""
     shutil.rmtree(bucket.output_dir)
     victim = bucket.output_dir.parent / "victim"
@@ -250,7 +252,8 @@ def test_two_pods_with_a_volume_each_go_on_from_the_bucket(
     remote = Remote(f"{runs}/pods/r")
     names = set(remote.listing("checkpoint-4"))
     assert {f"checkpoint-4/rng_state_{rank}.pth" for rank in (0, 1)} <= names
-    assert not (first[0] / "checkpoint-4" / "rng_state_1.pth").exists(), "each pod has its own part"
+    assert (first[0] / "checkpoint-4" / "rng_state_1.pth").exists(), "rank 0's volume has the whole"
+    assert not (first[1] / "checkpoint-4").exists()
 
     remote.remove([name for name in remote.listing() if name.startswith(("checkpoint-8", "final", "run"))])
     again = [tmp_path / "again" / name for name in "ab"]

@@ -11,6 +11,7 @@ from podtune.plan.models import BENCHMARK_MODELS
 from podtune.plan.setup import PLANNED
 from podtune.plan.shapes import Checkpointing
 
+UNPLANNED = ("fsdp-offload", "tensor+fsdp", "pipeline-1f1b+ddp")
 Precision = Literal["fp32", "bf16", "fp16", "fp8"]
 
 
@@ -24,7 +25,7 @@ class Options:
     """One case. None, or 0 for a count, is unset: the default is the model's or the strategy's."""
 
     model: str = field(metadata={"help": f"{', '.join(BENCHMARK_MODELS)} or hf:PATH"})
-    strategy: str = field(metadata={"help": ", ".join(PLANNED)})
+    strategy: str = field(metadata={"help": ", ".join((*PLANNED, *UNPLANNED))})
     layers: int = _option(0, "tinygpt: its layers, in place of the model's own", least=0)
     heads: int = _option(0, "tinygpt: attention heads", least=0)
     width: int = _option(0, "tinygpt: hidden size; resnet: channels of the first stage", least=0)
@@ -48,21 +49,36 @@ class Options:
     compile: bool = _option(False, "torch.compile, block by block")
     optimizer: Literal["adamw", "sgd"] = _option("adamw", "sgd has momentum 0.9")
     fused_optimizer: bool | None = _option(None, "adamw (default: on)")
-    learning_rate: float = _option(1e-3, "the same at every step")
+    learning_rate: float = _option(1e-3, "the same at every step, but for --lr-schedule")
     norm: Literal["group", "batch"] = _option(
         "group", "residual networks; with batch, parity is not defined once the batch is split"
     )
     pretrained: bool = _option(False, "hf: models, load the weights instead of random ones")
     gradient_as_bucket_view: bool | None = _option(None, "ddp (default: on)")
+    gradient_compression: Literal["none", "fp16", "bf16"] = _option(
+        "none", "ddp: what its all-reduces send, by torch's communication hooks"
+    )
+    offload_activations: bool = _option(False, "keep what the backward pass needs in the CPU's memory")
     prefetch: int | None = _option(None, "fsdp, hsdp: blocks gathered ahead (default: FSDP's own)", least=0)
     overlap: bool | None = _option(None, "zero2, zero3: communicate during backward (default: on)")
     shard_size: int = _option(
-        0, "hsdp: processes that share one copy of the weights (default: a node's)", least=0
+        0, "hsdp, hybrids: processes that share one copy of the weights (default: a node's)", least=0
     )
     data: str = _option(
         "synthetic",
-        "synthetic, a Parquet file with a text column, or a folder of images in one folder per class",
+        "synthetic, a Parquet file with a text column, a folder of images in one folder per class, or one of "
+        "podtune data cifar10",
     )
+    epochs: int = _option(
+        0,
+        "train after the measurement: passes over the rows, each with the accuracy on the test split",
+        least=0,
+    )
+    epoch_steps: int = _option(0, "steps of an epoch (default: all rows)", least=0)
+    lr_schedule: Literal["constant", "cosine"] = _option("constant", "of --epochs; cosine ends at 0")
+    lr_warmup: int = _option(0, "steps of --epochs in which the learning rate rises to its value", least=0)
+    save: str = _option("", "folder for the state of --epochs after each of them; the newest is kept")
+    resume: bool = _option(False, "continue --epochs where --save has ended")
     seed: int = _option(0, "of weights and rows")
     threads: int = _option(
         1, "CPU threads of a process (default: 1, so that a process stands for one device)", least=1

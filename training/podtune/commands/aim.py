@@ -22,9 +22,6 @@ def aim_sync(
         bool,
         typer.Option("--follow", help="Continue until the run ends; for a folder of runs, until stopped."),
     ] = False,
-    rebuild: Annotated[
-        bool, typer.Option("--rebuild", help="Write every point again, from the top of the files.")
-    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a run on stdout.")] = False,
 ) -> None:
     """Show runs in Aim, from run.json and metrics.jsonl. Repeating it adds nothing twice.
@@ -39,7 +36,7 @@ def aim_sync(
     from podtune.run.aim.sync import sync
 
     working("opening the Aim repository")
-    raise typer.Exit(sync(run_dir, repo, follow=follow, rebuild=rebuild, as_json=as_json))
+    raise typer.Exit(sync(run_dir, repo, follow=follow, as_json=as_json))
 
 
 def aim_ui(

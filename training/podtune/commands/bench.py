@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -13,13 +13,6 @@ from podtune.commands.bench_plan import plan
 from podtune.commands.options import AsJson
 from podtune.run.errors import PEER_LOST, SOFTWARE, UNAVAILABLE, UsageError, working
 from podtune.run.record import Json, finite
-
-if TYPE_CHECKING:
-    from podtune.sweep.cases import CaseSweep
-
-Resume = Annotated[
-    bool, typer.Option(help="Keep cases that were measured with the same arguments by the same code.")
-]
 
 app = typer.Typer(
     help="Measure and predict the cost of each way to distribute the work.", no_args_is_help=True
@@ -35,8 +28,6 @@ def run(
         str, typer.Option(help="smoke, single-gpu, node, multi-node.", autocompletion=_presets)
     ] = "",
     sweep: Annotated[Path | None, typer.Option(help="A sweep of your own, in YAML.", metavar="FILE")] = None,
-    resume: Resume = True,
-    timeout_per_cell: Annotated[float | None, typer.Option(help="Seconds (default: the sweep's).")] = None,
     in_job: Annotated[
         bool,
         typer.Option("--in-job", help="In every pod of a job: the cases one after another on all pods."),
@@ -51,34 +42,37 @@ def run(
 
     Everything is checked before any process is started. A case that runs out of memory, hangs or fails has a
     record too. In a pod records are printed between markers as well. Ctrl-C keeps what is done; the same
-    command resumes. Exit code 0: every case measured or out of memory; 70: a case failed (inside a job
-    always 0).
+    command resumes, and measures again what was asked differently or by other code. Exit code 0: every case
+    measured or out of memory; 70: a case failed (inside a job always 0).
 
     \b
     Examples:
       podtune bench run --preset smoke --output results/smoke
-      podtune bench run --sweep mine.yaml --output results/mine --timeout-per-cell 300
+      podtune bench run --sweep mine.yaml --output results/mine
       podtune bench report results/smoke
     """
     import sys
 
     from podtune.commands.preflight import step_zero
     from podtune.run.world import in_pod, read_pod
+    from podtune.sweep import cases
     from podtune.sweep.case_runner import CaseRunner
-    from podtune.sweep.cases import expand
     from podtune.sweep.runner import SweepStopped
 
-    requested = _requested(preset, sweep, timeout_per_cell)
+    if bool(preset) == bool(sweep):
+        fix = f"--preset {' or '.join(cases.preset_names())}, or --sweep FILE"
+        raise UsageError("give --preset or --sweep, one of them", where="podtune bench run", fix=fix)
+    requested = cases.read_sweep(sweep or cases.preset(preset))
     pod = read_pod() if in_job else None
     if preflight and pod and (code := step_zero(sweep, wait_s=wait)):
         # final: only training has something to resume
         raise typer.Exit(UNAVAILABLE if code == PEER_LOST else code)
     nodes, nproc_per_node = (pod.nnodes, pod.nproc_per_node) if pod else (1, None)
-    expansion = expand(requested, nodes=nodes, nproc_per_node=nproc_per_node)
+    expansion = cases.expand(requested, nodes=nodes, nproc_per_node=nproc_per_node)
     first = pod is None or pod.node_rank == 0
     emit = sys.stdout if not as_json and in_pod() and first else None
     try:
-        states = CaseRunner(requested, expansion, output, resume, pod, emit=emit).run()
+        states = CaseRunner(requested, expansion, output, pod=pod, emit=emit).run()
     except SweepStopped as stopped:
         typer.echo(f"stopped; finished cases are in {output}, and the same command resumes", err=True)
         raise typer.Exit(stopped.code) from None
@@ -97,21 +91,6 @@ def _presets() -> list[str]:
     from podtune.sweep.cases import preset_names
 
     return preset_names()
-
-
-def _requested(preset: str, file: Path | None, timeout_s: float | None) -> CaseSweep:
-    """The sweep of a preset or a file, with the time limit of the command line."""
-    from podtune.sweep import cases
-
-    if bool(preset) == bool(file):
-        fix = f"--preset {' or '.join(cases.preset_names())}, or --sweep FILE"
-        raise UsageError("give --preset or --sweep, one of them", where="podtune bench run", fix=fix)
-    requested = cases.read_sweep(file or cases.preset(preset))
-    if timeout_s is None:
-        return requested
-    if timeout_s <= 0:
-        raise UsageError(f"{timeout_s:g} is not a positive number", where="--timeout-per-cell")
-    return dataclasses.replace(requested, timeout_per_cell_s=timeout_s)
 
 
 @app.command("report")
@@ -135,18 +114,13 @@ def report(
 
     from podtune.plan.predicted_vs_measured import plans
     from podtune.report.bench.report import report as write_report
-    from podtune.run.collect import collect
     from podtune.run.errors import printable
 
     def planner(records: Iterable[Json]) -> list[Json | None]:
-        return [None if each is None else each.as_json() for each in plans(list(records))]
-
-    def collector(lines: Iterable[str]) -> tuple[list[Json], list[str]]:
-        collection = collect(lines)
-        return collection.records, [str(record) for record in collection.damaged]
+        return [None if each is None else dataclasses.asdict(each) for each in plans(list(records))]
 
     working("reading records, drawing plots")
-    said = write_report(folder, planner, collector)
+    said = write_report(folder, planner)
     if as_json:
         typer.echo(json.dumps(finite(said), indent=2))
         return

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
@@ -73,8 +75,8 @@ def plan(
       --activation-checkpointing full --batch-size 8 --sequence-length 1024
     """
     from podtune.plan.hardware import hardware_row
-    from podtune.plan.models import plans_a_fine_tune, shape_of
-    from podtune.plan.plan import default_batch_size, estimate, estimate_all
+    from podtune.plan.models import GLOBAL_BATCH_SIZE, KNOWN, shape_of
+    from podtune.plan.plan import estimate, estimate_all
     from podtune.plan.setup import TrainingSetup
     from podtune.plan.shapes import Opaque
 
@@ -83,12 +85,16 @@ def plan(
         raise UsageError("give --model or --params, one of them", where=where, fix=fix)
     if interconnect and interconnect not in LINKS:
         raise unknown("interconnect", interconnect, LINKS, where="--interconnect")
+    parts = max(1, world_size * accumulation)  # what cannot be is refused by estimate
     setup = TrainingSetup(
         shape_of(model, sequence_length) if model else Opaque(int(params), sequence_length or 1024),
         strategy,
         world_size,
         precision=precision,
-        batch_size=default_batch_size(model, world_size, accumulation) if batch_size is None else batch_size,
+        # the benchmark's, or the next larger that the ranks share
+        batch_size=math.ceil(GLOBAL_BATCH_SIZE.get(model, 8) / parts) * parts
+        if batch_size is None
+        else batch_size,
         nodes=nodes,
         micro_batches=micro_batches,
         accumulation=accumulation,
@@ -96,18 +102,18 @@ def plan(
         optimizer=optimizer,
         lora_r=lora_r,
         quantized=quantized,
-        fused_head=fused_head or plans_a_fine_tune(model, lora_r),
+        fused_head=fused_head or lora_r is not None or model in KNOWN,
     )
     row, link = hardware_row(hardware), LINKS.get(interconnect)
     if strategy != "all":
         planned = estimate(setup, row, interconnect=link)
-        typer.echo(json.dumps(planned.as_json(), indent=2) if as_json else _table([planned]))
+        typer.echo(json.dumps(asdict(planned), indent=2) if as_json else _table([planned]))
         return
     plans, refused = estimate_all(setup, row, link)
     if not plans:
         raise UsageError(next(iter(refused.values())), where="podtune bench plan")
     if as_json:
-        typer.echo(json.dumps({"plans": [each.as_json() for each in plans], "impossible": refused}, indent=2))
+        typer.echo(json.dumps({"plans": [asdict(each) for each in plans], "impossible": refused}, indent=2))
         return
     typer.echo(_table(plans))
     for name, why in refused.items():
@@ -117,8 +123,6 @@ def plan(
 
 def _advice(plans: list[Plan], setup: TrainingSetup, row: Hardware) -> str:
     """The plan to take, or what would hold the model where none fits."""
-    from dataclasses import replace
-
     from podtune.plan.fit import cheapest_fits
     from podtune.report.bench.groups import simplicity
 

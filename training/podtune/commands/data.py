@@ -1,4 +1,4 @@
-"""podtune data: build a question-answer set, inspect what would be trained, tokenise ahead of a job."""
+"""podtune data: build a data set, inspect what would be trained, tokenise ahead of a job."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from podtune.sft.source.model import Origin
 
 app = typer.Typer(
-    help="Build a question-answer set, see what would be trained, tokenise ahead of a job.",
+    help="Build a question-answer set or CIFAR-10, see what would be trained, tokenise ahead of a job.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -51,6 +51,37 @@ def build(
         return
     files = ", ".join(f"{name} {entry['rows']:,} rows" for name, entry in card["files"].items())
     print(f"{output}: {files}; {card['objects']:,} objects; kinds: {', '.join(card['kinds'])}")
+
+
+@app.command()
+def cifar10(
+    output: Annotated[Path, typer.Option(help="Folder to make; give it to podtune.benchmark as --data.")],
+    archive: Annotated[
+        Path | None, typer.Option(help="cifar-10-python.tar.gz or cifar-10-binary.tar.gz.", metavar="FILE")
+    ] = None,
+    made: Annotated[
+        int, typer.Option(help="No CIFAR-10: so many images of its shape, made to be learned.")
+    ] = 0,
+) -> None:
+    """Write CIFAR-10 as the benchmark reads it, of an archive, a download by torchvision, or made.
+
+    \b
+    Examples:
+      podtune data cifar10 --archive cifar-10-python.tar.gz --output work/cifar10
+      podtune data cifar10 --made 10000 --output work/cifar10
+      python -m podtune.benchmark --model resnet18-cifar --strategy single --data work/cifar10 --epochs 10
+    """
+    import tempfile
+
+    from podtune.bench.case import cifar10 as data
+
+    if archive is None and not made:
+        with tempfile.TemporaryDirectory() as folder:
+            splits = data.read_archive(data.download(Path(folder)))
+    else:
+        splits = data.read_archive(archive) if archive else data.make(made)
+    file = data.write(output, splits)
+    print(f"{file}: {', '.join(f'{split} {len(labels):,} images' for split, (_, labels) in splits.items())}")
 
 
 Config = Annotated[Path | None, typer.Option(help="Training YAML, as python -m podtune.training takes it.")]

@@ -18,10 +18,6 @@ def doctor(
         ),
     ] = False,
     output_dir: Annotated[Path, typer.Option(help="Where runs would be written.")] = Path(),
-    torch: Annotated[
-        bool,
-        typer.Option("--torch", help="Import torch and compute on every GPU too; takes some seconds more."),
-    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="For scripts: state, and checks with name, state, found, fix.")
     ] = False,
@@ -30,13 +26,13 @@ def doctor(
 ) -> None:
     """Look at this machine, and with --cluster at the cluster: one line each, ok, warn or fail, with the fix.
 
-    Takes at most five seconds without --torch. Exit code 0 without a fail, 69 with one. `pip check` and
-    `nvidia-smi` answer for the packages and the GPUs themselves.
+    Takes at most five seconds. Exit code 0 without a fail, 69 with one. `pip check` and `nvidia-smi` answer
+    for the packages and the GPUs themselves, `podtune preflight` computes on each.
 
     \b
     Examples:
       podtune doctor
-      podtune doctor --output-dir /outputs --torch
+      podtune doctor --output-dir /outputs
       podtune doctor --cluster --namespace training --json
     """
     import json
@@ -44,7 +40,7 @@ def doctor(
     from dataclasses import asdict
 
     from podtune.machine.checks import Check, exit_code, run_checks
-    from podtune.machine.doctor import machine_checks, torch_works
+    from podtune.machine.doctor import machine_checks
 
     checks = machine_checks(output_dir)
     if cluster:
@@ -53,8 +49,6 @@ def doctor(
         fix = "start it, or set KUBECONFIG or --context to one that answers"
         checks.append(Check("cluster", lambda: check_cluster(namespace, context), fix, DEADLINE_S))
     results = run_checks(checks)
-    if torch:
-        results.append(torch_works())
     if as_json:
         states = {result.state for result in results}
         worst = next((state for state in ("fail", "warn") if state in states), "ok")

@@ -13,9 +13,9 @@ import typer
 
 from podtune.commands.options import AsJson, TrustRemoteCode
 from podtune.run.errors import CannotCreate, NotFound, UsageError, UserError, printable, warn
+from podtune.run.record import RUN_FILE, Json, mapping, now, write_json
 
 if TYPE_CHECKING:
-    from podtune.run.record import Json
     from podtune.sft.source.model import Origin
 
 
@@ -81,8 +81,9 @@ def eval(
     for column, origin in reversed(origins.items()):  # the tuned one first: it has the template
         asked, tokenizer = load(origin, trust_remote_code)
         template = tokenizer.chat_template = tokenizer.chat_template or template
-        if chat_template is None:
-            chat_template = record is not None and _trained_in_template(record, template)
+        if chat_template is None:  # of a record that does not say how its rows were, as the model can
+            trained = mapping(record.get("data")).get("chat_template", template) if record else False
+            chat_template = bool(trained)
         settings = harness.EvalSettings(limit, fewshot, chat_template, seed)
         results[column] = harness.score(asked, tokenizer, names, manager, settings, batch_size=batch_size)
     results = {column: results[column] for column in origins}
@@ -91,33 +92,16 @@ def eval(
         _save(run_dir, result, results)
     models = list(origins)
     typer.echo(json.dumps(result, indent=2) if as_json else printable(table(result, models, settings.how)))
-    if zeros := _zeros(result, models):
-        other = "--bare" if settings.chat_template else "--chat-template"
-        warn(f"{', '.join(zeros)}: 0 for every model {settings.how}; {other} asks the other way")
+    for task, score in result["scores"].items():
+        metrics = [value for model in models for value in score[model].values()]
+        if metrics and not any(metrics):  # more often the way of asking than the models
+            other = "--bare" if settings.chat_template else "--chat-template"
+            warn(f"{task}: 0 for every model {settings.how}; {other} asks the other way")
     if record is not None and (repo := os.environ.get("AIM_REPO")):
         _show_in_aim(run_dir, repo)
 
 
-def _trained_in_template(record: Json, template: object) -> bool:
-    """True unless the run's rows were bare text; of a record that does not say, if there is a template."""
-    from podtune.run.record import mapping
-
-    known = mapping(record.get("data")).get("chat_template")
-    return bool(template) if known is None else bool(known)
-
-
-def _zeros(result: Json, models: list[str]) -> list[str]:
-    """Tasks with metrics that are all 0 for all models: more often the way of asking than the models."""
-    return [
-        task
-        for task, score in result["scores"].items()
-        if (metrics := [value for model in models for value in score.get(model, {}).values()])
-        and not any(metrics)
-    ]
-
-
 def _base(record: Json, run_dir: Path) -> Origin:
-    from podtune.run.record import mapping
     from podtune.sft.source import copies
     from podtune.sft.source.model import locate_model
 
@@ -137,7 +121,6 @@ def _save(run_dir: Path, result: Json, results: dict[str, Json]) -> None:
     from lm_eval.utils import handle_non_serializable
 
     from podtune.run.follow import read_record
-    from podtune.run.record import RUN_FILE, mapping, now, write_json
 
     record = read_record(run_dir) or {}
     measured = mapping(record.get("measurements"))
@@ -160,7 +143,7 @@ def _show_in_aim(run_dir: Path, repo: str) -> None:
 
     try:
         with contextlib.redirect_stdout(sys.stderr):
-            sync(run_dir, repo, follow=False, rebuild=False, as_json=False)
+            sync(run_dir, repo, follow=False, as_json=False)
     except UserError as error:
         warn(f"Aim: {error.what}; later: podtune aim-sync {run_dir} --repo {repo}")
 

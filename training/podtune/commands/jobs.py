@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from podtune.commands.options import Context, Name, Namespace, Sets, Values
-from podtune.run.errors import DataError, UsageError
+from podtune.run.errors import DataError, NotFound, UsageError
 
 if TYPE_CHECKING:
     from podtune.cluster.live.client import Cluster
-    from podtune.cluster.live.status import JobStatus
+    from podtune.run.job_snapshot import JobStatus
 
 
 def submit(
@@ -30,52 +30,48 @@ def submit(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Ask the cluster everything, create nothing.")
     ] = False,
-    no_lint: Annotated[bool, typer.Option("--no-lint", help="Create it whatever lint finds.")] = False,
     namespace: Namespace = "",
     context: Context = "",
 ) -> None:
     """Create the chart's job without helm, after the cluster was asked whether it would take it.
 
     Looked at before anything is created: lint (what the API server, the webhook or the operator would
-    refuse ends it, the rest is named), the operator, your permissions (create and patch of the
-    chart's kinds, get of what it refers to), Secrets and claims, and a server-side dry run. What a failure
-    leaves half-way is removed again.
+    refuse ends it, the rest is named), the operator, Secrets and claims, and a server-side dry run, which
+    needs create and patch of the chart's kinds. What a failure leaves half-way is removed again.
 
     \b
     Examples:
       podtune submit -f deploy/values/two-node.yaml --name my-run --follow
       podtune submit -f deploy/values/two-node.yaml --dry-run
     """
+    from podtune.cluster.job.manifest import name_of
     from podtune.cluster.live import submit as steps
     from podtune.cluster.live.client import connect
-    from podtune.cluster.live.kinds import name_of
-    from podtune.commands.manifests import chart_manifests, linted, read_manifest
+    from podtune.commands.manifests import chart_manifests, linted
 
     if manifest:
-        text = read_manifest(manifest)
+        try:
+            text = manifest.read_text(encoding="utf-8")
+        except OSError as error:
+            raise NotFound(f"cannot be read: {error.strerror}", where=str(manifest)) from error
     else:
         name = name or (values[0].stem if values else "run")
         text = chart_manifests(values or [], sets or [], name, namespace or "default")
-    fix = "correct what is listed above, or --no-lint"
-    documents = steps.installable(linted(text, refuse=not no_lint, fix=fix))
+    documents = steps.installable(linted(text))
     cluster = connect(namespace, context)
     for note in steps.check(cluster, documents):
         print(f"podtune: note: {note}", file=sys.stderr)
     job = name_of(documents[-1])
     if dry_run:
-        print(
-            f"the cluster would take {', '.join(document['kind'] for document in documents)} of {job} in "
-            f"{cluster.namespace}; nothing was created"
-        )
+        kinds = ", ".join(document["kind"] for document in documents)
+        print(f"the cluster would take {kinds} of {job} in {cluster.namespace}; nothing was created")
         return
     print(f"created in {cluster.namespace}: {', '.join(steps.create(cluster, documents))}")
     if follow:
         _follow(cluster, job)
     else:
-        print(
-            f"follow it:  podtune logs {job} --follow\nlook at it: podtune status {job}\nend it:     "
-            f"podtune delete {job}"
-        )
+        print(f"follow it:  podtune logs {job} --follow\nlook at it: podtune status {job}")
+        print(f"end it:     podtune delete {job}")
 
 
 def status(
@@ -93,26 +89,22 @@ def status(
       podtune status
       podtune status my-run --json
     """
+    from podtune.cluster.job.manifest import name_of
     from podtune.cluster.live.client import connect
-    from podtune.cluster.live.diagnose import state
-    from podtune.cluster.live.kinds import name_of
     from podtune.cluster.live.status import status_of
+    from podtune.cluster.why.state import state
 
     cluster = connect(namespace, context)
-    if not name:
-        jobs = [
-            {"job": name_of(job), "kind": job["kind"], "condition": state(job)[0]} for job in cluster.jobs()
-        ]
-        width = max((len(job["job"]) for job in jobs), default=0)
-        lines = [f"{job['job']:<{width}}  {job['condition']:<10}  {job['kind']}" for job in jobs]
-        print(
-            json.dumps(jobs, indent=2)
-            if as_json
-            else "\n".join(lines) or f"no jobs in the namespace {cluster.namespace}"
-        )
+    if name:
+        found = status_of(cluster, cluster.job(name))
+        content = {"schema": "podtune.status/1", **asdict(found)}
+        print(json.dumps(content, indent=2) if as_json else _status_text(found))
         return
-    content = status_of(cluster, cluster.job(name))
-    print(json.dumps(asdict(content), indent=2) if as_json else _status_text(content))
+    jobs = [{"job": name_of(job), "kind": job["kind"], "condition": state(job)[0]} for job in cluster.jobs()]
+    width = max((len(job["job"]) for job in jobs), default=0)
+    lines = [f"{job['job']:<{width}}  {job['condition']:<10}  {job['kind']}" for job in jobs]
+    text = "\n".join(lines) or f"no jobs in the namespace {cluster.namespace}"
+    print(json.dumps(jobs, indent=2) if as_json else text)
 
 
 def logs(
@@ -124,10 +116,6 @@ def logs(
         bool,
         typer.Option("--follow", help="Follow until the job ends, with conditions and problems of all pods."),
     ] = False,
-    of_pod: Annotated[
-        str, typer.Option("--pod", metavar="POD", help="Log of this pod; the end of its name is enough.")
-    ] = "",
-    tail: Annotated[int, typer.Option(min=0, help="The last so many lines of each pod; 0: all.")] = 0,
     namespace: Namespace = "",
     context: Context = "",
 ) -> None:
@@ -137,33 +125,23 @@ def logs(
     Examples:
       podtune logs my-run
       podtune logs my-run --all --follow
-      podtune logs my-run --pod worker-0 --tail 50
     """
-    if (of_pod and everything) or (follow and (of_pod or tail)):
-        raise UsageError(
-            "--pod excludes --all and --follow, and --follow excludes --tail", fix="leave one of them out"
-        )
+    from podtune.cluster.job.manifest import name_of
     from podtune.cluster.live.client import connect
-    from podtune.cluster.live.follow import last_lines
-    from podtune.cluster.live.kinds import name_of
+    from podtune.cluster.live.follow import log_of
 
     cluster = connect(namespace, context)
     if follow:
         _follow(cluster, name)
         return
     job = cluster.job(name)
-    pods = cluster.pods(job)
+    pods = [name_of(pod) for pod in cluster.pods(job)]
     if not pods:
-        raise DataError(
-            f"the job {name!r} has no pods (any more)", where=cluster.namespace, fix=f"podtune status {name}"
-        )
-    chosen = [pod for pod in pods if name_of(pod).endswith(of_pod)]
-    if not chosen:
-        names = ", ".join(name_of(pod) for pod in pods)
-        raise UsageError(f"{name!r} has no pod {of_pod!r}", where="--pod", fix=f"one of {names}")
-    for pod in chosen if everything else chosen[:1]:
-        for line in last_lines(cluster, job, name_of(pod), tail) or ["(no log yet)"]:
-            print(f"{pod['metadata']['name']} | {line}" if everything else line)
+        what, fix = f"the job {name!r} has no pods (any more)", f"podtune status {name}"
+        raise DataError(what, where=cluster.namespace, fix=fix)
+    for pod in pods if everything else pods[:1]:
+        for line in log_of(cluster, job, pod) or ["(no log yet)"]:
+            print(f"{pod} | {line}" if everything else line)
 
 
 def delete(
@@ -182,28 +160,20 @@ def delete(
       podtune delete my-run
       podtune delete my-run --volumes --yes
     """
+    from podtune.cluster.job.manifest import name_of
     from podtune.cluster.live import submit as steps
     from podtune.cluster.live.client import connect
-    from podtune.cluster.live.kinds import name_of
 
     cluster = connect(namespace, context)
     job = cluster.job(name)
     parts = steps.parts_of(cluster, job, volumes=volumes)
-    claims = [name_of(part) for part in parts.own if part["kind"] == "PersistentVolumeClaim"]
+    claims = [name_of(part) for part in parts if part["kind"] == "PersistentVolumeClaim"]
     if claims and not yes:
         if not sys.stdin.isatty():
-            raise UsageError(
-                f"the claims {', '.join(claims)} would be deleted, and there is no terminal to ask on",
-                where="--volumes",
-                fix="add --yes",
-            )
+            what = f"the claims {', '.join(claims)} would be deleted, and there is no terminal to ask on"
+            raise UsageError(what, where="--volumes", fix="add --yes")
         typer.confirm(f"Delete {', '.join(claims)} with all that is on them?", abort=True)
-    print(f"deleted: {', '.join(steps.delete(cluster, job, parts.own))}")
-    if parts.others:
-        print(
-            f"left, because podtune did not make them: kubectl -n {cluster.namespace} delete "
-            f"{' '.join(parts.others)}"
-        )
+    print(f"deleted: {', '.join(steps.delete(cluster, job, parts))}")
 
 
 def _follow(cluster: Cluster, name: str) -> None:
@@ -211,9 +181,9 @@ def _follow(cluster: Cluster, name: str) -> None:
 
     Ctrl-C only detaches.
     """
-    from podtune.cluster.live.follow import JobFollower
+    from podtune.cluster.live.follow import follow
+    from podtune.cluster.live.status import scene_of
     from podtune.cluster.why.answer import explain
-    from podtune.cluster.why.live_scene import from_cluster
     from podtune.commands.why import as_text
 
     lock = threading.Lock()
@@ -223,28 +193,24 @@ def _follow(cluster: Cluster, name: str) -> None:
             print(f"{'---' if who == 'job' else who + ' |'} {line}", flush=True)
 
     try:
-        condition = JobFollower(cluster, name, emit).run()
+        condition = follow(cluster, name, emit)
     except KeyboardInterrupt:
-        print(
-            f"\ndetached; the job continues. Come back: podtune logs {name} --follow; end it: podtune delete "
-            f"{name}",
-            file=sys.stderr,
-        )
+        back = f"Come back: podtune logs {name} --follow; end it: podtune delete {name}"
+        print(f"\ndetached; the job continues. {back}", file=sys.stderr)
         raise typer.Exit(130) from None
-    if condition == "Succeeded":
-        return
-    print(f"\n{as_text(explain(from_cluster(cluster, name)))}")
-    raise typer.Exit(1)
+    if condition == "Failed":
+        print(f"\n{as_text(explain(scene_of(cluster, name)))}")
+        raise typer.Exit(1)
 
 
 def _status_text(status: JobStatus) -> str:
     head = f"{status.kind} {status.job} in {status.namespace}: {status.condition}"
     lines = [head + (f" ({status.message})" if status.message else "")]
     width = max((len(pod.name) for pod in status.pods), default=0)
-    lines += [
-        f"  {pod.name:<{width}}  {pod.phase:<18} restarts {pod.restarts}  node {pod.node or '-'}"
-        for pod in status.pods
-    ]
+    for pod in status.pods:
+        lines.append(
+            f"  {pod.name:<{width}}  {pod.phase:<18} restarts {pod.restarts}  node {pod.node or '-'}"
+        )
     for problem in status.problems:
         lines.append(f"  {problem.pod}: {problem.text}")
         lines += [f"    fix: {problem.fix}"] if problem.fix else []

@@ -66,16 +66,9 @@ def lint(
             "nothing to lint", where="lint", fix="podtune lint FILE, a directory, or - for stdin"
         )
     codes = {find(code, "--ignore").code for code in ignore.split(",") if code.strip()}
-    sources = read_sources(files)
-    verdict = check.lint(sources.texts, ignore=codes, target=parse(target))
+    verdict = check.lint(read_sources(files), ignore=codes, target=parse(target))
     if text := output.FORMATS[form](verdict, notes=notes):
         print(text)
-    if sources.templates:
-        names = output.printable(", ".join(sources.templates))
-        print(
-            f"podtune lint: left out, as templates are no YAML before they are filled in: {names}",
-            file=sys.stderr,
-        )
     if verdict.empty:
         names = output.printable(", ".join(files))
         print(f"podtune lint: no PyTorchJob, TrainJob or runtime in {names}", file=sys.stderr)

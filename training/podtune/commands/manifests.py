@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from podtune.commands.options import Release, Sets, Values
-from podtune.run.errors import DataError, NotFound
+from podtune.run.errors import DataError
+
+if TYPE_CHECKING:
+    from podtune.cluster.job.manifest import Json
 
 
 def render(
@@ -46,41 +49,23 @@ def chart_manifests(values: list[Path], sets: list[str], name: str, namespace: s
     return text
 
 
-def read_manifest(file: Path) -> str:
-    """The text of a manifest.
+def linted(text: str, *, tell: bool = True) -> list[Json]:
+    """The documents of a manifest with one job; what lint finds is printed, warnings only with ``tell``.
 
     Raises:
-        NotFound: it cannot be read.
+        DataError: no job or several, or one that the cluster would refuse.
     """
-    try:
-        return file.read_text(encoding="utf-8")
-    except OSError as error:
-        raise NotFound(f"cannot be read: {error.strerror}", where=str(file)) from error
-
-
-def linted(
-    text: str, *, refuse: bool = True, tell: bool = True, fix: str = "correct what is listed above"
-) -> list[dict[str, Any]]:
-    """The documents of a manifest with one job.
-
-    Args:
-        refuse: raise for what the API server, the webhook or the operator would refuse.
-        tell: print warnings too, not errors alone.
-
-    Raises:
-        DataError: no job, several jobs, or one that the cluster would refuse.
-    """
-    from podtune.cluster.job.pods import is_job, one_job
+    from podtune.cluster.job.pods import one_job
     from podtune.cluster.lint.check import lint
     from podtune.cluster.lint.documents import read
     from podtune.cluster.lint.output import as_text
 
     verdict = lint([("manifest", text)])
     documents = [document.content for document in read(text, "manifest")[0] if not document.holder]
-    found = verdict.count("error") or (tell and verdict.count("warning"))
-    if found or not any(map(is_job, documents)):
+    if verdict.count("error") or (tell and verdict.count("warning")):
         print(as_text(verdict), file=sys.stderr)
     one_job(documents)
-    if refuse and any(finding.refused for finding in verdict.findings):
-        raise DataError("the cluster would refuse the job; nothing was created", where="manifest", fix=fix)
+    if any(finding.refused for finding in verdict.findings):
+        what, fix = "the cluster would refuse the job; nothing was created", "correct what is listed above"
+        raise DataError(what, where="manifest", fix=fix)
     return documents

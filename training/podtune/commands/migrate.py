@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 import sys
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from podtune.run.errors import DATA, DataError, printable
 
 if TYPE_CHECKING:
+    from podtune.cluster.job.manifest import Json
     from podtune.cluster.lint.documents import Document
-
-
-class Kind(StrEnum):
-    """The kind that takes the place of a PyTorchJob."""
-
-    TRAINJOB = "trainjob"
-    JOB = "job"
 
 
 def migrate(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Manifests with PyTorchJobs; - reads stdin.")],
     to: Annotated[
-        Kind, typer.Option(help="trainjob (Kubeflow Trainer 2.2 and later) or job (no operator).")
-    ] = Kind.TRAINJOB,
+        Literal["trainjob", "job"],
+        typer.Option(help="trainjob (Kubeflow Trainer 2.2 and later) or job (no operator)."),
+    ] = "trainjob",
 ) -> None:
     """Rewrite a PyTorchJob as a TrainJob with its runtime, or as an Indexed Job with a Service, on stdout.
 
@@ -48,7 +42,7 @@ def migrate(
     from podtune.cluster.migrate.migrate import migrate as rewrite
 
     documents, known = _read(file)
-    written: list[dict[str, object]] = []
+    written: list[Json] = []
     lost: list[str] = []
     for document in documents:
         if document.kind != "PyTorchJob":
@@ -56,22 +50,19 @@ def migrate(
             if LABEL in str(document.content):
                 lost.append(f"{document.kind} {document.name} selects by {LABEL}..., which the new pods lack")
             continue
-        result = rewrite(document.content, to.value)
+        result = rewrite(document.content, to)
         written += result.documents
         ranks = compare(document.content, result.documents)
         for one in ranks:
             equal = f"{one.variables} variables" + ("" if one.differences else " and all else")
             _say(f"{one.before} -> {one.after}: equal in {equal}")
-        for change in result.changed:
-            _say(f"{document.name} changes: {change}")
         lost += [f"{document.name}: {what}" for what in (*result.lost, *differences(ranks))]
     text = yaml.safe_dump_all(written, sort_keys=False, width=110)
     print(text, end="")
     for version in ("2.2", "2.4"):
-        after = lint([("-", text)], target=parse(f"trainer={version}")).findings
-        lost += [
-            f"{one.job}: {one.message}" for one in after if one.severity == "error" and one.code not in known
-        ]
+        for finding in lint([("-", text)], target=parse(f"trainer={version}")).findings:
+            if finding.severity == "error" and finding.code not in known:
+                lost.append(f"{finding.job}: {finding.message}")
     for what in dict.fromkeys(lost):
         _say(f"no equal: {what}")
     if lost:
@@ -84,7 +75,7 @@ def _read(file: Path) -> tuple[list[Document], set[str]]:
     from podtune.cluster.lint.documents import read
     from podtune.cluster.lint.sources import read_sources
 
-    (source,) = read_sources([str(file)]).texts
+    (source,) = read_sources([str(file)])
     before = lint([source]).findings
     for finding in before:
         if finding.code < "PT010":  # not what the API server would read; PT008 is a variable left

@@ -5,15 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from podtune.commands.options import AsJson, TrustRemoteCode
 from podtune.run.errors import working
-
-if TYPE_CHECKING:
-    from podtune.sft.model.info import ModelInfo
 
 app = typer.Typer(
     help="Build a small model, look at any model before using it, merge an adapter.",
@@ -42,15 +39,12 @@ def build(
     from podtune.sft.model.build import build_model
 
     working("learning a tokenizer and drawing weights")
-    built = build_model(size, data, output, seed=seed)
-    if as_json:
-        print(json.dumps(built.record | ({"unchanged": True} if built.unchanged else {}), indent=2))
-        return
-    state, record = "unchanged, " if built.unchanged else "", built.record
-    print(
-        f"{output}: {state}{record['parameters']:,} parameters, {record['vocabulary']} tokens learned from "
+    record = build_model(size, data, output, seed=seed)
+    made = (
+        f"{output}: {record['parameters']:,} parameters, {record['vocabulary']} tokens learned from "
         f"{record['rows']:,} rows"
     )
+    print(json.dumps(record, indent=2) if as_json else made)
 
 
 @app.command()
@@ -59,64 +53,33 @@ def info(
     sequence_length: Annotated[
         int | None, typer.Option(min=1, help="Tokens a row; default: the context, at most 2048.")
     ] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Rows a rank and step, for the activations.")] = 8,
-    precision: Annotated[str, typer.Option(help="fp32, bf16 or bf16-mixed, for the memory.")] = "bf16-mixed",
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit on the hub.")] = None,
     trust_remote_code: TrustRemoteCode = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show parameters, FLOPs a token, tokenizer and memory by strategy, without reading weights.
+    """Show parameters, FLOPs a token and tokenizer, without reading weights.
 
     \b
     Examples:
       podtune model info models/tiny
-      podtune model info HuggingFaceTB/SmolLM3-3B --sequence-length 4096 --batch-size 1 --json
+      podtune model info HuggingFaceTB/SmolLM3-3B --sequence-length 4096 --json
     """
     from podtune.sft.model.info import model_info
 
     working("reading the configuration")
-    described = model_info(
-        model,
-        sequence_length=sequence_length,
-        batch_size=batch_size,
-        precision=precision,
-        revision=revision,
-        trust_remote_code=trust_remote_code,
+    described = asdict(
+        model_info(
+            model, sequence_length=sequence_length, revision=revision, trust_remote_code=trust_remote_code
+        )
     )
-    print(json.dumps(asdict(described), indent=2) if as_json else "\n".join(info_lines(described)))
-
-
-def info_lines(described: ModelInfo) -> list[str]:
-    """Format the answer of ``model info`` for people."""
-    flops, tokenizer = described.flops_per_token, described.tokenizer
-    counted = f"{flops.counted:.4g} counted, " if flops.counted else "not countable (mixture of experts), "
-    special = {"eos": tokenizer.eos_token, "pad": tokenizer.pad_token, "bos": tokenizer.bos_token}
-    named = ", ".join(f"{role} {token or 'none'}" for role, token in special.items())
-    stop = {True: "trained", False: "NOT trained", None: "depends on TRL's own template"}
-    return [
-        f"{described.model}: {described.architecture}",
-        f"  sizes       {described.layers} layers, hidden {described.hidden_size}, {described.heads} heads "
-        f"({described.kv_heads} key-value), vocabulary {described.vocabulary}, context {described.context}",
-        f"  parameters  {described.parameters.total:,} ({described.parameters.non_embedding:,} outside the "
-        "embedding)",
-        f"  FLOPs       a token of a row of {flops.sequence_length}, forward and backward: {counted}"
-        f"{flops.formula:.4g} by 6N + 12LHQT, {flops.six_n:.4g} by 6N",
-        f"  tokenizer   {tokenizer.size} tokens; {named}"
-        + (" (the same: fine for TRL)" if tokenizer.pad_is_eos else "")
-        + ("" if tokenizer.fits_embedding else "; HAS IDS BEYOND THE EMBEDDING"),
-        f"  template    {'yes' if tokenizer.chat_template else 'NONE'}, generation markers "
-        f"{'yes' if tokenizer.generation_markers else 'no'}; stop token under assistant-only loss: "
-        f"{stop[tokenizer.stop_token_trained]}",
-        f"  memory      GiB a rank, {described.precision}, AdamW, {described.batch_size_per_rank} rows a "
-        "rank of that length",
-        "    strategy      ranks  weights  gradients  optimizer  activations  buffers    total",
-        *(
-            f"    {row.strategy:<13} {row.world_size:>5} {row.weights_gib:8.3f} {row.gradients_gib:10.3f} "
-            f"{row.optimizer_gib:10.3f} {row.activations_gib:12.3f} {row.buffers_gib:8.3f} "
-            f"{row.total_gib:8.3f}"
-            for row in described.memory
-        ),
-    ]
+    if as_json:
+        print(json.dumps(described, indent=2))
+        return
+    for name, value in described.items():
+        parts = value if isinstance(value, dict) else {"": value}
+        for part, figure in parts.items():
+            count = isinstance(figure, int | float) and not isinstance(figure, bool)
+            print(f"{f'{name} {part}':<34}" + (f"{figure:,.10g}" if count else str(figure)))
 
 
 @app.command()
@@ -125,7 +88,7 @@ def merge(
     output: Annotated[Path, typer.Option(help="Folder to make.")],
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
-    """Merge a LoRA adapter into its base: one folder that any server loads, checked by comparing logits.
+    """Merge a LoRA adapter into its base: one folder that any server loads.
 
     \b
     Examples:
@@ -134,10 +97,6 @@ def merge(
     """
     from podtune.sft.model.merge import merge_adapter
 
-    working("merging, and comparing logits")
-    agreement = merge_adapter(adapter, output, trust_remote_code=trust_remote_code)
-    print(
-        f"{output}: merged; logits differ by {agreement.difference:.1e} of the largest "
-        f"(the adapter itself changes them by {agreement.change:.1e}), same most likely token at "
-        f"{agreement.same_choice:.1%} of positions"
-    )
+    working("merging")
+    merge_adapter(adapter, output, trust_remote_code=trust_remote_code)
+    print(f"{output}: merged")

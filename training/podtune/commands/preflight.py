@@ -5,18 +5,16 @@ from __future__ import annotations
 import json
 import os
 import sys
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from podtune.run.errors import OK, PEER_LOST, SOFTWARE, UNAVAILABLE, terminate_log
+from podtune.run.exit import bounded
 
 if TYPE_CHECKING:
-    from podtune.pod.pod_info import PodInfo
     from podtune.pod.preflight import Verdict
-    from podtune.run.world import PodPlace
 
 CONFIG = Path("/etc/podtune/config.yaml")
 LATE_S = 20.0  # beyond its time for a call that does not come back
@@ -34,10 +32,10 @@ def preflight(
 ) -> None:
     """Look at what training needs before it starts; in a job of several pods, together with the others.
 
-    Volumes that can be written and are really shared, space for checkpoints, /dev/shm, GPUs (as many as
-    PODTUNE_GPUS_PER_POD says, each with a small product and a copy to the next), driver against CUDA, C
-    compiler, network interfaces, names and ports, ranks, the same
-    configuration, image, versions and data everywhere, and an all-reduce checked for its result and speed.
+    Volumes that can be written and are really shared, /dev/shm, GPUs (as many as PODTUNE_GPUS_PER_POD says,
+    each with a small product and a copy to the next), driver against CUDA, C compiler, names and ports,
+    ranks, the same configuration, image, versions and data everywhere, and an all-reduce checked for its
+    result and speed.
     Ends within --timeout with a verdict that names the bad pod. Exit code 0 fit, 65 not, 69 a pod, a port or
     a GPU is missing. podtune launch --preflight does this as step 0 of a job.
 
@@ -48,11 +46,10 @@ def preflight(
     """
     # a store that is not there yet is no news, and its warnings fill screens
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
-    bound = threading.Timer(wait + timeout + LATE_S, _give_up, [wait + timeout + LATE_S])
-    bound.daemon = True
-    bound.start()
-    verdict = run(config or (CONFIG if CONFIG.is_file() else None), timeout, wait)
-    bound.cancel()
+    limit_s = wait + timeout + LATE_S
+    silent = f"no verdict after {limit_s:.0f} s: a volume, the driver or the network does not answer"
+    with bounded(limit_s, silent, UNAVAILABLE):
+        verdict = run(config or (CONFIG if CONFIG.is_file() else None), timeout, wait)
     print(json.dumps(verdict.to_json()) if as_json else verdict.text(), flush=True)
     if not verdict.ok:
         raise typer.Exit(verdict.exit_code)
@@ -74,34 +71,10 @@ def run(config: Path | None, timeout_s: float, wait_s: float = 0.0) -> Verdict:
     problems = assess([info])
     if place.nnodes == 1:
         return Verdict(tuple(problems), (info,))
-    return _together(place, info, timeout_s, LATE_S if errors(problems) else wait_s or timeout_s)
+    from podtune.pod.rendezvous import judge_together
 
-
-def _together(place: PodPlace, info: PodInfo, timeout_s: float, wait_s: float) -> Verdict:
-    from podtune.pod.preflight import Problem, Verdict, assess, errors
-    from podtune.pod.rendezvous import Rendezvous, RendezvousFailed, Underway, master_needed
-
-    pods, problems, measured = [info], assess([info]), None
-    try:
-        with master_needed(info.pod):
-            rendezvous = Rendezvous(place, info, wait_s=wait_s, timeout_s=timeout_s)
-            pods = rendezvous.pods()
-            problems = assess(pods)
-            if not errors(problems):
-                shared = Path(os.environ.get("OUTPUT_DIR") or ".")
-                # a run that is published does without a shared volume
-                for reader, writer in [] if info.publish else rendezvous.unshared(shared):
-                    text = f"it does not see what {pods[writer].pod} wrote to {shared}"
-                    fix = "the claim is not one volume for all pods: ReadWriteMany, and one claim"
-                    problems.append(Problem(pods[reader].pod, "shared", text, fix))
-                measured = rendezvous.all_reduce()
-            return rendezvous.agree(Verdict(tuple(problems), tuple(pods), measured))
-    except Underway:
-        text = "the other pods are past their preflight: this pod was started again, and joins them"
-        problems.append(Problem(info.pod, "names", text, "nothing to do", "warning"))
-    except RendezvousFailed as failed:
-        problems.append(failed.problem)
-    return Verdict(tuple(problems), tuple(pods), measured)
+    wait_s = LATE_S if errors(problems) else wait_s or timeout_s
+    return judge_together(place, info, wait_s=wait_s, timeout_s=timeout_s)
 
 
 def step_zero(config: Path | None, *, wait_s: float) -> int:
@@ -154,9 +127,3 @@ def _share_cores(verdict: Verdict) -> None:
         if rank == 0:
             text = f"{neighbours} pods of the job share this node's {machine_cores()} cores: {share} for each"
             print(f"podtune launch: {text}", flush=True)
-
-
-def _give_up(seconds: float) -> None:
-    text = f"no verdict after {seconds:.0f} s: a volume, the driver or the network does not answer"
-    print(f"podtune preflight: {text}", file=sys.stderr, flush=True)
-    os._exit(UNAVAILABLE)

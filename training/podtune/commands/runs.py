@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from podtune.commands.options import Context, Namespace
-from podtune.run.errors import CannotCreate, NotFound, UsageError
+from podtune.run.errors import CannotCreate, NotFound, UsageError, UserError
 
 if TYPE_CHECKING:
-    from podtune.report.runs.job import JobView
-    from podtune.report.runs.listing import ListedRun
+    from collections.abc import Callable
+
+    from podtune.report.runs.runs import Run
 
 
 def runs(
@@ -20,16 +21,10 @@ def runs(
         list[Path] | None,
         typer.Argument(help="Folders to look in, and below.", show_default="the current folder"),
     ] = None,
-    where: Annotated[
-        list[str] | None,
-        typer.Option("--where", help='A comparison, as "learning_rate>1e-5"; repeated: all must hold.'),
-    ] = None,
     sort: Annotated[
-        str, typer.Option("--sort", help="A field of the table or the record; -FIELD turns it round.")
+        str, typer.Option("--sort", help="A field of --json, as best_loss; -FIELD turns it round.")
     ] = "age_s",
-    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Only the first so many.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="A JSON list on stdout.")] = False,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Comma-separated values on stdout.")] = False,
     cluster: Annotated[
         bool, typer.Option("--cluster", help="The jobs of a namespace instead, by their pods' logs.")
     ] = False,
@@ -43,10 +38,11 @@ def runs(
     Examples:
       podtune runs demo
       podtune runs --cluster -n team-a
-      podtune runs /outputs --where "learning_rate>1e-5" --where status=ok --sort best_loss --limit 20
-      podtune runs . --sort=-tokens_per_s --csv
+      podtune runs /outputs --sort best_loss
+      podtune runs . --json | jq '.[] | select(.status == "ok" and .loss < 1)'
     """
     import json
+    from dataclasses import asdict
 
     from podtune.report.runs import listing
     from podtune.run.errors import warn
@@ -56,58 +52,44 @@ def runs(
         raise UsageError(
             "give folders, or --cluster", where="runs", fix="two commands: the views have different sources"
         )
-    if cluster:
-        rows, unreadable, places = _of_jobs(namespace, context)
-    else:
-        records = bool(where) or sort.lstrip("-") not in listing.FIELDS  # for fields that are no column
-        rows, unreadable, places = _below(folders or [Path()], records=records)
-    for comparison in where or []:
-        rows = listing.where(comparison, rows)
-    rows = listing.sort_rows(rows, sort)
-    excluded = max(0, len(rows) - limit) if limit else 0
-    rows = rows[:limit]
-    for line in [*unreadable, *(problem for row in rows for problem in row.problems)]:
+    found, unreadable, places = _of_jobs(namespace, context) if cluster else _below(folders or [Path()])
+    rows = listing.sort_rows(listing.list_runs(found), sort)
+    for line in [*unreadable, *(problem for run in found for problem in run.problems)]:
         warn(line)
     if as_json:
-        print(json.dumps(finite([row.values for row in rows]), indent=2))
-    elif as_csv:
-        print(listing.csv_text(rows), end="")
+        print(json.dumps(finite([asdict(row) for row in rows]), indent=2))
     elif rows:
         print(listing.table(rows).text(width=_width()))
-        if excluded:
-            print(f"and {excluded:,} more")
     else:
-        print(f"no {'jobs' if cluster else 'runs'}{' that match' if where else ''} in {places}")
+        print(f"no {'jobs' if cluster else 'runs'} in {places}")
 
 
-def _below(roots: list[Path], *, records: bool) -> tuple[list[ListedRun], list[str], str]:
-    """Rows of the runs below ``roots``, what could not be read, and the places."""
-    from podtune.report.runs import listing
+def _below(roots: list[Path]) -> tuple[list[Run], list[str], str]:
+    """The runs below ``roots``, what could not be read, and the places."""
+    from podtune.report.runs.listing import read_runs
     from podtune.run.follow import find_runs
 
     for root in roots:
         if not root.is_dir():
             raise NotFound("no such folder", where=str(root), fix="give a folder with runs below it")
     run_dirs = dict.fromkeys(run_dir for root in roots for run_dir in find_runs(root))
-    return *listing.list_runs(list(run_dirs), records=records), ", ".join(map(str, roots))
+    return *read_runs(list(run_dirs)), ", ".join(map(str, roots))
 
 
-def _of_jobs(namespace: str, context: str) -> tuple[list[ListedRun], list[str], str]:
+def _of_jobs(namespace: str, context: str) -> tuple[list[Run], list[str], str]:
     """The same of a namespace's jobs."""
     from podtune.cluster.live.client import connect
     from podtune.cluster.live.job_log import snapshots
-    from podtune.report.runs import listing
     from podtune.report.runs.job import job_runs
 
     there = connect(namespace, context)
-    runs = [run for snapshot in snapshots(there) for run in job_runs(snapshot)]
-    return listing.rows_of(runs), [], f"the namespace {there.namespace}"
+    found: list[Run] = [run for snapshot in snapshots(there) for run in job_runs(snapshot)]
+    return found, [], f"the namespace {there.namespace}"
 
 
 def compare(
     folders: Annotated[list[Path], typer.Argument(help="Two or more folders of runs.", metavar="RUN RUN...")],
     as_json: Annotated[bool, typer.Option("--json", help="The comparison as JSON on stdout.")] = False,
-    as_markdown: Annotated[bool, typer.Option("--markdown", help="Markdown on stdout.")] = False,
     html: Annotated[
         Path | None,
         typer.Option("--html", help="Write one self-contained page with curves.", metavar="FILE"),
@@ -139,7 +121,7 @@ def compare(
     comparison = compare_runs(loaded)
     if html is not None:
         try:
-            html.write_text(page.html_page(comparison, loaded), encoding="utf-8")
+            html.write_text(page.html_page(comparison), encoding="utf-8")
         except OSError as error:
             raise CannotCreate(
                 f"cannot be written: {error.strerror}",
@@ -148,8 +130,6 @@ def compare(
             ) from None
     if as_json:
         print(json.dumps(finite(comparison.as_json()), indent=2))
-    elif as_markdown:
-        print(printable(view.markdown(comparison)))
     else:
         print(printable(view.text(comparison, width=_width())))
         if html is not None:
@@ -182,34 +162,35 @@ def watch(
     """
     import sys
 
-    from podtune.report.runs import watch as views
+    from podtune.report.runs.watch import watch as watch_run
 
-    is_folder = Path(run).exists() or "/" in run
+    is_folder = (Path(run).exists() or "/" in run) and not (namespace or context)
     try:
-        if is_folder and not (namespace or context):
-            views.watch(views.FolderView(Path(run)), once=once)
-        else:
-            views.watch(_job_view(run, namespace, context), once=once, refresh_s=JOB_REFRESH_S)
+        look = _look_at_folder(Path(run)) if is_folder else _look_at_job(run, namespace, context)
+        watch_run(look, once=once)
     except KeyboardInterrupt:
         what = "run" if is_folder else "job"
         print(f"\nno longer watching; the {what} continues. Come back: podtune watch {run}", file=sys.stderr)
         raise typer.Exit(130) from None
+    except UserError as error:
+        if not is_folder:  # it may be a mistyped folder
+            error.what = f"there is no folder {run!r} here, and as a job: {error.what}"
+        raise
 
 
-JOB_REFRESH_S = 2.0
+def _look_at_folder(folder: Path) -> Callable[[], Run]:
+    from podtune.report.runs.runs import load_run
+
+    return lambda: load_run(folder, curves=False)
 
 
-def _job_view(name: str, namespace: str, context: str) -> JobView:
+def _look_at_job(name: str, namespace: str, context: str) -> Callable[[], Run]:
     from podtune.cluster.live.client import connect
     from podtune.cluster.live.job_log import JobWatch
-    from podtune.report.runs.job import JobView
-    from podtune.run.errors import UserError
+    from podtune.report.runs.job import job_runs
 
-    try:
-        return JobView(JobWatch(connect(namespace, context), name).look)
-    except UserError as error:  # a mistyped folder ends up here too
-        error.what = f"there is no folder {name!r} here, and as a job: {error.what}"
-        raise
+    job = JobWatch(connect(namespace, context), name)
+    return lambda: job_runs(job.look())[-1]
 
 
 def _width() -> int | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -66,10 +65,12 @@ def sweep(
     if values:
         trials, begin = _in_the_cluster(file, values, sets or [], namespace, context)
     else:
-        _refuse_cluster_options(sets, namespace, context, at_once)
+        if sets or namespace or context or at_once > 1:
+            what = "--set, --at-once, --namespace and --context are for a sweep in a cluster"
+            raise UsageError(what, where="podtune sweep", fix="add -f VALUES, or leave them out")
         trials, begin = read_sweep(file), start_here
     try:
-        states = TrialRunner(trials, output, begin, at_once, _say).run()
+        states = TrialRunner(trials, output, begin, at_once=at_once).run()
     except SweepStopped as stopped:
         left = "; jobs in the cluster continue, `podtune delete NAME` ends one" if values else ""
         typer.echo(f"stopped; finished runs are in {output}, and the same command resumes{left}", err=True)
@@ -79,15 +80,6 @@ def sweep(
     _compare([output / name for name in states if states[name] != "failed"], output, quiet=as_json)
     if "failed" in states.values():
         raise typer.Exit(SOFTWARE)
-
-
-def _refuse_cluster_options(sets: list[str] | None, namespace: str, context: str, at_once: int) -> None:
-    if sets or namespace or context or at_once > 1:
-        raise UsageError(
-            "--set, --at-once, --namespace and --context are for a sweep in a cluster",
-            where="podtune sweep",
-            fix="add -f VALUES, or leave them out",
-        )
 
 
 def _in_the_cluster(
@@ -105,6 +97,7 @@ def _in_the_cluster(
     from podtune.cluster.live.client import connect
     from podtune.commands.manifests import linted
     from podtune.run.yaml_text import load
+    from podtune.sweep.runner import to_stderr
     from podtune.sweep.trials import read_sweep
 
     own = merged_values(values, sets)
@@ -126,17 +119,12 @@ def _in_the_cluster(
         if not cluster.exists(each[-1]):
             notes |= dict.fromkeys(submit.check(cluster, each))
     for note in notes:
-        print(f"podtune: note: {note}", file=sys.stderr)
+        to_stderr(f"podtune: note: {note}")
 
     def begin(trial: Trial, folder: Path) -> release.Release:
-        return release.Release(cluster, jobs[trial.name], folder, _say)
+        return release.Release(cluster, jobs[trial.name], folder, to_stderr)
 
     return trials, begin
-
-
-def _say(line: str) -> None:
-    """Print progress, which quotes records and messages of pods."""
-    typer.echo(printable(line), err=True)
 
 
 def job_name(trial: Trial) -> str:
@@ -157,9 +145,7 @@ def _compare(folders: list[Path], output: Path, *, quiet: bool) -> None:
     if len(runs) < 2:
         return
     comparison = compare(runs)
-    (output / "compare.html").write_text(
-        page.html_page(comparison, runs, f"Sweep {output.name}"), encoding="utf-8"
-    )
+    file = output / "compare.html"
+    file.write_text(page.html_page(comparison, f"Sweep {output.name}"), encoding="utf-8")
     if not quiet:
-        typer.echo(printable("\n".join(comparison.conclusions)))
-        typer.echo(f"page    {output / 'compare.html'}")
+        typer.echo(printable("\n".join([*comparison.conclusions, f"page    {file}"])))

@@ -49,7 +49,7 @@ def sync(
             raise typer.BadParameter("Aim needs a repository", param_hint="--repo")
         from podtune.run.aim.sync import sync as sync_to_aim
 
-        raise typer.Exit(sync_to_aim(run_dir, repo, follow=False, rebuild=False, as_json=False))
+        raise typer.Exit(sync_to_aim(run_dir, repo, follow=False, as_json=False))
     from podtune.run.follow import find_runs
     from podtune.run.trackers import TRACKERS, read_run
 

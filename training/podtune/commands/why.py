@@ -14,7 +14,6 @@ from podtune.run.errors import NotFound, printable
 
 if TYPE_CHECKING:
     from podtune.cluster.why.answer import Answer
-    from podtune.cluster.why.scene import Scene
 
 OTHERS = 4
 
@@ -44,12 +43,18 @@ def why(
       podtune why work/runs/my-run
       kubectl get pytorchjob,pod,event -o yaml > saved.yaml; podtune why saved.yaml
     """
+    from podtune.cluster.live.client import connect
+    from podtune.cluster.live.status import scene_of
     from podtune.cluster.why.answer import explain
     from podtune.cluster.why.scene import from_files
 
-    path = Path(subject)
-    scene = from_files(path) if subject and path.exists() else _from_cluster(subject, namespace, context)
-    answers = [explain(one) for one in scene.by_job()]
+    if subject and Path(subject).exists():
+        scenes = from_files(Path(subject)).by_job()
+    elif "/" in subject or Path(subject).suffix:
+        raise NotFound("there is no such file or folder", where=subject)
+    else:
+        scenes = [scene_of(connect(namespace, context), subject)]
+    answers = [explain(scene) for scene in scenes]
     if as_json:
         content = [asdict(answer) for answer in answers]
         print(json.dumps(content[0] if len(content) == 1 else content, indent=2))
@@ -65,19 +70,3 @@ def as_text(answer: Answer) -> str:
         lines += [f"  | {line}" for line in answer.evidence]
         lines += [f"  also {other.pod or other.reason}: {other.text}" for other in answer.others[:OTHERS]]
     return printable("\n".join(lines))
-
-
-def _from_cluster(subject: str, namespace: str, context: str) -> Scene:
-    from podtune.cluster.live.client import connect
-    from podtune.cluster.why.live_scene import from_cluster
-
-    try:
-        return from_cluster(connect(namespace, context), subject)
-    except NotFound as error:
-        if not subject:
-            raise
-        raise NotFound(
-            f"there is no file or folder {subject!r} here, and as a job: {error.what}",
-            where=error.where,
-            fix=error.fix,
-        ) from error

@@ -5,19 +5,17 @@ Needs no torch. The same Python and seed give the same bytes.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import json
 import platform
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from podtune.demo_data.row import Row, held_out
-from podtune.demo_data.unicode_characters import DESCRIPTION, questions
-from podtune.run.errors import CannotCreate, DataError
+from podtune.demo_data.unicode_characters import DESCRIPTION, Row, held_out, questions
+from podtune.run.errors import DataError
+from podtune.run.output_volume import check_writable
+from podtune.run.record import write_json
 
 DEFAULT_ROWS = 12_000
 SCHEMA = "podtune.data/1"
@@ -37,8 +35,8 @@ def build(output: Path, *, rows: int = DEFAULT_ROWS, seed: int = 0) -> dict[str,
     """
     if rows < 20:
         raise DataError(f"--rows is {rows}; the least is 20", where="command line")
-    with _writing(output):
-        output.mkdir(parents=True, exist_ok=True)
+    check_writable(output)
+    output.mkdir(parents=True, exist_ok=True)
     chosen = questions(rows, seed)
     # groups of rows, not rows, are held out: eval asks about objects that train never names
     parts = {
@@ -48,23 +46,10 @@ def build(output: Path, *, rows: int = DEFAULT_ROWS, seed: int = 0) -> dict[str,
     if not parts["eval"]:
         parts["eval"] = [parts["train"].pop()]
     card = _describe(parts, seed)
-    with _writing(output):
-        for name, content in parts.items():
-            card["files"][f"{name}.parquet"]["sha256"] = _write(output / f"{name}.parquet", content)
-        _replace(output / "card.json", (json.dumps(card, indent=2) + "\n").encode())
+    for name, content in parts.items():
+        card["files"][f"{name}.parquet"]["sha256"] = _write(output / f"{name}.parquet", content)
+    write_json(output / "card.json", card)
     return card
-
-
-@contextlib.contextmanager
-def _writing(output: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise CannotCreate(
-            f"cannot be written: {error.strerror or error}",
-            where=str(error.filename or output),
-            fix="give --output a folder that can be written",
-        ) from None
 
 
 def _describe(parts: dict[str, list[Row]], seed: int) -> dict[str, Any]:
@@ -95,15 +80,7 @@ def _write(path: Path, rows: list[Row]) -> str:
     import pyarrow.parquet as pq
 
     table = {name: pa.array([getattr(row, name) for row in rows], pa.string()) for name in COLUMNS}
-    sink = pa.BufferOutputStream()
-    pq.write_table(pa.table(table), sink, compression="zstd")
-    content = sink.getvalue().to_pybytes()
-    _replace(path, content)
-    return hashlib.sha256(content).hexdigest()
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Write ``path`` completely or not at all, as seen by a reader in another process."""
-    part = path.with_name(path.name + ".part")
-    part.write_bytes(content)
+    part = path.with_name(path.name + ".part")  # a reader sees the whole file or none
+    pq.write_table(pa.table(table), part, compression="zstd")
     part.replace(path)
+    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -7,14 +7,15 @@ stands for, the characters it is made of.
 
 from __future__ import annotations
 
+import hashlib
 import re
 import unicodedata
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from fractions import Fraction
 
-from podtune.demo_data.row import Row, order_of
-
 DESCRIPTION = "Questions and answers about the characters of Unicode, from Python's unicodedata."
+EVAL_SHARE = 10  # one group in ten is held out
 LAST = 0x1FFFF  # the planes above hold ideographs, tags and private use
 MOST_OF_A_KIND = 3_500
 
@@ -38,6 +39,33 @@ _LARGE = re.compile(
 )
 _CASE = re.compile(r"\b(?:CAPITAL|SMALL) ")
 _SCRIPT = re.compile(r"(.+?) (?:CAPITAL|SMALL|LETTER|DIGIT|VOWEL|SYLLABLE)\b")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of a set. The columns are the fields in this order, without ``group``.
+
+    Attributes:
+        kind: the sort of question, such as ``script``.
+        object: what the question is about.
+        group: rows of one group are held out together.
+    """
+
+    question: str
+    answer: str
+    kind: str
+    object: str
+    group: str = field(kw_only=True, compare=False)
+
+
+def order_of(*parts: object) -> int:
+    """A number that depends on the parts alone, the same in every process."""
+    return int.from_bytes(hashlib.sha256("\0".join(map(str, parts)).encode()).digest()[:8], "big")
+
+
+def held_out(group: str, seed: int) -> bool:
+    """True if the rows of a group stand in eval."""
+    return order_of(seed, group) % EVAL_SHARE == 0
 
 
 def questions(rows: int, seed: int) -> list[Row]:

@@ -62,11 +62,9 @@ def run_checks(checks: Sequence[Check]) -> list[Result]:
         thread.start()
     for check, thread in zip(checks, threads, strict=True):
         thread.join(max(0.0, started + check.deadline_s - time.monotonic()))
-    return [result for check in checks for result in results.get(check.name) or [_timed_out(check)]]
-
-
-def _timed_out(check: Check) -> Result:
-    return Result(check.name, "warn", f"no answer within {check.deadline_s:g} s", check.timeout_fix)
+        late = Result(check.name, "warn", f"no answer within {check.deadline_s:g} s", check.timeout_fix)
+        results.setdefault(check.name, [late])
+    return [result for check in checks for result in results[check.name]]
 
 
 def exit_code(results: Iterable[Result]) -> int:

@@ -11,7 +11,7 @@ import shutil
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -47,12 +47,16 @@ def gpus(timeout_s: float = NVML_S) -> Gpus:
     thread = threading.Thread(target=lambda: answer.append(_ask_nvml()), daemon=True)
     thread.start()
     thread.join(timeout_s)
-    devices = len(list(Path("/dev").glob("nvidia[0-9]*")))
-    return answer[0] if answer else Gpus(devices, error=f"the driver does not answer within {timeout_s:g} s")
+    silent = f"the driver does not answer within {timeout_s:g} s"
+    return answer[0] if answer else Gpus(_devices(), error=silent)
+
+
+def _devices() -> int:
+    return len(list(Path("/dev").glob("nvidia[0-9]*")))
 
 
 def _ask_nvml() -> Gpus:
-    devices = len(list(Path("/dev").glob("nvidia[0-9]*")))
+    devices = _devices()
     try:
         import pynvml
     except ImportError:  # the extra train brings it
@@ -70,11 +74,10 @@ def _ask_nvml() -> Gpus:
 
 def visible_gpus() -> int:
     """Count the GPUs that this process may use, by device files and CUDA_VISIBLE_DEVICES alone."""
-    present = len(list(Path("/dev").glob("nvidia[0-9]*")))
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
-        return present
-    return min(present, len([name for name in visible.split(",") if name.strip() not in ("", "-1")]))
+        return _devices()
+    return min(_devices(), len([name for name in visible.split(",") if name.strip() not in ("", "-1")]))
 
 
 def too_old(driver: str, cuda: str) -> str:
@@ -141,34 +144,18 @@ def torch_build() -> TorchBuild | None:
     return TorchBuild(version, values.get("cuda", ""), values.get("hip", ""))
 
 
-@dataclass(frozen=True)
-class HostInfo:
-    """Hardware of a run's record: this process's CPU cores, and the GPUs that a loaded torch sees."""
-
-    cpu: str
-    cpu_count: int
-    gpu: str | None = None
-    gpu_count: int | None = None
-    gpu_memory_gib: float | None = None
-    cuda: str | None = None
-
-    def to_json(self) -> dict[str, object]:
-        """The record's ``provenance.hardware``: the CPU alone where no GPU is seen."""
-        return {name: value for name, value in asdict(self).items() if self.gpu or name.startswith("cpu")}
-
-
-def host_info() -> HostInfo:
-    """Describe this machine. torch is asked for GPUs only if it is loaded already."""
-    cpu, cores, torch = cpu_model(), usable_cpus(), sys.modules.get("torch")
+def host_info() -> dict[str, str | int | float | None]:
+    """The record's ``provenance.hardware``: CPU, and the GPUs of a torch that is loaded already."""
+    cpu: dict[str, str | int | float | None] = {"cpu": _cpu_model(), "cpu_count": usable_cpus()}
+    torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_available():
-        return HostInfo(cpu, cores)
+        return cpu
     first = torch.cuda.get_device_properties(0)
-    memory_gib = round(first.total_memory / GIB, 1)
-    return HostInfo(cpu, cores, first.name, torch.cuda.device_count(), memory_gib, torch.version.cuda)
+    gpu = {"gpu": first.name, "gpu_count": torch.cuda.device_count()}
+    return cpu | gpu | {"gpu_memory_gib": round(first.total_memory / GIB, 1), "cuda": torch.version.cuda}
 
 
-def cpu_model() -> str:
-    """The processor's name."""
+def _cpu_model() -> str:
     import platform
 
     with contextlib.suppress(OSError):
@@ -178,23 +165,22 @@ def cpu_model() -> str:
     return platform.processor() or platform.machine()
 
 
+def _cgroup(*names: str) -> str:
+    """The first of these files of this process's cgroup that can be read: version 2's, version 1's."""
+    for name in names:
+        with contextlib.suppress(OSError):
+            return Path("/sys/fs/cgroup", name).read_text().strip()
+    return ""
+
+
 def usable_cpus() -> int:
-    """Cores that this process may use: its affinity, cut by the cgroup's CPU limit (v2, v1) and by CORES."""
-    cores = machine_cores()
-    limit: float
-    v2, v1 = Path("/sys/fs/cgroup/cpu.max"), Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us")
-    try:
-        if v2.exists():
-            quota, period = v2.read_text().split()
-            limit = cores if quota == "max" else int(quota) / int(period)
-        elif v1.exists():
-            quota_us = int(v1.read_text())
-            limit = cores if quota_us < 0 else quota_us / int(v1.with_name("cpu.cfs_period_us").read_text())
-        else:
-            limit = cores
-    except (OSError, ValueError):
-        limit = cores
-    return max(1, min(cores, int(limit), int(os.environ.get(CORES) or cores)))
+    """Cores that this process may use: its affinity, cut by the cgroup's CPU limit and by CORES."""
+    limit = cores = machine_cores()
+    with contextlib.suppress(ValueError):  # "max", -1 or nothing: no limit
+        quota = _cgroup("cpu.max", "cpu/cpu.cfs_quota_us"), _cgroup("cpu/cpu.cfs_period_us")
+        used, period = map(int, " ".join(quota).split())
+        limit = used // period if used > 0 else cores
+    return max(1, min(cores, limit, int(os.environ.get(CORES) or cores)))
 
 
 def machine_cores() -> int:
@@ -219,11 +205,8 @@ def cpu_threads(world: World, env: Mapping[str, str] = os.environ) -> int:
 
 def memory_limit() -> float:
     """The cgroup's memory limit in bytes; infinity without one."""
-    for path in (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes")):
-        with contextlib.suppress(OSError, ValueError):
-            text = path.read_text().strip()
-            return math.inf if text == "max" else float(text)
-    return math.inf
+    text = _cgroup("memory.max", "memory/memory.limit_in_bytes")
+    return float(text) if text.isdigit() else math.inf
 
 
 def memory() -> int:
@@ -238,14 +221,11 @@ def free_memory() -> int:
     import psutil
 
     free = psutil.virtual_memory().available
-    for folder, used, cache in (
-        (Path("/sys/fs/cgroup"), "memory.current", "inactive_file"),
-        (Path("/sys/fs/cgroup/memory"), "memory.usage_in_bytes", "total_inactive_file"),
-    ):
-        with contextlib.suppress(OSError, ValueError):
-            taken = int((folder / used).read_text())
-            stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-            return int(min(free, memory_limit() - taken + int(stat.get(cache, 0))))
+    with contextlib.suppress(ValueError):  # no cgroup
+        taken = int(_cgroup("memory.current", "memory/memory.usage_in_bytes"))
+        stat = dict(line.split() for line in _cgroup("memory.stat", "memory/memory.stat").splitlines())
+        cache = int(stat.get("total_inactive_file") or stat["inactive_file"])
+        return int(min(free, memory_limit() - taken + cache))
     return int(free)
 
 

@@ -38,7 +38,7 @@ def provenance() -> Json:
         "image": os.environ.get("PODTUNE_IMAGE"),
         "job": os.environ.get("PODTUNE_JOB_NAME"),
         "pod": os.environ.get("PODTUNE_POD_NAME") or socket.gethostname(),
-        "hardware": host_info().to_json(),
+        "hardware": host_info(),
         "command": [_program(sys.argv[0]), *without_secrets(sys.argv[1:])],
     }
     return {key: value for key, value in found.items() if value}
@@ -53,7 +53,7 @@ def _program(path: str) -> str:
     return file.name
 
 
-_SECRET = re.compile(r"-.*(token|passw(or)?d|secret|api_?key|credential|notify[_-]url)", re.IGNORECASE)
+_SECRET = re.compile(r"-.*(token|passw(or)?d|secret|api_?key|credential)", re.IGNORECASE)
 _NO_SECRET = re.compile(r".*(tokens|_token_id|(eos|pad|bos|unk)_token)$", re.IGNORECASE)
 _USER_OF_URL = re.compile(r"(\w+://)[^/@\s]+@")
 

@@ -83,7 +83,7 @@ def hardware_row(name: str) -> Hardware:
         UserError: no such row; names the nearest.
     """
     named = (row for row in ROWS.values() if row.name.lower() == name.lower())
-    if (row := next(named, None) or _of_device(name)) is not None:
+    if (row := next(named, None) or of_device(name)) is not None:
         return row
     raise unknown("hardware", name.upper(), ROWS, where="--hardware")
 
@@ -94,11 +94,12 @@ def peak_flops(device_name: str, precision: str) -> float | None:
     None for a device or precision without a row (a MIG slice too: its share of the peak is not the card's),
     so that no utilisation is ever computed against a guess.
     """
-    row = _of_device(device_name)
+    row = of_device(device_name)
     return row.peak(precision) if row else None
 
 
-def _of_device(device_name: str) -> Hardware | None:
+def of_device(device_name: str) -> Hardware | None:
+    """The row of the device that ``torch.cuda.get_device_name`` calls ``device_name``, if there is one."""
     words = set(re.split(r"[^A-Z0-9]+", device_name.upper()))
     if "MIG" in words or {"MAX", "Q"} <= words:  # a slice, or a card held to less power: other peaks
         return None

@@ -103,7 +103,7 @@ def _head_bytes(setup: TrainingSetup) -> float:
     if setup.fused_head and isinstance(shape, Transformer):
         # the hidden states, their gradient in 32 bits, and once more as they are
         return shape.boundary_elements * (2 * setup.master_width + 4)
-    waiting = setup.pieces if setup.strategy == "pipeline-gpipe" else 1
+    waiting = setup.pieces if setup.strategy.endswith("gpipe") else 1
     logits = shape.head_elements * (waiting * (setup.width + 4) + 8)
     if setup.strategy == "pipeline-1f1b":
         # the last stage has the head, the first the other micro-batches in flight

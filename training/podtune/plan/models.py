@@ -75,19 +75,7 @@ KNOWN: dict[str, Transformer] = {
     "Qwen3-1.7B": llama(28, 2048, (16, 8), 6144, 151936, 128),
     "SmolLM3-3B": llama(36, 2048, (16, 4), 11008, 128256, 128),
     "Llama-3.1-8B": replace(llama(32, 4096, (32, 8), 14336, 128256, 128), tied=False),
-    "pythia-410m": Transformer(
-        layers=24,
-        hidden=1024,
-        heads=16,
-        kv_heads=16,
-        intermediate=4096,
-        vocabulary=50304,
-        sequence_length=2048,
-        head_dim=64,
-        gated=False,
-        tied=False,
-        biases=True,
-    ),
+    "pythia-410m": replace(gpt2(24, 16, 1024, 2048, 50304), tied=False, positions=0),
 }
 
 
@@ -114,14 +102,7 @@ def resized(
     heads, width = heads or shape.heads, width or shape.hidden
     if width % heads:
         raise UsageError(f"{heads} heads do not divide a width of {width}", where="--heads, --width")
-    return gpt2(
-        layers or shape.layers, heads, width, context or shape.sequence_length, vocabulary=shape.vocabulary
-    )
-
-
-def plans_a_fine_tune(name: str, lora_r: int | None) -> bool:
-    """True where a plan is of a fine-tune, whose loss makes no logits on a GPU, and not of the benchmark."""
-    return lora_r is not None or name in KNOWN
+    return gpt2(layers or shape.layers, heads, width, context or shape.sequence_length, shape.vocabulary)
 
 
 def shape_of(name: str, sequence_length: int | None = None) -> Transformer | ConvNet:

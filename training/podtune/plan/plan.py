@@ -1,14 +1,8 @@
 """Costs of a strategy before it is run: memory a rank, bytes on the wire, time a step, and what limits it.
 
-Pure formulas, no torch. Sources:
-
-- memory of states: Rajbhandari et al. 2019 (ZeRO), sections 3.1 and 5 (:mod:`podtune.plan.states`): of 16
-  bytes a parameter stage 1 divides the optimizer's, stage 2 the gradients' too, stage 3 the weights' too;
-- activations: Korthikanti et al. 2022 (:mod:`podtune.plan.shapes`);
-- volumes: ring collectives by NVIDIA/nccl-tests' bus bandwidth (doc/PERFORMANCE.md): an all-reduce of S bytes
-  over n ranks puts 2 (n-1)/n S on each rank's link, an all-gather or reduce-scatter (n-1)/n S;
-- bubble: Huang et al. 2019 (GPipe), section 2.3: (P-1)/(M+P-1), for 1F1B too (Narayanan et al. 2021, section
-  2.2.1).
+Pure formulas, no torch; :mod:`podtune.plan.memory`, :mod:`podtune.plan.messages` and
+:mod:`podtune.plan.shapes` name their sources. The bubble is Huang et al. 2019 (GPipe), section 2.3, for 1F1B
+too (Narayanan et al. 2021, section 2.2.1).
 
 It is a plan: peaks times an assumed utilisation, perfect balance, no fragmentation. The report puts it beside
 what was measured.
@@ -18,14 +12,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from podtune.plan import memory
 from podtune.plan.hardware import LINKS, Hardware, Link
 from podtune.plan.messages import Collective, collectives
-from podtune.plan.models import GLOBAL_BATCH_SIZE
-from podtune.plan.setup import PLANNED, TrainingSetup
+from podtune.plan.setup import PIPELINES, PLANNED, TrainingSetup
 from podtune.plan.shapes import Opaque, Transformer
 from podtune.run.errors import UsageError, UserError
 
@@ -44,7 +36,7 @@ RECOMPUTE: dict[str, float] = {
 }
 # The share of the compute behind which a strategy's messages hide. DDP and ZeRO-2 reduce gradients during the
 # backward pass, full sharding gathers and reduces all along. Others' messages sit between dependent products.
-SENDS_ACTIVATIONS = ("naive-mp", "pipeline-gpipe", "pipeline-1f1b", "tensor")
+SENDS_ACTIVATIONS = ("naive-mp", *PIPELINES, "tensor")
 OVERLAP = {"ddp": 2 / 3, "zero2": 2 / 3, "fsdp-grad-op": 1.0, "fsdp": 1.0, "hsdp": 1.0, "zero3": 1.0}
 
 
@@ -77,10 +69,6 @@ class Plan:
     memory_gib: float | None = None
     fits: bool | None = None
     limited_by: str | None = None
-
-    def as_json(self) -> dict[str, Any]:
-        """All fields as plain values."""
-        return asdict(self)
 
 
 def estimate(
@@ -165,12 +153,6 @@ def estimate_all(
                 raise
             refused[strategy] = f"{error.what} ({error.fix})"
     return plans, refused
-
-
-def default_batch_size(model: str, world_size: int, accumulation: int = 1) -> int:
-    """The benchmark's global batch for ``model`` (8 for others), or the next larger that the ranks share."""
-    parts = max(1, world_size * accumulation)  # what cannot be is refused by estimate
-    return math.ceil(GLOBAL_BATCH_SIZE.get(model, 8) / parts) * parts
 
 
 def _flops(setup: TrainingSetup) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from podtune.plan.hardware import Hardware, hardware_row
+from podtune.plan.hardware import of_device
 from podtune.plan.models import SIZES, resized, shape_of
 from podtune.plan.plan import Plan, estimate
 from podtune.plan.setup import TrainingSetup
@@ -47,7 +47,8 @@ def _comparison_key(record: Json) -> tuple[str, ...]:
 def _plan(record: Json, rate: float | None) -> Plan | None:
     try:
         setup = _setup(record)
-        hardware = _hardware(record)
+        # None for a CPU, and for a GPU without a row
+        hardware = of_device(record.get("provenance", {}).get("hardware", {}).get("gpu") or "")
         if hardware is None or rate is None:
             return estimate(setup, hardware)
         # measured, the update of the weights included
@@ -75,11 +76,3 @@ def _setup(record: Json) -> TrainingSetup:
         optimizer=config.get("optimizer", "adamw"),
         shard_size=config.get("shard_size") or None,
     )
-
-
-def _hardware(record: Json) -> Hardware | None:
-    """The row of the record's GPU; None for a CPU, and for a GPU without one."""
-    try:
-        return hardware_row(record.get("provenance", {}).get("hardware", {})["gpu"])
-    except (UserError, KeyError):
-        return None

@@ -11,7 +11,7 @@ from podtune.run.errors import UsageError, unknown
 
 DATA_PARALLEL = ("ddp", "fsdp", "fsdp-grad-op", "hsdp", "zero2", "zero3")
 FULLY_SHARDED = ("fsdp", "fsdp-grad-op", "hsdp")
-PIPELINES = ("pipeline-gpipe", "pipeline-1f1b")
+PIPELINES = ("gpipe", "pipeline-gpipe", "pipeline-1f1b")
 PLANNED = ("single", *DATA_PARALLEL, "naive-mp", *PIPELINES, "tensor")  # what these formulas cover
 RANKS_PER_NODE = 8
 
@@ -157,10 +157,10 @@ class TrainingSetup:
                 raise UsageError(what, where="--strategy", fix="another strategy")
             self._check_divides(shape.heads, "heads")
             self._check_divides(shape.kv_heads, "key and value heads")
-        if self.strategy == "naive-mp" and n > shape.units:
+        if self.strategy in ("naive-mp", "gpipe") and n > shape.units:
             what = f"{n} ranks cannot share {shape.units} blocks"
             raise UsageError(what, where="--world-size", fix=f"at most {shape.units}")
-        if self.strategy in PIPELINES:
+        if self.strategy.startswith("pipeline"):  # torch's schedules
             self._check_divides(shape.units, "blocks")
 
     def _check_divides(self, count: int, what: str) -> None:

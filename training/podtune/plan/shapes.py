@@ -198,18 +198,16 @@ class ConvNet:
         side = side // 2 if large else side
         channels = self.width
         for stage, (width, count) in enumerate(zip(self.widths, self.blocks, strict=True)):
+            outputs = width * self.expansion
             for block in range(count):
-                before, outputs = side, width * self.expansion
+                before = side
                 if stage and not block:
                     side = math.ceil(side / 2)
                 if self.block == "basic":
                     convolutions += [(channels, width, 3, side), (width, width, 3, side)]
                 else:
-                    convolutions += [
-                        (channels, width, 1, before),
-                        (width, width, 3, side),
-                        (width, outputs, 1, side),
-                    ]
+                    convolutions += [(channels, width, 1, before), (width, width, 3, side)]
+                    convolutions.append((width, outputs, 1, side))
                 if channels != outputs:
                     convolutions.append((channels, outputs, 1, side))
                 channels = outputs

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from podtune.run.distributed import DEFAULT_TIMEOUT_S
+from podtune.run.distributed import DEFAULT_TIMEOUT_S, why_no_cuda
 from podtune.run.errors import (
     OK,
     PEER_LOST,
@@ -34,6 +34,7 @@ from podtune.run.errors import (
     report,
     terminate_log,
 )
+from podtune.run.exit import end_now
 from podtune.run.launcher import ENDS, LAUNCHER, all_ended_well
 from podtune.run.yaml_text import read_mapping
 
@@ -131,8 +132,8 @@ def _torchrun(arguments: list[str]) -> int:
     timeout_s = rendezvous_s(arguments)
     args = parse_args(arguments)  # type: ignore[no-untyped-call]
     if args.nproc_per_node == "gpu" and not torch.cuda.is_available():  # torchrun ends in a traceback
-        fix = "podtune doctor --torch says why; a number of processes trains without one"
-        raise Unavailable("torch sees no GPU", where="--nproc-per-node gpu", fix=fix)
+        fix = "a number of processes trains without one"
+        raise Unavailable(f"torch sees no GPU: {why_no_cuda()}", where="--nproc-per-node gpu", fix=fix)
     # torchrun passes what it handles on to the ranks as it came: SIGINT and SIGHUP reach them as SIGTERM
     args.signals_to_handle = "SIGTERM,SIGQUIT"
     if "timeout=" not in args.rdzv_conf:
@@ -181,7 +182,7 @@ def _failed(failures: Mapping[int, Any], killed: Sequence[int]) -> int:
     by_time = sorted(failures.values(), key=lambda failure: failure.timestamp)
     codes = [failure.exitcode for failure in by_time if failure.pid not in killed]
     code = exit_code_of(codes or [PEER_LOST])
-    if not _reason_left():  # a process that was killed could not say so itself
+    if not (TERMINATION_LOG.exists() and TERMINATION_LOG.stat().st_size):  # no rank has left its reason
         terminate_log(ends[0], code)
     return code
 
@@ -208,8 +209,9 @@ def _as_sigterm() -> Iterator[list[int]]:
 
     def hand_on(number: int, _frame: object) -> None:
         came.append(number)
-        if len(came) > 1:
-            _end_at_once(128 + number)
+        if len(came) > 1:  # without another word to the volume or the other pods
+            _kill_ranks()
+            os._exit(128 + number)
         os.kill(os.getpid(), signal.SIGTERM)
 
     before = {each: signal.signal(each, hand_on) for each in (signal.SIGINT, signal.SIGHUP)}
@@ -220,22 +222,18 @@ def _as_sigterm() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def _end_at_once(code: int) -> NoReturn:
-    """Kill the ranks, and end without another word to the volume or the other pods."""
+def _kill_ranks() -> None:
     import psutil
 
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
             child.kill()
-    os._exit(code)
 
 
 def _volume_lost(_signal: int, _frame: object) -> NoReturn:
     """A rank says that the volume does not answer: it may not be able to end itself."""
-    message = "the output volume has stopped answering; ended, to be started again"
-    print(f"podtune launch: {message}", file=sys.stderr, flush=True)
-    terminate_log(message, PEER_LOST)
-    _end_at_once(PEER_LOST)
+    _kill_ranks()
+    end_now("the output volume has stopped answering; ended, to be started again")
 
 
 def _watch_rendezvous(where: str, timeout_s: float, bounded: bool, met: threading.Event) -> None:
@@ -251,10 +249,7 @@ def _watch_rendezvous(where: str, timeout_s: float, bounded: bool, met: threadin
     while not met.wait(0.5) and not process.children():
         now = time.monotonic()
         if bounded and now - began > timeout_s + NOTIFY_S:
-            message = f"the pods did not meet at {where} within {timeout_s:.0f} s"
-            print(f"podtune: error: {message}", file=sys.stderr, flush=True)
-            terminate_log(message, PEER_LOST)
-            os._exit(PEER_LOST)
+            end_now(f"the pods did not meet at {where} within {timeout_s:.0f} s")
         if now - notified_at > NOTIFY_S:
             notified_at = now
             bound = f", at most {timeout_s:.0f} s" if bounded else ""
@@ -270,11 +265,6 @@ def rendezvous_s(arguments: Sequence[str]) -> float:
     with contextlib.suppress(ValueError, IndexError, TypeError, KeyError, UserError):
         return float(read_mapping(Path(words[words.index("--config") + 1]), fix="")["timeout_s"])
     return DEFAULT_TIMEOUT_S
-
-
-def _reason_left() -> bool:
-    """True if a rank has left its reason for ``kubectl describe pod`` already."""
-    return TERMINATION_LOG.exists() and TERMINATION_LOG.stat().st_size > 0
 
 
 def exit_code_of(codes: Sequence[int]) -> int:
@@ -293,11 +283,10 @@ def _named(code: int) -> str:
     if code >= 0:
         meanings = {PREEMPTED: ", preempted after saving", PEER_LOST: ", a peer or a collective lost"}
         return f"exit code {code}{meanings.get(code, '')}"
+    likely = {
+        signal.SIGKILL: " (out of memory, unless someone sent it)",
+        signal.SIGABRT: " (NCCL gave up waiting for a lost peer, or a library aborted)",
+    }
     with contextlib.suppress(ValueError):
-        name = signal.Signals(-code).name
-        likely = {
-            "SIGKILL": " (out of memory, unless someone sent it)",
-            "SIGABRT": " (NCCL gave up waiting for a lost peer, or a library aborted)",
-        }
-        return name + likely.get(name, "")
+        return signal.Signals(-code).name + likely.get(signal.Signals(-code), "")
     return f"signal {-code}"

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from podtune.machine import facts as machine
 from podtune.pod.pod_info import PodInfo
 from podtune.run.errors import DATA, OK, UNAVAILABLE
+from podtune.run.output_volume import size_text
 
 #: facts that all pods must share, with what a difference means
 SAME = {
@@ -106,7 +107,10 @@ class Verdict:
 
     def text(self) -> str:
         """Lines for people: pods, all-reduce, problems, and the sentence last."""
-        lines = [_line_of(info) for info in self.pods]
+        lines = [
+            f"{info.pod}: " + (f"{info.gpus} x {info.gpu or 'GPU'}" if info.gpus else f"{info.cpus} CPUs")
+            for info in self.pods
+        ]
         if measured := self.all_reduce:
             size = f"{measured.bytes >> 20} MiB by {measured.backend}"
             lines.append(f"all-reduce of {size}: {measured.bus_gb_per_s} GB/s")
@@ -114,16 +118,6 @@ class Verdict:
             lines.append(f"{problem.severity}: {problem.pod}: {problem.text}\n  fix: {problem.fix}")
         lines.append(f"preflight: {'ok' if self.ok else 'not fit'}: {self.sentence}")
         return "\n".join(lines)
-
-
-def _line_of(info: PodInfo) -> str:
-    devices = f"{info.gpus} x {info.gpu or 'GPU'}" if info.gpus else f"{info.cpus} CPUs"
-    free = [
-        f"{volume.path} {volume.free_bytes / 2**30:.0f} GiB free"
-        for volume in info.volumes
-        if volume.free_bytes is not None
-    ]
-    return ", ".join([f"{info.pod}: {devices}", f"interface {info.interface or 'unknown'}", *free])
 
 
 def assess(pods: Sequence[PodInfo]) -> list[Problem]:
@@ -137,30 +131,13 @@ def errors(problems: Iterable[Problem]) -> list[Problem]:
 
 
 def _alone(info: PodInfo) -> Iterable[Problem]:
-    yield from _storage(info)
+    if info.volume_error:
+        yield Problem(info.pod, "volume", info.volume_error, "check the claim, and fsGroup of the pod")
     if info.shm_bytes is not None and info.shm_bytes < machine.LEAST_SHM:
         fix = "mount an emptyDir with medium: Memory there (shm.sizeLimit)"
         severity: Literal["error", "warning"] = "error" if info.gpus else "warning"
-        yield Problem(info.pod, "shm", f"/dev/shm has {_gib(info.shm_bytes)}", fix, severity)
+        yield Problem(info.pod, "shm", f"/dev/shm has {size_text(info.shm_bytes)}", fix, severity)
     yield from _gpus(info)
-    for variable, wanted in info.named_interfaces.items():
-        if not _names_one(wanted, info.interfaces):
-            text = f"{variable}={wanted} names none of its interfaces ({', '.join(info.interfaces)})"
-            fix = "set it to one that every pod has, under nccl.env, or leave it out"
-            yield Problem(info.pod, "interface", text, fix)
-
-
-def _storage(info: PodInfo) -> Iterable[Problem]:
-    for volume in info.volumes:
-        if volume.error:
-            text = f"{volume.path} cannot be written: {volume.error}"
-            yield Problem(info.pod, "volume", text, "check the claim, and fsGroup of the pod")
-    # checkpoints go to the first volume, OUTPUT_DIR
-    free = info.volumes[0].free_bytes if info.volumes else None
-    if info.checkpoint_bytes and free is not None and free < info.checkpoint_bytes:
-        needed = _gib(info.checkpoint_bytes)
-        text = f"{info.volumes[0].path} has {_gib(free)} free, checkpoints need about {needed}"
-        yield Problem(info.pod, "space", text, "enlarge persistence.output.size, or lower save_total_limit")
 
 
 def _gpus(info: PodInfo) -> Iterable[Problem]:
@@ -209,19 +186,3 @@ def _difference(value: object, other: object) -> str:
         names = [name for name in sorted({*value, *other}) if value.get(name) != other.get(name)]
         return ", ".join(f"{name} {value.get(name)} instead of {other.get(name)}" for name in names)
     return f"{str(value)[:60]} instead of {str(other)[:60]}"
-
-
-def _names_one(wanted: str, interfaces: Sequence[str]) -> bool:
-    """Match by NCCL's grammar: a list of prefixes, ``=`` for exact names, ``^`` for all but."""
-    exclude, exact = wanted.startswith("^"), wanted.lstrip("^").startswith("=")
-    names = [name for name in wanted.lstrip("^=").split(",") if name]
-    matched = [
-        interface
-        for interface in interfaces
-        if any(interface == name if exact else interface.startswith(name) for name in names)
-    ]
-    return len(matched) < len(interfaces) if exclude else bool(matched)
-
-
-def _gib(size: int) -> str:
-    return f"{size / 2**30:.1f} GiB"

@@ -18,11 +18,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from podtune.run.errors import (
-    CannotCreate,
     ConfigError,
     NotFound,
     SoftwareError,
@@ -32,6 +30,7 @@ from podtune.run.errors import (
     warn,
 )
 from podtune.run.lock import hold
+from podtune.run.output_volume import check_writable
 from podtune.run.record import now, write_json
 from podtune.sft.config import settings as config
 from podtune.sft.config.keys import Settings, known_keys
@@ -40,7 +39,6 @@ from podtune.sft.source import copies, hub, object_store
 
 BUILDS = ("micro", "tiny")
 MARKERS = ".podtune-prepared"
-SAY_EVERY_S = 30.0
 MOST_KILLS = 3
 # Keys of SFTConfig that decide the tokens; the others may need a GPU or a world that this step does not have.
 TOKEN_KEYS = (
@@ -75,7 +73,9 @@ def prepare(
         )
     settings = config.read(["--config", str(config_file), *arguments])
     values = {key: value for key, value in settings.values.items() if decides_tokens(key)}
-    markers = _writable(cache.default_folder().parents[1] / MARKERS)
+    markers = cache.default_folder().parents[1] / MARKERS
+    check_writable(markers)
+    markers.mkdir(parents=True, exist_ok=True)
     versions = {url: copies.version(url) for url in _urls(values)}
     marker = markers / f"{key(values, build, versions)}.json"
     if marker.exists():
@@ -85,23 +85,18 @@ def prepare(
         )
         return
     lock = marker.with_suffix(".lock")
-    waiting = _Waiting(lock)
-    with hold(
-        lock, until=lambda: waiting.until(marker), wait_s=timeout_s, what="preparing this data"
-    ) as held:
+    with hold(lock, until=marker.exists, wait_s=timeout_s, what="preparing this data") as held:
         if held and not marker.exists():
             started = time.monotonic()
             steps = _steps(values, build)
             with _attempt(marker.with_suffix(".killed")):
                 for what, step in steps:
-                    with waiting.doing(what):
-                        step()
-            done = [what for what, _ in steps]
-            write_json(
-                marker,
-                {"at": now(), "by": _me(), "seconds": round(time.monotonic() - started, 1), "steps": done},
-            )
-            print(f"podtune prepare: done in {time.monotonic() - started:.0f} s", flush=True)
+                    print(f"podtune prepare: {what}", flush=True)
+                    step()
+            seconds, pod = time.monotonic() - started, os.environ.get("PODTUNE_POD_NAME")
+            done = {"by": pod or socket.gethostname(), "steps": [what for what, _ in steps]}
+            write_json(marker, {"at": now(), "seconds": round(seconds, 1), **done})
+            print(f"podtune prepare: done in {seconds:.0f} s", flush=True)
 
 
 @contextlib.contextmanager
@@ -139,7 +134,7 @@ def _urls(values: dict[str, Any]) -> list[str]:
     return [str(name) for name in dict.fromkeys(names) if object_store.is_url(name)]
 
 
-def key(values: dict[str, Any], build: str, versions: Mapping[str, str] = MappingProxyType({})) -> str:
+def key(values: dict[str, Any], build: str, versions: Mapping[str, str] | None = None) -> str:
     """The marker's name: a hash of all that decides the volumes, ``versions`` of URLs included."""
     without = ("output_dir", "max_steps", "eval_steps")
     relevant = {key: value for key, value in values.items() if key not in without}
@@ -238,50 +233,3 @@ def _tokenise(values: dict[str, Any]) -> None:
         warn(warning)
     counted = "streamed rows" if rows.count is None else f"{rows.count} rows, {rows.info.tokens} tokens"
     print(f"podtune prepare: {counted}", flush=True)
-
-
-class _Waiting:
-    """The work of the lock's holder, which writes it beside the lock, and those who wait print it."""
-
-    def __init__(self, lock: Path) -> None:
-        self.file = lock.with_suffix(".doing")
-        self.started = self.said = time.monotonic()
-
-    @contextlib.contextmanager
-    def doing(self, what: str) -> Iterator[None]:
-        print(f"podtune prepare: {what}", flush=True)
-        self.file.write_text(f"{_me()}, which is {what}", encoding="utf-8")
-        try:
-            yield
-        finally:
-            self.file.unlink(missing_ok=True)
-
-    def until(self, marker: Path) -> bool:
-        if marker.exists():
-            return True
-        if time.monotonic() - self.said > SAY_EVERY_S:
-            self.said = time.monotonic()
-            with contextlib.suppress(OSError):
-                holder = self.file.read_text(encoding="utf-8")
-                waited_s = time.monotonic() - self.started
-                print(f"podtune prepare: waiting for {holder} ({waited_s:.0f} s so far)", flush=True)
-        return False
-
-
-def _me() -> str:
-    return os.environ.get("PODTUNE_POD_NAME") or socket.gethostname()
-
-
-def _writable(folder: Path) -> Path:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (probe := folder / f".{_me()}.probe").touch()
-        probe.unlink()
-    except OSError as error:
-        raise CannotCreate(
-            f"cannot be written by UID {os.getuid()}: {error.strerror}",
-            where=str(folder),
-            fix="let fsGroup or the volume's owner give it to this user, or choose "
-            "podSecurityContext.runAsUser to fit",
-        ) from error
-    return folder

@@ -9,14 +9,15 @@ from __future__ import annotations
 import contextlib
 import datetime
 import json
+import os
 import sys
 import time
-from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from podtune.pod.pod_info import PodInfo
-from podtune.pod.preflight import AllReduce, Problem, Verdict
+from podtune.pod.preflight import AllReduce, Problem, Verdict, assess, errors
 from podtune.run.world import PodPlace
 
 REDUCED_BYTES, ROUNDS = 16 * 2**20, 3
@@ -38,42 +39,59 @@ class RendezvousFailed(Exception):
         self.problem = Problem(pod, check, text, FIX)
 
 
-class Underway(Exception):
+class Underway(RendezvousFailed):
     """The other pods are past their preflight: this one was started again."""
 
+    def __init__(self, pod: str) -> None:
+        super().__init__(
+            pod, "names", "the other pods are past their preflight: started again, it joins them"
+        )
+        self.problem = replace(self.problem, fix="nothing to do", severity="warning")
 
-@contextlib.contextmanager
-def master_needed(name: str) -> Iterator[None]:
-    """Raise the store's own errors as :class:`RendezvousFailed` of the pod ``name``: the master went away."""
+
+def judge_together(place: PodPlace, info: PodInfo, *, wait_s: float, timeout_s: float) -> Verdict:
+    """Judge all pods with the others; the verdict is the same on each."""
     import torch.distributed as dist
 
+    pods, problems, measured = [info], assess([info]), None
     try:
-        yield
+        rendezvous = Rendezvous(place, info, wait_s=wait_s, timeout_s=timeout_s)
+        pods = rendezvous.pods()
+        problems = assess(pods)
+        if not errors(problems):
+            shared = Path(os.environ.get("OUTPUT_DIR") or ".")
+            # a run that is published does without a shared volume
+            for reader, writer in [] if info.publish else rendezvous.unshared(shared):
+                text = f"it does not see what {pods[writer].pod} wrote to {shared}"
+                fix = "the claim is not one volume for all pods: ReadWriteMany, and one claim"
+                problems.append(Problem(pods[reader].pod, "shared", text, fix))
+            measured = rendezvous.all_reduce()
+        return rendezvous.agree(Verdict(tuple(problems), tuple(pods), measured))
+    except RendezvousFailed as failed:
+        problems.append(failed.problem)
     except dist.DistError as error:
-        raise RendezvousFailed(name, "port", f"the master's pod was lost: {_first_line(error)}") from error
+        text = f"the master's pod was lost: {_first_line(error)}"
+        problems.append(Problem(info.pod, "port", text, FIX))
+    return Verdict(tuple(problems), tuple(pods), measured)
 
 
 class Rendezvous:
     """All pods of a job, met through a TCP store at the master."""
 
     def __init__(self, pod: PodPlace, info: PodInfo, *, wait_s: float, timeout_s: float) -> None:
-        """Arrive, and leave this pod's facts for the others.
-
-        ``wait_s`` is for all pods to arrive, ``timeout_s`` for what they do together then.
+        """Meet the master: ``wait_s`` is for all pods to arrive, ``timeout_s`` for what they do then.
 
         Raises:
             RendezvousFailed: the master's port is not reachable, or another pod has this pod's rank.
             Underway: what answers at the master's port is not a preflight.
         """
-        self.pod, self._name, self._timeout_s = pod, info.pod, timeout_s
+        self.pod, self._info, self._timeout_s = pod, info, timeout_s
         self._deadline, self._notified_at = time.monotonic() + wait_s, time.monotonic()
         self._store = self._host() if pod.node_rank == 0 else self._reach()
         self._store.set_timeout(datetime.timedelta(seconds=timeout_s))  # from here on the other side answers
         if self._store.add(f"arrived/{pod.node_rank}", 1) > 1:
-            self._store.set("twice", f"{pod.node_rank}")
-            text = f"rank {pod.node_rank} is this pod's and another's"
-            raise RendezvousFailed(self._name, "rank", text)
-        self._store.set(f"facts/{pod.node_rank}", json.dumps(info.to_json()))
+            text = f"rank {pod.node_rank} is also another pod's, an old one's or by PET_NODE_RANK set by hand"
+            raise RendezvousFailed(info.pod, "rank", text)
 
     def _host(self) -> Any:
         import torch.distributed as dist
@@ -82,7 +100,7 @@ class Rendezvous:
             store = self._connect(CONNECT_S)
         except dist.DistError as error:
             text = f"port is busy at {self._where()}: {_first_line(error)}"
-            raise RendezvousFailed(self._name, "port", text) from error
+            raise RendezvousFailed(self._info.pod, "port", text) from error
         store.set(OPEN, f"{time.time_ns():x}")
         return store
 
@@ -101,7 +119,7 @@ class Rendezvous:
                 answered_until = answered_until or time.monotonic() + UNDERWAY_S
                 while not store.check([OPEN]):
                     if time.monotonic() > answered_until:
-                        raise Underway
+                        raise Underway(self._info.pod)
                     time.sleep(POLL_S)
                 return store
             except dist.DistError as error:
@@ -123,24 +141,28 @@ class Rendezvous:
             wait_for_workers=False,
         )
 
-    def pods(self) -> list[PodInfo]:
-        """Every pod's facts, in the order of ranks.
+    def _exchange(self, what: str, value: object) -> list[Any]:
+        """Leave ``value`` for the other pods and return those of all, in the order of ranks.
 
         Raises:
-            RendezvousFailed: a pod did not arrive in time, or a rank came twice; says which.
+            RendezvousFailed: a pod has left none in time; says which.
         """
-        absent = self._await([f"facts/{rank}" for rank in range(self.pod.nnodes)], message="not here yet:")
-        if self._store.check(["twice"]):
-            rank = int(self._store.get("twice"))
-            text = f"two pods have the rank {rank}: PET_NODE_RANK is set by hand, or an old pod still runs"
-            raise RendezvousFailed(name_of(rank, self.pod), "rank", text)
-        if absent:
-            names = self._names(absent)
-            text = f"{', '.join(names)} did not arrive ({len(absent)} of {self.pod.nnodes} pods)"
-            raise RendezvousFailed(names[0], "names", text)
+        self._store.set(f"{what}/{self.pod.node_rank}", json.dumps(value))
+        ranks = range(self.pod.nnodes)
+        while absent := [rank for rank in ranks if not self._store.check([f"{what}/{rank}"])]:
+            names = [name_of(rank, self.pod) for rank in absent]
+            if time.monotonic() > self._deadline:
+                text = f"{', '.join(names)} did not arrive ({len(absent)} of {self.pod.nnodes} pods)"
+                raise RendezvousFailed(names[0], "names", text)
+            self._notify(f"not here yet: {', '.join(names)}")
+            time.sleep(POLL_S)
+        return [json.loads(self._store.get(f"{what}/{rank}")) for rank in ranks]
+
+    def pods(self) -> list[PodInfo]:
+        """Every pod's facts, in the order of ranks."""
+        contents = self._exchange("facts", self._info.to_json())
         self._deadline = time.monotonic() + self._timeout_s
-        contents = [self._store.get(f"facts/{rank}") for rank in range(self.pod.nnodes)]
-        return [PodInfo.from_json(json.loads(content)) for content in contents]
+        return [PodInfo.from_json(content) for content in contents]
 
     def unshared(self, folder: Path) -> list[tuple[int, int]]:
         """Write a file into ``folder`` and look for the others'; returns pairs of ranks, (reader, writer).
@@ -151,20 +173,17 @@ class Rendezvous:
         expected = [folder / f".preflight-shared-{token}-{rank}" for rank in range(self.pod.nnodes)]
         mine = expected[self.pod.node_rank]
         with contextlib.suppress(OSError):  # a volume that cannot be written is a problem of its own
+            folder.mkdir(parents=True, exist_ok=True)
             mine.write_text("here")
-        self._store.set(f"wrote/{self.pod.node_rank}", "1")
-        self._await([f"wrote/{rank}" for rank in range(self.pod.nnodes)])
+        self._exchange("wrote", True)
         until = min(self._deadline, time.monotonic() + VISIBLE_S)
         while not all(path.exists() for path in expected) and time.monotonic() < until:
             with contextlib.suppress(OSError):
                 list(folder.iterdir())  # a network file system looks again when the folder is listed
             time.sleep(POLL_S)
-        missed = [rank for rank, path in enumerate(expected) if not path.exists()]
-        self._store.set(f"missed/{self.pod.node_rank}", json.dumps(missed))
-        self._await([f"missed/{rank}" for rank in range(self.pod.nnodes)])
+        missed = self._exchange("missed", [rank for rank, path in enumerate(expected) if not path.exists()])
         mine.unlink(missing_ok=True)
-        reports = [json.loads(self._store.get(f"missed/{rank}")) for rank in range(self.pod.nnodes)]
-        return [(rank, missing[0]) for rank, missing in enumerate(reports) if missing]
+        return [(rank, missing[0]) for rank, missing in enumerate(missed) if missing]
 
     def all_reduce(self) -> AllReduce:
         """Reduce 16 MiB over all pods, by each GPU of a pod in turn.
@@ -194,7 +213,7 @@ class Rendezvous:
                     group.shutdown()
             except RuntimeError as error:
                 text = f"the all-reduce by {backend} on {device} failed: {_first_line(error)}"
-                raise RendezvousFailed(self._name, "all-reduce", text) from error
+                raise RendezvousFailed(self._info.pod, "all-reduce", text) from error
         # bus bandwidth of a ring all-reduce, as NVIDIA's nccl-tests define it: 2 (n - 1) / n of the bytes
         # cross each link
         bus_gb_per_s = 2 * (size - 1) / size * REDUCED_BYTES / max(seconds) / 1e9
@@ -216,7 +235,7 @@ class Rendezvous:
         expected = size * (size + 1) / 2
         if not bool((values == expected).all()):
             text = f"the all-reduce gave {values[0].item()} instead of {expected}"
-            raise RendezvousFailed(self._name, "all-reduce", text)
+            raise RendezvousFailed(self._info.pod, "all-reduce", text)
         return min(seconds[1:])
 
     def agree(self, verdict: Verdict) -> Verdict:
@@ -225,30 +244,17 @@ class Rendezvous:
 
         if self.pod.node_rank == 0:
             self._store.set("verdict", json.dumps(verdict.to_json()))
-            self._store.set("read/0", "1")
-            self._await([f"read/{rank}" for rank in range(self.pod.nnodes)], READ_S)
+            self._deadline = time.monotonic() + READ_S
+            with contextlib.suppress(RendezvousFailed):
+                self._exchange("read", True)
             return verdict
         agreed = Verdict.from_json(json.loads(self._store.get("verdict")))
-        self._store.set(f"read/{self.pod.node_rank}", "1")
+        self._store.set(f"read/{self.pod.node_rank}", "true")
         until = time.monotonic() + READ_S
         with contextlib.suppress(dist.DistError):
             while self._store.check([OPEN]) and time.monotonic() < until:
                 time.sleep(POLL_S)
         return agreed
-
-    def _await(self, keys: list[str], at_most_s: float = float("inf"), *, message: str = "") -> list[str]:
-        """Wait for the keys; returns those that never came. ``message`` precedes the pods' names."""
-        until = min(self._deadline, time.monotonic() + at_most_s)
-        while absent := [key for key in keys if not self._store.check([key])]:
-            if time.monotonic() > until or (message and self._store.check(["twice"])):
-                break
-            if message:
-                self._notify(f"{message} {', '.join(self._names(absent))}")
-            time.sleep(POLL_S)
-        return absent
-
-    def _names(self, keys: list[str]) -> list[str]:
-        return [name_of(int(key.partition("/")[2]), self.pod) for key in keys]
 
     def _notify(self, text: str) -> None:
         """Print what this pod waits for, every NOTIFY_S."""

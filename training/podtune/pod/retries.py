@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from podtune.run.checkpoint import checkpoints
@@ -18,14 +16,6 @@ EXHAUSTED = 75  # sysexits' EX_TEMPFAIL: worth a retry once, but too often by no
 ANSWER_S = 10.0  # a volume that does not answer must not keep the pod
 #: exit codes of a requested stop: nobody's failure
 STOP_REQUESTED = (PREEMPTED, 128 + signal.SIGINT, 128 + signal.SIGHUP)
-
-
-@dataclass(frozen=True)
-class Starts:
-    """Starts since the last progress: how many, and the step of the newest checkpoint when they began."""
-
-    count: int = 0
-    step: int = 0
 
 
 class Retries:
@@ -40,7 +30,7 @@ class Retries:
     def __init__(self, output: Path, pod: str, most: int) -> None:
         self._output, self._pod, self._most = output, pod, most
         self._file = output / ".retries" / pod
-        self._starts = Starts()
+        self._starts, self._step = 0, 0  # since the last progress; the newest checkpoint when they began
 
     def begin(self) -> int:
         """Count this start; returns the code to end with instead, 0 to go on."""
@@ -51,9 +41,13 @@ class Retries:
         return self._bounded(lambda: self._end(code), code)
 
     def _begin(self) -> int:
-        before, step = self._read(), self._newest()
-        self._starts = Starts(1 + (0 if step > before.step else before.count), max(step, before.step))
-        if self._starts.count > self._most + 1:
+        try:
+            starts, step = map(int, self._file.read_text().split())
+        except (FileNotFoundError, ValueError):  # the first start, or a file that something has torn
+            starts, step = 0, 0
+        newest = self._newest()
+        self._starts, self._step = 1 + (0 if newest > step else starts), max(newest, step)
+        if self._starts > self._most + 1:
             return self._exhausted("was killed")
         self._write()
         return 0
@@ -62,24 +56,18 @@ class Retries:
         if code <= 128:  # an end for good: whoever starts again starts counting again
             self._file.unlink(missing_ok=True)
         elif code in STOP_REQUESTED:
-            self._starts = Starts(self._starts.count - 1, self._starts.step)
+            self._starts -= 1
             self._write()
-        elif self._newest() <= self._starts.step and self._starts.count > self._most:
+        elif self._newest() <= self._step and self._starts > self._most:
             return self._exhausted(f"failed with code {code}")
         else:
-            print(
-                f"podtune launch: failure {self._starts.count} of {self._pod} without a newer checkpoint; "
-                f"{self._most} may be retried",
-                flush=True,
-            )
+            text = f"failure {self._starts} of {self._pod} without a newer checkpoint"
+            print(f"podtune launch: {text}; {self._most} may be retried", flush=True)
         return code
 
     def _exhausted(self, what: str) -> int:
         self._file.unlink(missing_ok=True)
-        message = (
-            f"{what} after {self._most} retries without a newer checkpoint, which is all that "
-            "runPolicy.backoffLimit allows"
-        )
+        message = f"{what} after {self._most} retries without a newer checkpoint (runPolicy.backoffLimit)"
         warn(message)
         terminate_log(message, EXHAUSTED)
         return EXHAUSTED
@@ -88,21 +76,9 @@ class Retries:
         """The step of the newest checkpoint that can be seen, 0 without one."""
         return max((int(path.name.rpartition("-")[2]) for path in checkpoints(self._output)), default=0)
 
-    def _read(self) -> Starts:
-        try:
-            content = json.loads(self._file.read_text(encoding="utf-8"))
-            return Starts(int(content["starts"]), int(content["step"]))
-        except FileNotFoundError:
-            return Starts()
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            warn(f"{self._file}: the count of starts cannot be read ({error}); it begins anew")
-            return Starts()
-
     def _write(self) -> None:
         self._file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(
-            self._file, json.dumps({"starts": self._starts.count, "step": self._starts.step}) + "\n"
-        )
+        write_atomically(self._file, f"{self._starts} {self._step}\n")
 
     def _bounded(self, work: Callable[[], int], otherwise: int) -> int:
         # in a thread: a call into a dead NFS mount cannot be interrupted

@@ -84,7 +84,7 @@ class BackgroundSave:
     def wait_written(self) -> None:
         """Wait until this pod's files are on the volume; raises as :meth:`check`.
 
-        A volume that does not answer is the business of :class:`podtune.run.heartbeat.VolumeWatch`.
+        A volume that does not answer is the business of :func:`podtune.run.output_volume.watch_volume`.
         """
         self._copied.wait()
         self.check()

@@ -80,15 +80,9 @@ def commit(staging_dir: Path, target: Path, step: int, facts: Facts) -> None:
     if target.exists():  # the same step again, after a damaged one was resumed over
         quarantine(target)
     staging_dir.rename(target)
-    _flush_folder(target.parent)
-
-
-def _flush_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    folder = os.open(target.parent, os.O_RDONLY)
+    os.fsync(folder)
+    os.close(folder)
 
 
 def read(path: Path) -> Checkpoint:
@@ -111,7 +105,9 @@ def read(path: Path) -> Checkpoint:
             raise Damaged(f"{name} has {file.stat().st_size} bytes instead of {size}")
         if digest(file) != written:
             raise Damaged(f"{name} has changed since it was written")
-    if more := sorted(_files(path) - {*manifest.files, MANIFEST}):
+    # links too, but not what file systems put there
+    names = {str(file.relative_to(path)) for file in path.rglob("[!.]*") if not file.is_dir()}
+    if more := sorted(names - {*manifest.files, MANIFEST}):
         raise Damaged(f"{more[0]} is not in its manifest")
     return Checkpoint(path, manifest.step, manifest.facts)
 
@@ -128,24 +124,6 @@ def foreign(path: Path) -> Checkpoint | None:
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     return Checkpoint(path, step, {}) if type(step) is int else None
-
-
-def damage(path: Path) -> str:
-    """Name what is wrong with the checkpoint at ``path``; empty if nothing."""
-    try:
-        read(path)
-    except Damaged as reason:
-        return str(reason)
-    return ""
-
-
-def _files(folder: Path) -> set[str]:
-    """List the files of a checkpoint, without those that file systems put there."""
-    return {
-        str(path.relative_to(folder))
-        for path in folder.rglob("*")
-        if not path.is_dir() and not path.name.startswith(".")
-    }
 
 
 def is_name(name: str) -> bool:

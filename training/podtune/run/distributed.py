@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import gc
 import os
 import socket
-import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from podtune.run.errors import PEER_LOST, PeerLost, Unavailable, UserError, terminate_log, warn
+from podtune.run.errors import PeerLost, Unavailable, UserError, warn
+from podtune.run.exit import bounded
 from podtune.run.library_environment import ALLOCATOR
 from podtune.run.world import GPUS_PER_POD, World, promised_gpus, read_world
 
@@ -49,25 +48,21 @@ def setup_distributed(timeout_s: float = DEFAULT_TIMEOUT_S, *, use_cpu: bool = F
                 fix="make nprocPerNode (--nproc-per-node) equal to the GPUs of one pod",
             )
         torch.cuda.set_device(world.local_rank)
-        _allocate_first(world.local_rank)
+        _allocate_first(torch.device("cuda", world.local_rank))
     backend = "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo"
-    world = World(
-        **{
-            **world.__dict__,
-            "device_type": device_type,
-            "backend": backend if "LOCAL_RANK" in os.environ else "",
-        }
-    )
-    if "LOCAL_RANK" not in os.environ or dist.is_initialized():
+    grouped = "LOCAL_RANK" in os.environ
+    world = replace(world, device_type=device_type, backend=backend if grouped else "")
+    if not grouped or dist.is_initialized():
         return world
     device_id = torch.device(world.device) if device_type == "cuda" else None
     timeout = datetime.timedelta(seconds=timeout_s)
     # groups that are opened later, as a device mesh's for hsdp, are given no timeout and take 30 minutes
     for default in ("default_pg_timeout", "default_pg_nccl_timeout"):
         setattr(dist.distributed_c10d, default, timeout)
-    met = f"rank {world.rank} of {world.world_size} has not met the others at {world.master}"
+    waited = f"{timeout_s + SLACK_S:.0f} s"
+    met = f"rank {world.rank} of {world.world_size} has not met the others at {world.master} within {waited}"
     try:
-        with _bounded(timeout_s + SLACK_S, met):
+        with bounded(timeout_s + SLACK_S, met):
             dist.init_process_group(
                 backend, timeout=timeout, device_id=device_id, **_store_of_a_restart(world, timeout)
             )
@@ -83,25 +78,6 @@ def setup_distributed(timeout_s: float = DEFAULT_TIMEOUT_S, *, use_cpu: bool = F
             "(GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME)"
         ) from error
     return world
-
-
-@contextlib.contextmanager
-def _bounded(limit_s: float, what: str) -> Iterator[None]:
-    """End the process if the block takes longer: NCCL makes and closes its communicators without a bound."""
-
-    def end() -> None:
-        message = f"{what} within {limit_s:.0f} s"
-        print(f"podtune: error: {message}", file=sys.stderr, flush=True)
-        terminate_log(message, PEER_LOST)
-        os._exit(PEER_LOST)
-
-    timer = threading.Timer(limit_s, end)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
 
 
 def _device_type() -> str:
@@ -130,35 +106,19 @@ def _device_type() -> str:
     return "cuda" if usable else "cpu"
 
 
-def _allocate_first(local_rank: int) -> None:
-    """Make the first allocation on a GPU, without segments that grow where the driver refuses them.
-
-    They need CUDA's virtual memory, which vGPUs, Jetsons and some WSL2 lack.
-
-    Raises:
-        Unavailable: nor can a plain block be had.
-    """
+def _allocate_first(device: Any) -> None:
+    """Allocate on a GPU, in blocks of fixed size where its driver refuses segments that grow (vGPU, WSL2)."""
     import torch
 
-    device = torch.device("cuda", local_rank)
     try:
         torch.empty(1, device=device)
-        return
     except torch.OutOfMemoryError:
         raise
     except RuntimeError:
         torch.cuda.memory._set_allocator_settings(NO_SEGMENTS)
-    try:
         torch.empty(1, device=device)
-    except RuntimeError as error:
-        raise Unavailable(
-            f"nothing can be allocated on {device}, with or without expandable_segments: "
-            f"{' '.join(str(error).split())[:300]}",
-            where=socket.gethostname(),
-            fix=f"podtune doctor looks at driver and devices; {ALLOCATOR} sets the allocator",
-        ) from error
-    os.environ[ALLOCATOR] = NO_SEGMENTS
-    warn(f"this GPU's driver refuses memory in segments that grow: {ALLOCATOR}={NO_SEGMENTS} is taken")
+        os.environ[ALLOCATOR] = NO_SEGMENTS
+        warn(f"this GPU's driver refuses memory in segments that grow: {ALLOCATOR}={NO_SEGMENTS} is taken")
 
 
 def why_no_cuda() -> str:
@@ -204,7 +164,7 @@ def cleanup_distributed() -> None:
     gc.collect()
     if dist.is_available() and dist.is_initialized():
         dist.barrier()
-        with _bounded(SLACK_S, "the process group has not closed"):
+        with bounded(SLACK_S, f"the process group has not closed within {SLACK_S:.0f} s"):
             dist.destroy_process_group()
 
 

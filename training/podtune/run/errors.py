@@ -110,12 +110,6 @@ class CannotCreate(UserError):
     code = CANNOT_CREATE
 
 
-class IOFailed(UserError):
-    """Reading or writing that failed half-way."""
-
-    code = IO
-
-
 class NoPermission(UserError):
     """A right that this user or process lacks."""
 

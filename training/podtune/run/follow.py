@@ -5,16 +5,14 @@ The position survives a restart of the reader, and a metrics file that was cut b
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from podtune.run.heartbeat import STALE_S, life
+from podtune.run.lock import life
 from podtune.run.metrics_log import metrics_entries
 from podtune.run.record import METRICS_FILE, RUN_FILE, SCHEMA, Json
 
@@ -38,13 +36,11 @@ class MetricsTail:
         self.position = position or Position()
         # inode and size at the last look: nothing is opened if both stand
         self._seen: tuple[int, int] | None = None
-        self.broken = 0  # lines that were read and are none
 
     def read(self) -> tuple[list[Json], bool]:
         """The new entries; with True, those of another file from its top, not the one read before.
 
-        A torn last line stays unread until it is complete; a complete line that is no metrics line is
-        skipped and counted in ``broken``.
+        A torn last line stays unread until it is complete.
         """
         try:
             status = self.path.stat()
@@ -63,9 +59,7 @@ class MetricsTail:
             end = start + block.rfind(b"\n") + 1
             self.position = Position(end, _digest(file.fileno(), end))
         self._seen = (status.st_ino, status.st_size)
-        entries, broken = metrics_entries(block[: end - start].split(b"\n"))
-        self.broken = len(broken) + (0 if rewritten else self.broken)
-        return entries, rewritten
+        return metrics_entries(block[: end - start].split(b"\n"))[0], rewritten
 
 
 def _digest(file: int, offset: int) -> str:
@@ -88,41 +82,18 @@ def state(run_dir: Path, record: Json) -> tuple[str, str]:
     status, reason = str(record.get("status", "running")), str(record.get("reason") or "")
     if status == "running":
         alive = life(run_dir)
-        # a copy, or killed before its first beat; cells of the benchmark have none
-        if alive == "unknown" and record.get("mode") == "sft" and _untouched_s(run_dir) > STALE_S:
-            alive = "silent"
         return ("error", "died") if alive == "dead" else (status, alive if alive == "silent" else reason)
     return status, reason
 
 
-def _untouched_s(run_dir: Path) -> float:
-    changed = 0.0
-    for name in (RUN_FILE, METRICS_FILE):
-        with contextlib.suppress(OSError):
-            changed = max(changed, (Path(run_dir) / name).stat().st_mtime)
-    return time.time() - changed
-
-
 def find_runs(root: Path) -> list[Path]:
     """Folders with a run.json at or below ``root``, at most four levels deep, none inside another run."""
-    if (root / RUN_FILE).exists():
-        return [root]
-    run_dirs: list[str] = []
-    level = [str(root)]
-    for _ in range(MAX_DEPTH):
-        below, level = [entry.path for folder in level for entry in _folders(folder)], []
-        for path in below:
-            (run_dirs if os.path.exists(f"{path}/{RUN_FILE}") else level).append(path)
-    return list(map(Path, sorted(run_dirs)))  # Path compares slowly
-
-
-def _folders(folder: str) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(folder) as entries:
-            return [
-                entry
-                for entry in entries
-                if entry.is_dir(follow_symlinks=False) and not entry.name.startswith((".", "checkpoint-"))
-            ]
-    except OSError:
-        return []
+    run_dirs: list[Path] = []
+    for folder, below, files in os.walk(root):
+        if RUN_FILE in files:
+            run_dirs.append(Path(folder))
+            below.clear()
+        elif len(Path(folder).relative_to(root).parts) == MAX_DEPTH:
+            below.clear()
+        below[:] = [name for name in below if not name.startswith((".", "checkpoint-"))]
+    return sorted(run_dirs)

@@ -1,4 +1,4 @@
-"""A job in a cluster at one moment, made by cluster/live/job_log.py and shown by report/runs/job.py."""
+"""A job in a cluster at one moment, made by cluster/live and shown by report/runs/job.py."""
 
 from __future__ import annotations
 
@@ -6,6 +6,24 @@ from dataclasses import dataclass
 from typing import Any
 
 Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Cause:
+    """A reason why a job does not run, what to do, and what shows it."""
+
+    pod: str
+    reason: (
+        str  # Kubernetes' own word: OOMKilled, ImagePullBackOff, Unschedulable; or that of why/causes.yaml
+    )
+    text: str
+    fix: str = ""
+    grade: int = 0  # how much it explains; see cluster/why/causes.py
+    at: str = ""  # RFC 3339, of a container that ended
+    evidence: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.pod}: {self.text}" + (f" (fix: {self.fix})" if self.fix else "")
 
 
 @dataclass(frozen=True)
@@ -19,19 +37,29 @@ class PodStatus:
 
 
 @dataclass(frozen=True)
-class JobSnapshot:
-    """A job's condition, its pods, and its run as far as the first pod's log tells."""
+class JobStatus:
+    """A job's condition, its pods, and what is wrong with them."""
 
-    name: str
+    job: str
     kind: str
     namespace: str
     condition: str
     message: str
-    ended: bool
     started_at: str | None
     ended_at: str | None
     pods: list[PodStatus]
-    problems: list[str]
+    problems: list[Cause]
+
+    @property
+    def ended(self) -> bool:
+        """True once the job has succeeded or failed."""
+        return self.condition in ("Succeeded", "Failed")
+
+
+@dataclass(frozen=True)
+class JobSnapshot(JobStatus):
+    """A job's status, and its run as far as the first pod's log tells."""
+
     declared: Json  # the keys of a record that the job's manifest gives
     head: Json  # the entry of the log's head line
     max_steps: int | None

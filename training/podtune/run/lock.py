@@ -4,6 +4,9 @@ The kernel holds it for the process (a POSIX record lock: dropped when the proce
 inherited by forked workers, carried between nodes by NFS). Where a file system has no locks, or does not
 carry them between nodes, the holder's heartbeat in the file decides: content that changes while one looks
 belongs to the living. No clock is compared with another machine's.
+
+The lock of a run's folder tells its readers more by the same heartbeat: a living run from one that was
+killed, and by the time of the last step a hanging one from one that works.
 """
 
 from __future__ import annotations
@@ -13,22 +16,66 @@ import errno
 import fcntl
 import json
 import os
-import secrets
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
-from podtune.run.errors import Unavailable
+from podtune.run.errors import CannotCreate, PeerLost, Unavailable
+from podtune.run.files import remove_parts
 
+LOCK_FILE = ".lock"  # of a run's folder
 BEAT_S = 2.0
-STALE_S = 15.0  # seven missed beats: the holder is gone
+GONE_S = 15.0  # seven missed beats: the holder is gone
+SILENT_S = 60.0  # to a reader a paused disk or a slow network file system is not a death
+ENDING_S = 60.0  # a pod that is deleted may take as long
 POLL_S = 0.1
+SAY_EVERY_S = 30.0
 
+Life = Literal["alive", "dead", "silent", "unknown"]
 _own: set[str] = set()  # paths held by this process: the kernel does not keep threads apart
 _guard = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Beat:
+    """One heartbeat of a lock's holder; times are seconds since the epoch by its own clock."""
+
+    pid: int
+    host: str
+    started: float  # of the process, see started()
+    job: str  # empty outside of a cluster
+    time: float
+    step: int  # the last of its run
+    step_at: float
+
+    @classmethod
+    def now(cls) -> Beat:
+        """The first heartbeat of this process."""
+        pid, now, job = os.getpid(), time.time(), os.environ.get("PODTUNE_JOB_NAME", "")
+        return cls(pid, socket.gethostname(), started(pid), job, now, 0, now)
+
+    @classmethod
+    def parse(cls, text: str) -> Beat | None:
+        """Read a lock's content; None where it is torn, or no heartbeat."""
+        try:
+            read = json.loads(text)
+            pid, host, since = int(read["pid"]), str(read["host"]), float(read["started"])
+            at, step, step_at = float(read["time"]), int(read["step"]), float(read["step_at"])
+            return cls(pid, host, since, str(read["job"]), at, step, step_at)
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+            return None
+
+    def is_local(self) -> bool:
+        """True if the process can be asked for: it is, or was, one of this host."""
+        return self.host == socket.gethostname()
+
+    def runs(self) -> bool:
+        """True if the process exists on this host, and is not a later one with the same number."""
+        return started(self.pid) == self.started != 0
 
 
 class Lock:
@@ -36,17 +83,16 @@ class Lock:
 
     def __init__(self, file: int, path: Path, key: str) -> None:
         self.path, self._file, self._key = path, file, key
-        self._token, self._beats = secrets.token_hex(8), 0
+        self._first = Beat.now()
+        self._step = 0, self._first.time
         self._stop = threading.Event()
         self._beat()
         self._thread = threading.Thread(target=self._show_life, name="lock", daemon=True)
         self._thread.start()
 
-    def is_own(self) -> bool:
-        """True if the file has this process's sign in it; reading drops a kernel's lock."""
-        with contextlib.suppress(OSError):
-            return self._token in self.path.read_text(encoding="utf-8", errors="replace")
-        return False
+    def step(self, step: int) -> None:
+        """Note that ``step`` of the run is done. An assignment: the thread does the rest."""
+        self._step = step, time.time()
 
     def release(self) -> None:
         """Release the lock. Harmless when repeated."""
@@ -68,31 +114,22 @@ class Lock:
         self.release()
 
     def _show_life(self) -> None:
+        # a full or vanished volume is reported by what needs it, not by the pulse
         while not self._stop.wait(BEAT_S):
             with contextlib.suppress(OSError):
                 self._beat()
 
     def _beat(self) -> None:
-        self._beats += 1
-        sign = {
-            "pid": os.getpid(),
-            "host": socket.gethostname(),
-            "started": started(os.getpid()),
-            "token": self._token,
-            "beats": self._beats,
-            "job": os.environ.get("PODTUNE_JOB_NAME", ""),
-        }
-        os.pwrite(self._file, json.dumps(sign).ljust(500).encode() + b"\n", 0)
+        step, step_at = self._step
+        beat = replace(self._first, time=time.time(), step=step, step_at=step_at)
+        os.pwrite(self._file, json.dumps(asdict(beat)).ljust(500).encode() + b"\n", 0)
         os.fsync(self._file)
 
 
-def take(
-    path: Path, *, also: Callable[[], object] = lambda: None, patience_s: float | None = None
-) -> Lock | None:
+def take(path: Path) -> Lock | None:
     """Take the lock at ``path``; None while somebody living holds it.
 
-    A sign of life from another host, or what ``also`` returns, is watched for ``patience_s``
-    (:data:`STALE_S`): what moves is alive.
+    A heartbeat of another host is watched for :data:`GONE_S`: what moves is alive.
 
     Raises:
     OSError: the file cannot be made, or is a link.
@@ -104,7 +141,7 @@ def take(
         _own.add(key)
     lock = None
     try:
-        lock = _take(path, key, also, STALE_S if patience_s is None else patience_s)
+        lock = _take(path, key)
     finally:
         if lock is None:
             with _guard:
@@ -112,50 +149,37 @@ def take(
     return lock
 
 
-def _take(path: Path, key: str, also: Callable[[], object], patience_s: float) -> Lock | None:
+def _take(path: Path, key: str) -> Lock | None:
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o664)
-    kernel = True
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno in (errno.EACCES, errno.EAGAIN):
             os.close(file)
-            return None
-        kernel = False
+            return None  # without locks of the kernel the heartbeat decides
     try:
-        if os.fstat(file).st_ino != path.stat().st_ino:  # taken away meanwhile, see hold()
-            raise BlockingIOError
-        if _lives(_content(file), lambda: (_content(file), also()), patience_s):
+        # taken away meanwhile, see hold()
+        if os.fstat(file).st_ino != path.stat().st_ino or _lives(file):
             raise BlockingIOError
     except (BlockingIOError, FileNotFoundError):
         os.close(file)
         return None
-    lock = Lock(file, path, key)
-    if not kernel:  # of several that came at once the last to write has it
-        time.sleep(2 * BEAT_S)
-        if not lock.is_own():
-            lock._stop.set()
-            lock._thread.join()
-            os.close(file)
-            return None
-    return lock
+    return Lock(file, path, key)
 
 
-def _lives(sign: str, look: Callable[[], object], patience_s: float) -> bool:
-    """True if the holder that left ``sign`` is alive: by its process, or from elsewhere its beats."""
-    try:
-        owner: Any = json.loads(sign or "{}")
-        if owner and owner["host"] == socket.gethostname():
-            return bool(owner["pid"] != os.getpid() and started(owner["pid"]) == owner["started"])
-    except (ValueError, KeyError, TypeError):
-        pass  # not ours, or torn: watched
-    before = look()
-    if before == ("", None):
-        return False
-    end = time.monotonic() + patience_s
-    while time.monotonic() < end:
-        time.sleep(min(POLL_S, patience_s))
-        if look() != before:
+def _lives(file: int) -> bool:
+    """True if the holder that left its heartbeat lives: by its process, or from elsewhere by its beats."""
+
+    def content() -> str:
+        return os.pread(file, 1000, 0).decode(errors="replace").strip()
+
+    before = content()
+    if (beat := Beat.parse(before)) and beat.is_local():
+        return beat.pid != os.getpid() and beat.runs()
+    end = time.monotonic() + GONE_S
+    while before and time.monotonic() < end:
+        time.sleep(min(POLL_S, GONE_S))
+        if content() != before:
             return True
     return False
 
@@ -164,21 +188,24 @@ def _lives(sign: str, look: Callable[[], object], patience_s: float) -> bool:
 def hold(path: Path, *, until: Callable[[], bool], wait_s: float, what: str) -> Iterator[bool]:
     """Hold the lock ``path``; yield False without it as soon as ``until()`` is true: another did the work.
 
-    For work that two may do at once without harm: a holder that shows no sign of life for :data:`STALE_S`,
-    stopped or cut off, loses the lock. ``what`` it does is said in the error.
+    For work that two may do at once without harm: a holder that shows no sign of life for :data:`GONE_S`,
+    stopped or cut off, loses the lock. ``what`` it does is said while this waits, and in the error.
 
     Raises:
     UserError: a living holder kept it for ``wait_s``; names it.
     """
-    end = time.monotonic() + wait_s
-    sign, seen = None, time.monotonic()
+    began = seen = said = time.monotonic()
+    beat = None
     while not (done := until()) and (lock := take(path)) is None:
-        if (now := _read(path)) != sign:
-            sign, seen = now, time.monotonic()
-        elif time.monotonic() - seen > STALE_S:
+        if (now := _read(path)) != beat:
+            beat, seen = now, time.monotonic()
+        elif time.monotonic() - seen > GONE_S:
             with contextlib.suppress(OSError):
                 path.unlink()
-        if time.monotonic() > end:
+        if time.monotonic() - said > SAY_EVERY_S:
+            said = time.monotonic()
+            print(f"podtune: waiting for {holder(path)}, which is {what} ({said - began:.0f} s)", flush=True)
+        if time.monotonic() - began > wait_s:
             raise Unavailable(
                 f"another process has been {what} for {wait_s:.0f} s: {holder(path)}",
                 where=str(path),
@@ -196,42 +223,74 @@ def hold(path: Path, *, until: Callable[[], bool], wait_s: float, what: str) -> 
             path.unlink(missing_ok=True)
 
 
+def claim(run_dir: Path, *, ending_s: float = ENDING_S) -> Lock:
+    """Lock ``run_dir`` for this process, on rank 0 only and before anything is written; keep the result.
+
+    A process of the same job that holds it still, because its pod is ending, is waited for ``ending_s``.
+
+    Raises:
+        UserError: another job writes here; names its host, process and last step.
+        PeerLost: this job's own last attempt has not ended; to be tried again.
+    """
+    path, end = run_dir / LOCK_FILE, time.monotonic() + ending_s
+    path.parent.mkdir(parents=True, exist_ok=True)
+    while (lock := take(path)) is None:
+        beat, job = _read(path), os.environ.get("PODTUNE_JOB_NAME")
+        if not (job and beat and beat.job == job):
+            raise CannotCreate(
+                f"another job writes here: {holder(path)}" + (f", at step {beat.step}" if beat else ""),
+                where=str(run_dir),
+                fix="give this run its own --output_dir, or wait for the other one to end (a job that died "
+                "lets go by itself)",
+            )
+        if time.monotonic() > end:
+            raise PeerLost(f"this job's last attempt has not ended after {ending_s:.0f} s: {holder(path)}")
+        time.sleep(0.5)
+    remove_parts(path.parent)
+    return lock
+
+
 def holder(path: Path) -> str:
     """Name the holder of the lock for people."""
-    sign = _read(path)
-    try:
-        return f"process {sign['pid']} on {sign['host']}" if sign else "a running process"
-    except KeyError:
-        return "a running process"
+    beat = _read(path)
+    return f"process {beat.pid} on {beat.host}" if beat else "a running process"
 
 
-def job_of(path: Path) -> str:
-    """Name the job whose pod holds the lock; empty outside of a cluster."""
-    return str((_read(path) or {}).get("job", ""))
+def read_beat(run_dir: Path) -> Beat | None:
+    """Read the heartbeat of the process that has locked ``run_dir``, or was killed; None without one."""
+    return _read(run_dir / LOCK_FILE)
 
 
-def _read(path: Path) -> dict[str, Any] | None:
+def life(run_dir: Path) -> Life:
+    """Find out if the process that last beat in ``run_dir`` lives; ``unknown`` without a heartbeat.
+
+    On the same host the process itself is asked, whatever the volume and the clocks say. From elsewhere an
+    old heartbeat is ``silent``: a dead process, a volume that does not answer, or another clock.
+    """
+    if (beat := read_beat(run_dir)) is None:
+        return "unknown"
+    if beat.is_local():
+        return "alive" if beat.runs() else "dead"
+    return "alive" if time.time() - beat.time < SILENT_S else "silent"
+
+
+def _read(path: Path) -> Beat | None:
     with _guard:
         if os.path.realpath(path) in _own:  # closing a second handle on it would drop the kernel's lock
-            return {"pid": os.getpid(), "host": socket.gethostname(), "at": time.monotonic()}
+            return Beat.now()
     try:
-        sign = json.loads(path.read_text(encoding="utf-8", errors="replace"))
-    except (OSError, ValueError, RecursionError):
+        return Beat.parse(path.read_text(encoding="utf-8", errors="replace"))
+    except OSError:
         return None
-    return sign if isinstance(sign, dict) else None
 
 
-def _content(file: int) -> str:
-    return os.pread(file, 1000, 0).decode(errors="replace").strip()
-
-
-def started(pid: int) -> float | None:
-    """Read when process ``pid`` of this host was started; None if there is none, or a zombie.
+def started(pid: int) -> float:
+    """Read when process ``pid`` of this host was started; 0 if there is none, or a zombie.
 
     In ticks since the machine was started, which setting the clock does not change.
     """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return None
-    return None if fields[0] in ("Z", "X") else float(fields[19])
+        return 0.0
+    return 0.0 if fields[0] in ("Z", "X") else float(fields[19])

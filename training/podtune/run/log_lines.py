@@ -13,14 +13,13 @@ from typing import Any
 
 Json = dict[str, Any]
 
-# a rank that takes so many times as long as the others before it first waits for them is called slow
-SLOW_RATIO = 1.5
 DATA_WAIT_SHARE = 0.1  # of a step that waits for data, from which on that is worth saying
 DATA_WAIT_SHARE_GPU = 0.5  # a GPU meanwhile works on the step before
 
 LONGEST = 4096  # a longer line is none of ours
 _NUMBER = r"(-?\d{1,20}(?:,\d{3}){0,6}(?:\.\d{1,20})?(?:e[-+]?\d{1,3})?|nan|-?inf)"
-_DURATION = r"(?:(\d{1,9})h(\d\d)m|(\d{1,9})m(\d\d)s|(\d{1,9})s)"
+_DURATION = r"((?:\d{1,9}[hms]){1,2})"
+_SECONDS = {"h": 3600, "m": 60, "s": 1}
 _HEAD = re.compile(
     r"(?P<name>.+?): (?P<strategy>[a-z0-9-]+) on (?P<world_size>\d{1,9}) x (?P<device>\w+) "
     r"\((?P<nnodes>\d{1,9}) nodes?\), "
@@ -28,12 +27,9 @@ _HEAD = re.compile(
 _START = re.compile(r"training: steps (\d{1,12}) to (\d{1,12})")
 _TRAIN = re.compile(
     rf"step +(\d{{1,12}})/(\d{{1,12}})  loss {_NUMBER}(?:  grad {_NUMBER})?  lr {_NUMBER}"
-    rf"(?:  {_NUMBER} tokens/s  eta {_DURATION})?(?P<system>  .*)?"
+    rf"(?:  {_NUMBER} tokens/s  eta {_DURATION})?(?:  .*)?"
 )
 _EVAL = re.compile(rf"eval at step (\d{{1,12}})  loss {_NUMBER}  perplexity {_NUMBER}")
-_POD = re.compile(r"(?:(\d{1,3})%)?(?: ?(\d{1,9}(?:\.\d{1,9})?) GiB)?")
-_SLOW = re.compile(r"slow rank (\d{1,9}) \((\d{1,9}(?:\.\d{1,9})?)x\)")
-_WAIT = re.compile(r"data wait (\d{1,3})%")
 
 
 def head_line(
@@ -75,8 +71,6 @@ def _system_part(system: Json, nproc_per_node: int) -> str:
     on_gpu = any("gpu_memory_gib" in pod for pod in pods)
     use = [_use(pod) for pod in pods]
     part = f"  {'gpu' if on_gpu else 'memory'} {', '.join(use)}" if all(use) else ""
-    if is_slow(system):
-        part += f"  slow rank {system['slowest_rank']} ({system['slowest_ratio']:.1f}x)"
     if waits_for_data(system):
         part += f"  data wait {system['data_wait_share']:.0%}"
     return part
@@ -98,8 +92,6 @@ def per_pod(system: Json, nproc_per_node: int) -> list[Json]:
 
     Memory is that of the pod's largest rank, utilisation the mean of its GPUs.
     """
-    if "per_pod" in system:
-        return list(system["per_pod"])
     names = ("gpu_utilisation_percent", "gpu_memory_gib", "rss_gib")
     per_rank = system.get("per_rank") or {name: [system[name]] for name in names if name in system}
     count = max((len(column) for column in per_rank.values()), default=0)
@@ -114,11 +106,6 @@ def per_pod(system: Json, nproc_per_node: int) -> list[Json]:
                 pod[name] = statistics.fmean(values) if name.endswith("_percent") else max(values)
         pods.append(pod)
     return pods
-
-
-def is_slow(system: Json) -> bool:
-    """True if a rank holds up the others."""
-    return float(system.get("slowest_ratio") or 0.0) > SLOW_RATIO
 
 
 def waits_for_data(system: Json) -> bool:
@@ -144,7 +131,7 @@ def parse(line: str) -> list[Json]:
     if len(line) > LONGEST:
         return []
     if match := _TRAIN.fullmatch(line):
-        return _train_entries(match)
+        return [_train_entry(match)]
     if match := _EVAL.fullmatch(line):
         loss, perplexity = _float(match[2]), _float(match[3])
         return [{"split": "eval", "step": int(match[1]), "loss": loss, "perplexity": perplexity}]
@@ -160,11 +147,10 @@ def _float(text: str) -> float:
     return float(text.replace(",", ""))
 
 
-def _train_entries(match: re.Match[str]) -> list[Json]:
-    step = int(match[1])
+def _train_entry(match: re.Match[str]) -> Json:
     train: Json = {
         "split": "train",
-        "step": step,
+        "step": int(match[1]),
         "max_steps": int(match[2]),
         "loss": _float(match[3]),
         "learning_rate": _float(match[5]),
@@ -173,28 +159,6 @@ def _train_entries(match: re.Match[str]) -> list[Json]:
         train["grad_norm"] = _float(match[4])
     if match[6]:
         train["tokens_per_s"] = _float(match[6])
-        parts = (int(match[index] or 0) for index in range(7, 12))  # of 2h05m, 1m15s or 40s
-        train["eta_s"] = float(sum(n * unit for n, unit in zip(parts, (3600, 60, 60, 1, 1), strict=True)))
-    system = _parse_system(match["system"] or "")
-    return [train] + ([{"split": "system", "step": step, **system}] if system else [])
-
-
-def _parse_system(part: str) -> Json:
-    system: Json = {}
-    for word in part.strip().split("  "):
-        kind, _, rest = word.partition(" ")
-        if kind in ("gpu", "memory"):
-            memory = "gpu_memory_gib" if kind == "gpu" else "rss_gib"
-            names = ("gpu_utilisation_percent", memory)
-            system["per_pod"] = [
-                {name: float(value) for name, value in zip(names, pod.groups(), strict=True) if value}
-                for pod in map(_POD.fullmatch, rest.split(", "))
-                if pod
-            ]
-            sizes = [pod[memory] for pod in system["per_pod"] if memory in pod]
-            system |= {memory: max(sizes)} if sizes else {}
-        elif match := _SLOW.fullmatch(word):
-            system |= {"slowest_rank": int(match[1]), "slowest_ratio": float(match[2])}
-        elif match := _WAIT.fullmatch(word):
-            system["data_wait_share"] = int(match[1]) / 100
-    return system
+        parts = re.findall(r"(\d+)([hms])", match[7])
+        train["eta_s"] = float(sum(int(count) * _SECONDS[unit] for count, unit in parts))
+    return train

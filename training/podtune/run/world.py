@@ -61,21 +61,14 @@ def read_world(env: Mapping[str, str] = os.environ) -> World:
             the training operator, which would train as many separate models as there are pods.
     """
     if "LOCAL_RANK" not in env:
-        claimed = _integer(env, "WORLD_SIZE", 1)
-        if claimed > 1:
+        announced = max(_integer(env, "WORLD_SIZE", 1), _integer(env, "PET_NNODES", 1))
+        if announced > 1:
             raise ConfigError(
-                f"WORLD_SIZE is {claimed} but LOCAL_RANK is not set: the operator (or you) announced "
-                f"{claimed} processes "
-                "and this one was started by plain python, so every pod would train a model of its own",
+                f"WORLD_SIZE or PET_NNODES is {announced} but LOCAL_RANK is not set: this one was started "
+                "by plain python, so every pod would train a model of its own",
                 where="environment",
                 fix="start it with torchrun, which reads the operator's PET_* variables: torchrun -m "
                 "podtune.training ...",
-            )
-        if _integer(env, "PET_NNODES", 1, first_of_range=True) > 1:
-            raise ConfigError(
-                f"PET_NNODES is {env['PET_NNODES']} but the program was started by plain python",
-                where="environment",
-                fix="start it with torchrun, which reads PET_*: torchrun -m podtune.training ...",
             )
         return World()
     missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in env]
@@ -87,16 +80,10 @@ def read_world(env: Mapping[str, str] = os.environ) -> World:
         )
     rank, size = _integer(env, "RANK", 0), _integer(env, "WORLD_SIZE", 1)
     local_rank, local_size = _integer(env, "LOCAL_RANK", 0), _integer(env, "LOCAL_WORLD_SIZE", size)
-    if not 0 <= rank < size:
+    if not (0 <= rank < size and 0 <= local_rank < local_size <= size):
         raise ConfigError(
-            f"RANK is {rank} but WORLD_SIZE is {size}: ranks go from 0 to {size - 1}",
-            where="environment",
-            fix="do not set RANK or WORLD_SIZE by hand; torchrun sets them",
-        )
-    if not 0 <= local_rank < local_size or local_size > size:
-        raise ConfigError(
-            f"LOCAL_RANK {local_rank}, LOCAL_WORLD_SIZE {local_size} and WORLD_SIZE {size} contradict each "
-            "other",
+            f"RANK {rank}, WORLD_SIZE {size}, LOCAL_RANK {local_rank} and LOCAL_WORLD_SIZE {local_size} "
+            f"contradict each other: ranks go from 0 to {size - 1}",
             where="environment",
             fix="do not set them by hand; torchrun sets them",
         )
@@ -152,15 +139,12 @@ def read_pod(env: Mapping[str, str] = os.environ) -> PodPlace:
     )
 
 
-def _integer(env: Mapping[str, str], name: str, default: int, *, first_of_range: bool = False) -> int:
-    value = env.get(name, "")
-    text = value.split(":")[0] if first_of_range else value
-    if not text:
-        return default
+def _integer(env: Mapping[str, str], name: str, default: int) -> int:
+    """Read a number, of a range such as an elastic job's 2:4 the first."""
     try:
-        return int(text)
+        return int(env.get(name, "").partition(":")[0] or default)
     except ValueError:
-        raise ConfigError(f"{name} is {value!r}, not a number", where="environment") from None
+        raise ConfigError(f"{name} is {env[name]!r}, not a number", where="environment") from None
 
 
 def promised_gpus() -> int:

@@ -29,8 +29,7 @@ def load(text: str, where: str) -> Any:
         place = f"{where}:{mark.line + 1}:{mark.column + 1}" if mark else where
         raise ConfigError(f"not YAML: {getattr(error, 'problem', error)}", where=place) from None
     except (RecursionError, ValueError, OverflowError) as error:
-        problem = "nested too deeply" if isinstance(error, RecursionError) else str(error)[:200]
-        raise ConfigError(f"not YAML that can be read: {problem}", where=where) from None
+        raise ConfigError(f"not YAML that can be read: {str(error)[:200]}", where=where) from None
     waiting, count = [content], 0
     while waiting:
         value = waiting.pop()

@@ -1,43 +1,48 @@
 """A sweep of benchmark cases: its file, and the cases it asks for, each checked before any process starts.
 
-A sweep file is YAML::
-
-    models: [tinygpt-124m, resnet50]
-    strategies: all                  # or a list
-    world_sizes: [1, 2, 4, 8]
-    precisions: [bf16]
-    global_batch_sizes: [32]         # left out: the model's own
-    compile: [false, true]           # left out: as options say
-    options: {steps: 20, compile: true}          # any flag of podtune.benchmark, for every case
-    per_model: {resnet50: {compile: false}}      # or for one model
-    timeout_per_cell_s: 600
-    skip_impossible: true            # name impossible cases (tensor on a ResNet); false: they are an error
-
-Every combination is one case: one strategy, one model, one world size, one record. Needs no torch.
+docs/benchmark.md shows a sweep file; its keys are the fields of :class:`CaseSweep`. Every combination of its
+lists is one case: one strategy, one model, one world size, one record. Needs no torch.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import json
-from collections.abc import Callable
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from podtune.bench.case.command_line import flag_of, read_options
+from podtune.bench.case.command_line import read_options, words_of
 from podtune.bench.options import Options
 from podtune.bench.strategies.table import STRATEGIES
 from podtune.machine.facts import visible_gpus
-from podtune.run.errors import ConfigError, UsageError, UserError, near
+from podtune.run.errors import ConfigError, UserError, unknown
 from podtune.run.world import World
 from podtune.run.yaml_text import read_mapping
-from podtune.sweep.sweep_file import SECONDS, check_keys, check_values, combinations, is_a
+from podtune.sweep.sweep_file import check_keys, check_values
 
 PRESETS = Path(__file__).with_name("presets")
 ROOT = Path(__file__).parents[1]
 AXES = ("model", "strategy", "output")  # options of a case that the sweep itself sets
+
+#: keys that hold one value or a list of them
+LISTS: dict[str, type] = {
+    "models": str,
+    "strategies": str,
+    "world_sizes": int,
+    "precisions": str,
+    "global_batch_sizes": int,
+    "compile": bool,
+}
+KINDS = LISTS | {
+    "options": dict,
+    "per_model": dict,
+    "timeout_per_cell_s": float,
+    "skip_impossible": bool,
+    "launch": str,
+}
 
 Flags = dict[str, str | int | float | bool]
 
@@ -65,17 +70,14 @@ class Case:
     """One measurement: the arguments of podtune.benchmark without ``--output``, and its processes."""
 
     name: str
-    model: str
-    strategy: str
-    world_size: int
-    nodes: int
+    world: World
     arguments: tuple[str, ...]
     options: Options
 
     @property
     def key(self) -> str:
         """A hash of the arguments and of the benchmark's code: equal keys need not be measured again."""
-        asked = json.dumps([self.arguments, self.world_size, self.nodes, code_hash()])
+        asked = json.dumps([self.arguments, self.world.world_size, self.world.nnodes, code_hash()])
         return hashlib.sha256(asked.encode()).hexdigest()[:16]
 
 
@@ -90,12 +92,8 @@ def preset(name: str) -> Path:
     Raises:
         UserError: no such preset; names the nearest.
     """
-    if name not in (presets := preset_names()):
-        raise UsageError(
-            f"unknown preset '{name}'{near(name, presets)}",
-            where="--preset",
-            fix=f"one of {', '.join(presets)}",
-        )
+    if name not in preset_names():
+        raise unknown("preset", name, preset_names(), where="--preset")
     return PRESETS / f"{name}.yaml"
 
 
@@ -106,69 +104,25 @@ def read_sweep(path: Path) -> CaseSweep:
         UserError: unreadable, an unknown key, or a value of the wrong kind; with file and key.
     """
     content = read_mapping(path, fix="give a sweep file, or --preset: see podtune bench run --help")
-    keys = {field.name: field for field in fields(CaseSweep)}
-    check_keys(content, list(keys), str(path))
-    for name, option in keys.items():
-        if name not in content and option.default is MISSING and option.default_factory is MISSING:
+    check_keys(content, KINDS, str(path))
+    check_values(content, KINDS, path, LISTS)
+    per_model = content.get("per_model", {})
+    check_values(per_model, dict.fromkeys(per_model, dict), path)
+    for name in ("models", "strategies"):
+        if name not in content:
             raise ConfigError(f"'{name}' is missing", where=str(path), fix=f"add {name}: [...]")
-    check_values(content, KINDS, path)
-    _check_flags(content.get("options", {}), f"{path}: options")
-    for flags in content.get("per_model", {}).values():
-        _check_flags(flags, f"{path}: per_model")
-    values: dict[str, Any] = {
-        key: tuple(_listed(value)) if key in LISTS else value for key, value in content.items()
-    }
-    if content["strategies"] == "all":
-        values["strategies"] = tuple(STRATEGIES)
-    if "timeout_per_cell_s" in content:
-        values["timeout_per_cell_s"] = float(content["timeout_per_cell_s"])
-    return CaseSweep(**values)
-
-
-def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
-
-
-def _some(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    """A test for one value that fits, or a list of such."""
-    return lambda value: bool(_listed(value)) and all(map(fits, _listed(value)))
-
-
-NAMES = ("a name or a list of names", _some(is_a(str)))
-COUNTS = (
-    "a positive number or a list of them",
-    _some(lambda value: isinstance(value, int) and not isinstance(value, bool) and value > 0),
-)
-#: keys that hold one value or a list of them
-LISTS = {
-    "models": NAMES,
-    "strategies": NAMES,
-    "world_sizes": COUNTS,
-    "precisions": NAMES,
-    "global_batch_sizes": COUNTS,
-    "compile": ("true, false or a list of both", _some(is_a(bool))),
-}
-KINDS = LISTS | {
-    "options": ("a mapping", is_a(dict)),
-    "per_model": ("a mapping", is_a(dict)),
-    "timeout_per_cell_s": SECONDS,
-    "skip_impossible": ("true or false", is_a(bool)),
-    "launch": ("torchrun or fork", lambda value: value in ("torchrun", "fork")),
-}
-
-
-def _check_flags(flags: Any, where: str) -> None:
-    if not isinstance(flags, dict):
-        raise ConfigError(f"{flags!r} is not a mapping of flags to values", where=where)
+    if content.get("launch", "fork") not in ("fork", "torchrun"):
+        raise ConfigError(f"'{content['launch']}' is not torchrun or fork", where=f"{path}: launch")
     known = [option.name for option in fields(Options) if option.name not in AXES]
-    check_keys(flags, known, where, what="option")
-    for flag, value in flags.items():
-        if not isinstance(value, str | int | float | bool):
-            raise ConfigError(
-                f"{flag} is {value!r}, not one value",
-                where=where,
-                fix="the axes of a sweep are its top-level lists",
-            )
+    for flags in (content.get("options", {}), *per_model.values()):
+        check_keys(flags, known, str(path), what="option")
+    if content["strategies"] == "all":
+        content["strategies"] = list(STRATEGIES)
+    values: dict[str, Any] = {
+        key: tuple(value if isinstance(value, list) else [value]) if key in LISTS else value
+        for key, value in content.items()
+    }
+    return CaseSweep(**values)
 
 
 @dataclass(frozen=True)
@@ -186,20 +140,25 @@ def expand(sweep: CaseSweep, *, nodes: int = 1, nproc_per_node: int | None = Non
         nodes, nproc_per_node: the job that the cases run in; on one machine any world size is one node.
 
     Raises:
-        UserError: an unknown name, a wrong option; an impossible combination, unless the sweep skips those.
+        UserError: an unknown name; an impossible combination, unless the sweep skips those.
+        SystemExit: a value that argparse refuses, and has said so.
     """
-    _check_names(sweep)
+    for strategy in sweep.strategies:
+        if strategy not in STRATEGIES:
+            raise unknown("strategy", strategy, STRATEGIES, where="strategies")
+    for model in sweep.per_model:
+        if model not in sweep.models:
+            raise unknown("model", model, sweep.models, where="per_model", error=ConfigError)
     cases: list[Case] = []
     impossible: dict[str, str] = {}
-    axes: dict[str, tuple[Any, ...]] = {
-        "model": sweep.models,
-        "world_size": sweep.world_sizes,
-        "strategy": sweep.strategies,
-        "precision": sweep.precisions,
-        "batch": sweep.global_batch_sizes,
-        "compiled": sweep.compile or (None,),
-    }
-    for model, world_size, strategy, precision, batch, compiled in map(dict.values, combinations(axes)):
+    for model, world_size, strategy, precision, batch, compiled in itertools.product(
+        sweep.models,
+        sweep.world_sizes,
+        sweep.strategies,
+        sweep.precisions,
+        sweep.global_batch_sizes,
+        sweep.compile or (None,),
+    ):
         flags = {**sweep.options, **sweep.per_model.get(model, {}), "precision": precision}
         if batch:
             flags["global_batch_size"] = batch
@@ -213,7 +172,8 @@ def expand(sweep: CaseSweep, *, nodes: int = 1, nproc_per_node: int | None = Non
         try:
             local = _local_ranks(world_size, nodes, nproc_per_node, on_cpu=bool(flags.get("cpu")))
             world = World(world_size=world_size, local_world_size=local, nnodes=world_size // local)
-            cases.append(_case(name, model, strategy, world, flags))
+            arguments = ("--model", model, "--strategy", strategy, *words_of(flags))
+            cases.append(Case(name, world, arguments, read_options(arguments, world)[0]))
         except UserError as error:
             if error.where in ("--model", "--data"):
                 raise  # wrong for every case
@@ -226,21 +186,6 @@ def expand(sweep: CaseSweep, *, nodes: int = 1, nproc_per_node: int | None = Non
             fix="change what is named, or set skip_impossible: true",
         )
     return Expansion(cases, impossible)
-
-
-def _check_names(sweep: CaseSweep) -> None:
-    for strategy in sweep.strategies:
-        if strategy not in STRATEGIES:
-            raise UsageError(
-                f"unknown strategy '{strategy}'{near(strategy, list(STRATEGIES))}",
-                where="strategies",
-                fix=f"one of {', '.join(STRATEGIES)}",
-            )
-    for model in sweep.per_model:
-        if model not in sweep.models:
-            raise ConfigError(
-                f"'{model}' is not among the models{near(model, sweep.models)}", where="per_model"
-            )
 
 
 def _local_ranks(world_size: int, nodes: int, nproc_per_node: int | None, *, on_cpu: bool) -> int:
@@ -260,28 +205,6 @@ def _local_ranks(world_size: int, nodes: int, nproc_per_node: int | None, *, on_
             fix=f"at most {gpus}, or cpu: true",
         )
     return local
-
-
-def _case(name: str, model: str, strategy: str, world: World, flags: Flags) -> Case:
-    arguments = ["--model", model, "--strategy", strategy, *_arguments(flags)]
-    try:
-        options, _, _ = read_options(arguments, world)
-    except SystemExit:  # argparse has printed what is wrong with a value
-        raise ConfigError(
-            f"podtune.benchmark refuses {' '.join(arguments)}", where="--model", fix="see the line above"
-        ) from None
-    return Case(name, model, strategy, world.world_size, world.nnodes, tuple(arguments), options)
-
-
-def _arguments(flags: Flags) -> list[str]:
-    words: list[str] = []
-    for flag, value in sorted(flags.items()):
-        name = flag_of(flag)
-        if isinstance(value, bool):
-            words.append(name if value else f"--no-{name.removeprefix('--')}")
-        else:
-            words += [name, str(value)]
-    return words
 
 
 @functools.cache

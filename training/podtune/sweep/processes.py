@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import multiprocessing
-import multiprocessing.connection
 import os
 import signal
 import socket
@@ -13,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -22,7 +21,6 @@ from podtune.bench.strategies.table import STRATEGIES
 from podtune.run.world import PodPlace
 
 TORCHRUN_GRACE_S = 10  # between SIGTERM and SIGKILL, of torchrun to its workers
-PORTS = 2000
 
 
 def free_port() -> int:
@@ -97,53 +95,40 @@ def torchrun(
     """
     env = {key: value for key, value in os.environ.items() if not key.startswith(("PET_", "TORCHELASTIC_"))}
     env["OMP_NUM_THREADS"] = str(threads)  # before torch is loaded; torchrun itself would warn and set 1
-    address, port, rank = "127.0.0.1", 0, 0
-    if pod is not None and nodes > 1:
-        address, port, rank = pod.master_addr, pod.master_port + 1 + index % PORTS, pod.node_rank
-    command = [
-        *(sys.executable, "-m", "torch.distributed.run"),
-        *("--nnodes", str(nodes), "--nproc-per-node", str(local_ranks), "--node-rank", str(rank)),
-        *("--master-addr", address, "--master-port", str(port or free_port())),
-        *("--rdzv-conf", f"timeout={int(timeout_s)}", "--shutdown-timeout", str(TORCHRUN_GRACE_S)),
-        *arguments,
-    ]
-    return Process(command, log, TORCHRUN_GRACE_S + 5, env)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(local_ranks)]
+    command += ["--shutdown-timeout", str(TORCHRUN_GRACE_S)]
+    if pod is None or nodes == 1:
+        command.append("--standalone")
+    else:
+        command += ["--nnodes", str(nodes), "--node-rank", str(pod.node_rank)]
+        command += ["--master-addr", pod.master_addr, "--master-port", str(pod.master_port + 1 + index)]
+        command += ["--rdzv-conf", f"timeout={int(timeout_s)}"]
+    return Process([*command, *arguments], log, TORCHRUN_GRACE_S + 5, env)
 
 
 class ForkedRanks:
     """The ranks of one run, forked from the server."""
 
-    FAILED_PEER_GRACE_S = 15.0  # gloo tells the others of a dead rank well within this
     TERMINATE_GRACE_S = 3.0
 
-    def __init__(self) -> None:
-        self.ranks: list[ForkServerProcess] = []
-        self.code = 0  # where no rank could be forked
-        self._failed_at: float | None = None
+    def __init__(self, ranks: Sequence[ForkServerProcess]) -> None:
+        self.ranks = ranks
 
     def poll(self, wait_s: float) -> int | None:
-        """The first exit code that is not 0, once all have ended; the peers of a failed rank are ended."""
+        """The first exit code that is not 0, once all have ended."""
         until = time.monotonic() + wait_s
-        while running := [process.sentinel for process in self.ranks if process.is_alive()]:
-            now = time.monotonic()
-            if self._failed_at is None and any(process.exitcode for process in self.ranks):
-                self._failed_at = now
-            if self._failed_at is not None and now > self._failed_at + self.FAILED_PEER_GRACE_S:
-                self.end()
-            elif now >= until:
-                return None
-            else:
-                multiprocessing.connection.wait(running, until - now)
-        return next((process.exitcode for process in self.ranks if process.exitcode), self.code)
+        for process in self.ranks:
+            process.join(max(0.0, until - time.monotonic()))
+        if any(process.is_alive() for process in self.ranks):
+            return None
+        return next((process.exitcode for process in self.ranks if process.exitcode), 0)
 
     def end(self) -> None:
         """End the ranks that still run, and what they started."""
         for process in self.ranks:
-            if process.is_alive():
-                process.terminate()
-        end = time.monotonic() + self.TERMINATE_GRACE_S
+            process.terminate()
+        self.poll(self.TERMINATE_GRACE_S)
         for process in self.ranks:
-            process.join(max(0.0, end - time.monotonic()))
             if process.is_alive():
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid or 0, signal.SIGKILL)
@@ -169,47 +154,31 @@ class ForkServer:
     def start(self, arguments: Sequence[str], log: Path, world_size: int) -> ForkedRanks:
         """Start ``podtune.benchmark`` with ``arguments`` on ``world_size`` ranks.
 
-        The first call waits for the server's imports. A server that has died is started again by the next.
+        The first call waits for the server's imports.
         """
-        run, port = ForkedRanks(), free_port()
+        os.environ |= {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}  # of the server
+        streams = [os.dup(1), os.dup(2)]
         try:
-            with _environment_of_the_server(log):
-                forkserver.ensure_running()
-                for rank in range(world_size):
-                    words = (rank, world_size, port, list(arguments), str(log))
-                    process = self._context.Process(target=_rank, args=words)
-                    process.start()
-                    run.ranks.append(process)
-        except (OSError, EOFError):  # the server was killed, for want of memory as a rule
-            run.end()
-            run.ranks, run.code = [], -signal.SIGKILL
-        except BaseException:  # Ctrl-C between two ranks
-            run.end()
-            raise
-        return run
+            _output_to(log)  # what its imports print
+            forkserver.ensure_running()
+        finally:
+            for number, stream in enumerate(streams, 1):
+                os.dup2(stream, number)
+                os.close(stream)
+        port = free_port()
+        ranks = []
+        for rank in range(world_size):
+            words = (rank, world_size, port, list(arguments), log)
+            ranks.append(self._context.Process(target=_rank, args=words))
+            ranks[-1].start()
+        return ForkedRanks(ranks)
 
 
-@contextlib.contextmanager
-def _environment_of_the_server(log: Path) -> Iterator[None]:
-    """Hide the GPUs from the fork server, and send what its imports print to the log."""
-    wanted = {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
-    before = {name: os.environ.get(name) for name in wanted}
-    streams = [os.dup(1), os.dup(2)]
+def _output_to(log: Path) -> None:
     sink = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.environ.update(wanted)
-    try:
-        for number in (1, 2):
-            os.dup2(sink, number)
-        yield
-    finally:
-        for number, stream in zip((1, 2), streams, strict=True):
-            os.dup2(stream, number)
-            os.close(stream)
-        os.close(sink)
-        for name, value in before.items():
-            os.environ.pop(name)
-            if value is not None:
-                os.environ[name] = value
+    os.dup2(sink, 1)
+    os.dup2(sink, 2)
+    os.close(sink)
 
 
 def _end_with_the_sweep() -> None:
@@ -220,13 +189,11 @@ def _end_with_the_sweep() -> None:
     os.killpg(0, signal.SIGKILL)
 
 
-def _rank(rank: int, world_size: int, port: int, arguments: list[str], log: str) -> None:
+def _rank(rank: int, world_size: int, port: int, arguments: list[str], log: Path) -> None:
     """Run the program in a forked process, with torchrun's environment and its output to the log."""
     os.setsid()  # Ctrl-C reaches the sweep first, which ends this group
     threading.Thread(target=_end_with_the_sweep, daemon=True).start()
-    sink = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(sink, 1)
-    os.dup2(sink, 2)
+    _output_to(log)
     size = str(world_size)
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=size, LOCAL_WORLD_SIZE=size)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))

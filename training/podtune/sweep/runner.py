@@ -1,24 +1,25 @@
-"""The engine of every sweep: start its jobs, wait for them, judge them, keep what is finished.
+"""The engine of every sweep: start its configurations, wait for them, judge them, keep what is finished.
 
-What is started, and where, is a :class:`Running` of somebody else: a process of this machine, ranks of a fork
-server, a job of a cluster. Needs no torch.
+A :class:`Sweep` says what is started, and where: a process of this machine, ranks of a fork server, a job of
+a cluster. Needs no torch.
 """
 
 from __future__ import annotations
 
 import contextlib
-import shutil
 import signal
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Generic, Literal, Protocol, TypeVar
 
 from podtune.run import lock
 from podtune.run.errors import CannotCreate, printable
 from podtune.run.log_lines import duration
+from podtune.run.record import Json, now, write_json
 
 SWEEP_FILE, LOG_FILE = "sweep.json", "log.txt"
 POLL_S = 2.0
@@ -27,8 +28,8 @@ Say = Callable[[str], None]
 
 
 def to_stderr(line: str) -> None:
-    """Print a line of progress."""
-    print(line, file=sys.stderr, flush=True)
+    """Print a line of progress, which may quote records and messages of pods."""
+    print(printable(line), file=sys.stderr, flush=True)
 
 
 class Running(Protocol):
@@ -44,6 +45,16 @@ class Running(Protocol):
         """The sweep itself ends: end what runs here, leave what runs elsewhere."""
 
 
+class Configuration(Protocol):
+    """What a sweep runs, told from the others by its name."""
+
+    @property
+    def name(self) -> str: ...
+
+
+C = TypeVar("C", bound=Configuration)
+
+
 @dataclass(frozen=True)
 class Outcome:
     """The end of a run: its exit code, None if it was ended at the time limit, and its duration."""
@@ -52,46 +63,126 @@ class Outcome:
     seconds: float
 
 
-@dataclass(frozen=True)
-class Job:
-    """One named configuration of a sweep: how it is started and judged.
-
-    Args:
-        limit_s: seconds that it may take.
-        conclude: completes the records of one that has ended, and gives its state.
-        summary: how it ended, in a line for people.
-        progress: the last line that it printed, shown in a terminal while it runs.
-        is_worse: true while it runs if it is to be stopped for its results so far.
-        before: the state of one that need not be started.
-    """
-
-    name: str
-    start: Callable[[], Running]
-    limit_s: float
-    conclude: Callable[[Outcome], State]
-    summary: Callable[[State], str]
-    progress: Callable[[], str] = lambda: ""
-    is_worse: Callable[[], bool] = lambda: False
-    before: State | None = None
-
-
-@dataclass(frozen=True)
-class _Started:
-    job: Job
-    running: Running
-    at: float
-
-    @property
-    def seconds(self) -> float:
-        return time.monotonic() - self.at
-
-
 class SweepStopped(Exception):
     """The sweep was asked to end (Ctrl-C or SIGTERM); ``code`` is the exit code."""
 
     def __init__(self, code: int) -> None:
         super().__init__()
         self.code = code
+
+
+class Sweep(ABC, Generic[C]):
+    """Runs named configurations into a folder; a later sweep into the same folder resumes it.
+
+    Args:
+        configurations: in the order in which they start.
+        at_once: how many run at a time.
+        say: takes progress lines.
+    """
+
+    writes = True  # false in a pod that only takes part
+
+    def __init__(
+        self, configurations: Sequence[C], output: Path, *, at_once: int = 1, say: Say = to_stderr
+    ) -> None:
+        self.configurations, self.output, self.at_once, self.say = configurations, output, at_once, say
+        self.states: dict[str, State] = {}
+        self._seconds: list[float] = []
+
+    @abstractmethod
+    def before(self, configuration: C) -> State | None:
+        """The state of one that need not be started: it is there from an earlier sweep."""
+
+    @abstractmethod
+    def start(self, configuration: C) -> Running:
+        """Start it in its folder."""
+
+    @abstractmethod
+    def conclude(self, configuration: C, outcome: Outcome) -> State:
+        """Complete the records of one that has ended."""
+
+    @abstractmethod
+    def summary(self, configuration: C, state: State) -> str:
+        """How it ended, in a line for people."""
+
+    @abstractmethod
+    def content(self, states: dict[str, str]) -> Json:
+        """What ``sweep.json`` says, where one that has not ended is "not run"."""
+
+    def limit_s(self, configuration: C) -> float:
+        """Seconds that it may take."""
+        return float("inf")
+
+    def is_worse(self, configuration: C) -> bool:
+        """True while it runs if it is to be stopped for its results so far."""
+        return False
+
+    def run(self) -> dict[str, State]:
+        """Run all; how each ended, by name. One that fails does not end the sweep.
+
+        Raises:
+            SweepStopped: on Ctrl-C or SIGTERM, with what runs ended or left and what is done recorded; the
+            same command resumes.
+            UserError: the folder cannot be written, or another sweep works there.
+        """
+        with own_folder(self.output) if self.writes else contextlib.nullcontext():
+            waiting = []
+            for each in self.configurations:
+                if state := self.before(each):
+                    self._ended(each, state)
+                else:
+                    waiting.append(each)
+            self._run(waiting)
+        return {each.name: self.states[each.name] for each in self.configurations}
+
+    def _run(self, waiting: list[C]) -> None:
+        current: list[tuple[C, Running, float]] = []
+        try:
+            with stoppable():
+                while waiting or current:
+                    while waiting and len(current) < self.at_once:
+                        configuration = waiting.pop(0)
+                        self.say(f"{self._count(configuration)} {configuration.name} ...")
+                        current.append((configuration, self.start(configuration), time.monotonic()))
+                    for each in tuple(current):
+                        if state := self._state(*each, POLL_S / len(current)):
+                            current.remove(each)
+                            self._ended(each[0], state)
+        finally:
+            for _, running, _ in current:
+                running.leave()
+            self._write()
+
+    def _state(self, configuration: C, running: Running, started: float, wait_s: float) -> State | None:
+        """The state of one that has ended, None while it runs."""
+        code, seconds = running.poll(wait_s), time.monotonic() - started
+        if code is None:
+            if self.is_worse(configuration):
+                running.end()
+                return "stopped"
+            if seconds < self.limit_s(configuration):
+                return None
+            running.end()
+        self._seconds.append(seconds)
+        return self.conclude(configuration, Outcome(code, seconds))
+
+    def _ended(self, configuration: C, state: State) -> None:
+        self.states[configuration.name] = state
+        self._write()
+        left, line = len(self.configurations) - len(self.states), self.summary(configuration, state)
+        if self._seconds and left:
+            seconds = left * sum(self._seconds) / len(self._seconds) / self.at_once
+            line += f"; about {duration(seconds)} left"
+        self.say(f"{self._count(configuration)} {configuration.name}: {line}")
+
+    def _write(self) -> None:
+        if self.writes:
+            states = {each.name: str(self.states.get(each.name, "not run")) for each in self.configurations}
+            write_json(self.output / SWEEP_FILE, {"written_at": now(), **self.content(states)})
+
+    def _count(self, configuration: C) -> str:
+        total = len(self.configurations)
+        return f"[{self.configurations.index(configuration) + 1:>{len(str(total))}}/{total}]"
 
 
 @contextlib.contextmanager
@@ -109,93 +200,6 @@ def stoppable() -> Iterator[None]:
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
-
-
-@dataclass
-class SweepRunner:
-    """Runs jobs, one after another or some at once.
-
-    Args:
-        jobs: all of the sweep, in the order in which they start.
-        write: records the states by name, those without one "not run"; called after every change.
-        at_once: how many run at a time.
-        say: takes progress lines.
-    """
-
-    jobs: Sequence[Job]
-    write: Callable[[dict[str, str]], None]
-    at_once: int = 1
-    say: Say = to_stderr
-    states: dict[str, State] = field(init=False, default_factory=dict)
-    _durations: list[float] = field(init=False, default_factory=list)
-
-    def run(self) -> dict[str, State]:
-        """Run all jobs; how each ended, by name. One that fails does not end the sweep.
-
-        Raises:
-            SweepStopped: on Ctrl-C or SIGTERM, with what runs ended or left and what is done recorded; the
-            same command resumes.
-        """
-        for job in self.jobs:
-            if job.before:
-                self._ended(job, job.before)
-        waiting = [job for job in self.jobs if not job.before]
-        current: list[_Started] = []
-        try:
-            with stoppable():
-                while waiting or current:
-                    while waiting and len(current) < self.at_once:
-                        current.append(self._started(waiting.pop(0)))
-                    for each in tuple(current):
-                        if state := self._state(each, POLL_S / len(current)):
-                            current.remove(each)
-                            self._ended(each.job, state)
-        finally:
-            for each in current:
-                each.running.leave()
-            self._write()
-        return {job.name: self.states[job.name] for job in self.jobs}
-
-    def _started(self, job: Job) -> _Started:
-        self.say(f"{self._count(job)} {job.name} ...")
-        return _Started(job, job.start(), time.monotonic())
-
-    def _state(self, each: _Started, wait_s: float) -> State | None:
-        """The state of one that has ended, None while it runs."""
-        code = each.running.poll(wait_s)
-        if sys.stderr.isatty():  # a line that the next one overwrites
-            line = "" if code is not None else f"{each.job.name[-30:]}: {each.job.progress()}"
-            print(
-                f"\r\033[K{printable(line)[: shutil.get_terminal_size().columns - 1]}",
-                end="",
-                file=sys.stderr,
-            )
-        if code is None:
-            if each.job.is_worse():
-                each.running.end()
-                return "stopped"
-            if each.seconds < each.job.limit_s:
-                return None
-            each.running.end()
-        self._durations.append(each.seconds)
-        return each.job.conclude(Outcome(code, each.seconds))
-
-    def _ended(self, job: Job, state: State) -> None:
-        self.states[job.name] = state
-        self._write()
-        waiting = sum(each.name not in self.states for each in self.jobs)
-        time_left = ""
-        if self._durations and waiting:
-            seconds = waiting * sum(self._durations) / len(self._durations) / self.at_once
-            time_left = f"; about {duration(seconds)} left"
-        self.say(f"{self._count(job)} {job.name}: {job.summary(state)}{time_left}")
-
-    def _write(self) -> None:
-        self.write({job.name: self.states.get(job.name, "not run") for job in self.jobs})
-
-    def _count(self, job: Job) -> str:
-        total = len(self.jobs)
-        return f"[{self.jobs.index(job) + 1:>{len(str(total))}}/{total}]"
 
 
 @contextlib.contextmanager

@@ -1,48 +1,45 @@
-"""Sweep files: their keys and values checked, and every combination of their lists. Needs no torch."""
+"""Values of sweep files, checked. Needs no torch."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from podtune.run.errors import ConfigError, near
+from podtune.run.errors import ConfigError, unknown
+
+_KINDS = {
+    str: "a text",
+    int: "a positive number",
+    float: "a positive number",
+    bool: "true or false",
+    dict: "a mapping",
+    list: "a list",
+}
 
 
-def check_keys(keys: Iterable[object], known: Sequence[str], where: str, *, what: str = "key") -> None:
+def check_keys(keys: Iterable[object], known: Iterable[str], where: str, *, what: str = "key") -> None:
     """Raise :class:`ConfigError` for the first of ``keys`` that is not among ``known``."""
+    known = list(known)
     for key in keys:
         if key not in known:
-            raise ConfigError(
-                f"unknown {what} '{key}'{near(str(key), list(known))}",
-                where=where,
-                fix=f"one of {', '.join(known)}",
-            )
-
-
-def is_a(kind: type) -> Callable[[Any], bool]:
-    """A test for values of one Python type."""
-    return lambda value: isinstance(value, kind)
-
-
-def _is_positive(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
-
-
-SECONDS = ("a positive number of seconds", _is_positive)
+            raise unknown(what, str(key), known, where=where, error=ConfigError)
 
 
 def check_values(
-    content: Mapping[str, Any], kinds: Mapping[str, tuple[str, Callable[[Any], bool]]], path: Path
+    content: Mapping[str, Any], kinds: Mapping[str, type], path: Path, lists: Iterable[str] = ()
 ) -> None:
-    """Raise :class:`ConfigError` for the first value that is not of its key's kind: its name, and a test."""
-    for key, (kind, fits) in kinds.items():
-        if key in content and not fits(content[key]):
-            raise ConfigError(f"{content[key]!r} is not {kind}", where=f"{path}: {key}")
+    """Raise :class:`ConfigError` for a value that is not of its key's kind; ``lists`` may hold several."""
+    for key, kind in kinds.items():
+        value = content.get(key)
+        values = value if key in lists and isinstance(value, list) and value else [value]
+        if key in content and not all(_is(each, kind) for each in values):
+            many = " or a list of such" if key in lists else ""
+            raise ConfigError(f"{value!r} is not {_KINDS[kind]}{many}", where=f"{path}: {key}")
 
 
-def combinations(axes: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
-    """Every combination of one value of each axis, the last axis turning fastest."""
-    for values in itertools.product(*axes.values()):
-        yield dict(zip(axes, values, strict=True))
+def _is(value: object, kind: type) -> bool:
+    if kind in (int, float):  # true and false are no numbers
+        numbers = int if kind is int else int | float
+        return isinstance(value, numbers) and not isinstance(value, bool) and value > 0
+    return isinstance(value, kind)

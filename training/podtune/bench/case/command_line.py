@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -11,9 +12,10 @@ from podtune.bench.models import Size, find_size
 from podtune.bench.options import Options
 from podtune.bench.strategies.table import STRATEGIES, Entry
 from podtune.plan.models import GLOBAL_BATCH_SIZE, SIZES, resized
-from podtune.plan.shapes import ConvNet
-from podtune.run.errors import ConfigError, UsageError, near
+from podtune.plan.shapes import ConvNet, Transformer
+from podtune.run.errors import ConfigError, UsageError, unknown
 from podtune.run.world import World
+from podtune.run.yaml_text import read_mapping
 
 BLOCKS = ("model", "training", "distributed")  # of a --config file
 EXAMPLES = """examples:
@@ -28,6 +30,15 @@ EXAMPLES = """examples:
 def flag_of(name: str) -> str:
     """The flag of an option: ``--global-batch-size`` of ``global_batch_size``."""
     return f"--{name.replace('_', '-')}"
+
+
+def words_of(values: Mapping[str, object]) -> list[str]:
+    """Words of the command line for options by name."""
+    words: list[str] = []
+    for name, value in sorted(values.items()):
+        flag = flag_of(name)
+        words += [flag if value else f"--no-{flag[2:]}"] if isinstance(value, bool) else [flag, str(value)]
+    return words
 
 
 def parser() -> argparse.ArgumentParser:
@@ -60,7 +71,7 @@ def parser() -> argparse.ArgumentParser:
     return p
 
 
-def read_options(arguments: list[str] | None, world: World) -> tuple[Options, Size, Entry]:
+def read_options(arguments: Sequence[str] | None, world: World) -> tuple[Options, Size, Entry]:
     """Parse and check. Nothing heavy is imported.
 
     Raises:
@@ -69,11 +80,7 @@ def read_options(arguments: list[str] | None, world: World) -> tuple[Options, Si
     values = _parse(arguments)
     size = resized(find_size(values["model"]), **{name: max(0, values[name]) for name in SIZES})
     if values["strategy"] not in STRATEGIES:
-        raise UsageError(
-            f"there is no strategy '{values['strategy']}'{near(values['strategy'], list(STRATEGIES))}",
-            where="--strategy",
-            fix=f"choose one of {', '.join(STRATEGIES)}",
-        )
+        raise unknown("strategy", values["strategy"], STRATEGIES, where="--strategy")
     entry = STRATEGIES[values["strategy"]]
     options = _resolve(values, size, entry, world)
     _check_values(options, size)
@@ -81,15 +88,12 @@ def read_options(arguments: list[str] | None, world: World) -> tuple[Options, Si
     return options, size, entry
 
 
-def _parse(arguments: list[str] | None) -> dict[str, Any]:
+def _parse(arguments: Sequence[str] | None) -> dict[str, Any]:
     """Options of the command line, above those of ``--config``."""
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument("--config", type=Path)
     given, rest = first.parse_known_args(arguments)
-    words: list[str] = []
-    for key, value in (_read_config(given.config) if given.config else {}).items():
-        flag = flag_of(key)
-        words += [flag if value else f"--no-{flag[2:]}"] if isinstance(value, bool) else [flag, str(value)]
+    words = words_of(_read_config(given.config)) if given.config else []
     values = vars(parser().parse_args([*words, *rest]))  # of two words for one option the later counts
     del values["config"]
     return values
@@ -101,14 +105,9 @@ def _read_config(file: Path) -> dict[str, Any]:
     Raises:
         UserError: it cannot be read, or has another block.
     """
-    import yaml
-
-    try:
-        blocks = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
-        raise ConfigError(f"cannot be read: {' '.join(str(error).split())[:200]}", where=str(file)) from None
-    if not isinstance(blocks, dict) or not set(blocks) <= set(BLOCKS):
-        raise ConfigError("it has other keys than its blocks", where=str(file), fix=", ".join(BLOCKS))
+    blocks = read_mapping(file, fix="name a YAML file of one case")
+    for block in set(blocks) - set(BLOCKS):
+        raise unknown("block", str(block), BLOCKS, where=str(file), error=ConfigError)
     values = {key: value for block in blocks.values() for key, value in (block or {}).items()}
     if "name" in values:
         values["model"] = values.pop("name")
@@ -130,15 +129,14 @@ def _resolve(values: dict[str, Any], size: Size, entry: Entry, world: World) -> 
             raise UsageError(f"{values['model']} reads images", where="--sequence-length", fix="leave it out")
     else:
         values["sequence_length"] = values["sequence_length"] or size.sequence_length
-    if entry.micro_batches:
-        asked, batch = values["micro_batches"], values["global_batch_size"]
-        values["micro_batches"] = asked or max(count for count in range(1, 9) if batch % count == 0)
     if entry.shard_size and not values["shard_size"]:
-        of_node = world.local_world_size if world.nnodes > 1 else world.world_size
-        half = world.world_size // 2
-        values["shard_size"] = (
-            of_node if world.nnodes > 1 or world.world_size < 4 or world.world_size % 2 else half
-        )
+        n = world.world_size
+        halves = n // 2 if n >= 4 and n % 2 == 0 else n
+        values["shard_size"] = world.local_world_size if world.nnodes > 1 else halves
+    if entry.micro_batches:
+        copies = world.world_size // values["shard_size"] if entry.shard_size else 1
+        asked, batch = values["micro_batches"], values["global_batch_size"] // copies
+        values["micro_batches"] = asked or max(count for count in range(1, 9) if batch % count == 0)
     return Options(**values)
 
 
@@ -150,24 +148,19 @@ def _check_values(options: Options, size: Size) -> None:
     if not options.learning_rate > 0 or not options.timeout_s > 0:
         raise UsageError("--learning-rate and --timeout-s must be above 0")
     if options.optimizer == "sgd" and options.fused_optimizer:
-        raise UsageError(
-            "torch has no fused SGD for sharded weights",
-            where="--fused-optimizer",
-            fix="leave it out, or use adamw",
-        )
-    if isinstance(size, ConvNet):
-        if options.pretrained:
-            raise UsageError("only hf: models have weights to load", where="--pretrained")
-    elif not 2 <= options.sequence_length <= size.sequence_length:
-        raise UsageError(
-            f"{options.sequence_length} is outside 2 to {size.sequence_length}, the context of "
-            f"{options.model}",
-            where="--sequence-length",
-        )
-    elif options.norm == "batch":
-        raise UsageError(f"{options.model} has no batch norm", where="--norm", fix="leave it out")
-    elif options.pretrained and not size.folder:
+        what, fix = "torch has no fused SGD for sharded weights", "leave it out, or use adamw"
+        raise UsageError(what, where="--fused-optimizer", fix=fix)
+    if options.pretrained and (isinstance(size, ConvNet) or not size.folder):
         raise UsageError("only hf: models have weights to load", where="--pretrained")
+    for flag in ("epoch_steps", "lr_warmup", "save", "resume"):
+        needed = "save" if flag == "resume" else "epochs"
+        if getattr(options, flag) and not getattr(options, needed):
+            raise UsageError(f"it needs {flag_of(needed)}", where=flag_of(flag), fix=f"add {flag_of(needed)}")
+    if isinstance(size, Transformer) and not 2 <= options.sequence_length <= size.sequence_length:
+        context = f"2 to {size.sequence_length}, the context of {options.model}"
+        raise UsageError(f"{options.sequence_length} is outside {context}", where="--sequence-length")
+    if isinstance(size, Transformer) and options.norm == "batch":
+        raise UsageError(f"{options.model} has no batch norm", where="--norm", fix="leave it out")
     if options.data != "synthetic" and not Path(options.data).exists():
         raise UsageError(
             f"{options.data} does not exist",

@@ -16,39 +16,18 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import _resolve_process_group  # type: ignore[attr-defined]
 from torch.utils._python_dispatch import TorchDispatchMode
 
-# c10d operation -> (collective, which argument is the full message). Functional ones carry the group's size
-# or name.
+# by the beginning of an operation's name without its underlines
 COLLECTIVES = {
-    "allreduce_": ("all_reduce", 0),
-    "allreduce_coalesced_": ("all_reduce", 0),
-    "all_reduce": ("all_reduce", 0),
-    "all_reduce_": ("all_reduce", 0),
-    "all_reduce_coalesced": ("all_reduce", 0),
-    "all_reduce_coalesced_": ("all_reduce", 0),
-    "allgather_": ("all_gather", 0),
-    "_allgather_base_": ("all_gather", 0),
-    "allgather_into_tensor_coalesced_": ("all_gather", 0),
-    "allgather_coalesced_": ("all_gather", 0),
-    "all_gather_into_tensor": ("all_gather", 0),
-    "all_gather_into_tensor_coalesced": ("all_gather", 0),
-    "all_gather_into_tensor_out": ("all_gather", 0),
-    "reduce_scatter_": ("reduce_scatter", 1),
-    "_reduce_scatter_base_": ("reduce_scatter", 1),
-    "reduce_scatter_tensor_coalesced_": ("reduce_scatter", 1),
-    "reduce_scatter_tensor": ("reduce_scatter", 0),
-    "reduce_scatter_tensor_coalesced": ("reduce_scatter", 0),
-    "broadcast_": ("broadcast", 0),
-    "broadcast": ("broadcast", 0),
-    "reduce_": ("reduce", 0),
-    "alltoall_": ("all_to_all", 1),
-    "alltoall_base_": ("all_to_all", 1),
-    "send": ("send", 0),
-    "recv_": ("recv", 0),
-    "recv_any_source_": ("recv", 0),
+    "allreduce": "all_reduce",
+    "allgather": "all_gather",
+    "reducescatter": "reduce_scatter",
+    "broadcast": "broadcast",
+    "reduce": "reduce",
+    "alltoall": "all_to_all",
+    "send": "send",
+    "recv": "recv",
 }
 SILENT = {"wait_tensor", "_wrap_tensor_autograd", "barrier", "monitored_barrier_"}  # they move nothing
-# Functional gathers are handed the shard; the message is all shards together.
-GIVEN_A_SHARD = {"all_gather_into_tensor", "all_gather_into_tensor_coalesced", "all_gather_into_tensor_out"}
 
 
 def sent_bytes(collective: str, message: int, ranks: int) -> float:
@@ -60,40 +39,39 @@ def sent_bytes(collective: str, message: int, ranks: int) -> float:
     """
     if collective == "all_reduce":
         return 2 * (ranks - 1) / ranks * message
-    if collective in ("all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce"):
-        return (ranks - 1) / ranks * message
-    return float(message)
+    return float(message) if collective == "send" else (ranks - 1) / ranks * message
 
 
 class CountCommunication(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """``calls``, ``message_bytes`` and ``sent_bytes`` of this rank by collective, while it is entered."""
+    """``calls`` and ``sent_bytes`` of this rank by collective, while it is entered."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.calls: dict[str, int] = defaultdict(int)
-        self.message_bytes: dict[str, int] = defaultdict(int)
         self.sent_bytes: dict[str, float] = defaultdict(float)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         namespace, name = func.namespace, func._schema.name.split("::")[1]
         if namespace in ("c10d", "_c10d_functional") and name not in SILENT:
-            if name not in COLLECTIVES:
+            short = name.replace("_", "")
+            collective = next((one for start, one in COLLECTIVES.items() if short.startswith(start)), None)
+            if collective is None:
                 raise RuntimeError(
                     f"{namespace}::{name} moves bytes that nobody counts: add it to COLLECTIVES"
                 )
-            self._count(name, args)
+            self._count(collective, args, functional=namespace != "c10d")
         return func(*args, **(kwargs or {}))
 
-    def _count(self, name: str, args: tuple[Any, ...]) -> None:
-        collective, position = COLLECTIVES[name]
+    def _count(self, collective: str, args: tuple[Any, ...], *, functional: bool) -> None:
         ranks = _group_size(args)
         if ranks < 2:
             return  # nothing leaves the process
+        # c10d is handed the output first, which of these two is a part of the message
+        position = 1 if collective in ("reduce_scatter", "all_to_all") and not functional else 0
         message = sum(tensor.numel() * tensor.element_size() for tensor in _tensors(args[position]))
-        if name in GIVEN_A_SHARD:
-            message *= ranks
+        if collective == "all_gather" and functional:
+            message *= ranks  # it is handed the shard
         self.calls[collective] += 1
-        self.message_bytes[collective] += message
         if collective != "recv":  # counted where it was sent
             self.sent_bytes[collective] += sent_bytes(collective, message, ranks)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -67,26 +68,24 @@ class CountMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         finally:
             hook.remove()
         changes, self._changes = self._changes, None
-        at_update = dict(before)
-        activations, total = _Peak(), _Peak(sum(before.values()))
-        named = weights | gradients | states
-        for index, (number, more) in enumerate(changes):
-            total.add(more)
-            if index < updates[0]:
-                at_update[number] = at_update.get(number, 0) + more
-                if number not in named and number not in before:
-                    activations.add(more)
+        at_update, named = Counter(before), weights | gradients | states
+        for number, more in changes[: updates[0]]:
+            at_update[number] += more
+        made = (
+            more for number, more in changes[: updates[0]] if number not in named and number not in before
+        )
 
         def bytes_of(numbers: Iterable[int]) -> float:
-            return sum(at_update.get(number, 0) for number in numbers) / GIB
+            return sum(at_update[number] for number in numbers) / GIB
 
         return CountedMemory(
             weights=bytes_of(weights),
             gradients=bytes_of(gradients - weights),
             optimizer=bytes_of(states - weights - gradients),
-            activations=activations.highest / GIB,
+            activations=max(itertools.accumulate(made, initial=0)) / GIB,
             buffers=sum(size for number, size in before.items() if number not in named) / GIB,
-            total=total.highest / GIB,
+            total=max(itertools.accumulate((more for _, more in changes), initial=sum(before.values())))
+            / GIB,
         )
 
     def _numbers(self, tensors: Iterable[Any]) -> set[int]:
@@ -114,15 +113,6 @@ class CountMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._sizes[number] = size
                 if self._changes is not None:
                     self._changes.append((number, more))
-
-
-class _Peak:
-    def __init__(self, start: int = 0) -> None:
-        self.now = self.highest = start
-
-    def add(self, more: int) -> None:
-        self.now += more
-        self.highest = max(self.highest, self.now)
 
 
 def _held(parameter: nn.Parameter) -> Tensor:

@@ -12,17 +12,24 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from podtune.bench.case import cifar10
 from podtune.bench.models import Size
 from podtune.bench.options import Options
 from podtune.bench.strategies.contract import Batch
 from podtune.plan.shapes import ConvNet
 from podtune.run.errors import DataError
 
+SYNTHETIC_EPOCH = 4096  # rows; there is no end of them
 IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp"}
 
 
 class Rows(Protocol):
     """A source of rows by number."""
+
+    @property
+    def rows(self) -> int:
+        """Rows of an epoch."""
+        ...
 
     def batch(self, numbers: range) -> Batch:
         """The rows of these numbers; numbers beyond the end start again at the first row."""
@@ -46,10 +53,39 @@ def open_rows(options: Options, size: Size) -> Rows:
     if isinstance(size, ConvNet):
         if options.data == "synthetic":
             return SyntheticImages(size.classes, size.image_size, options.seed)
+        if (path / cifar10.FILE).exists():
+            if (size.classes, size.image_size) != (cifar10.CLASSES, cifar10.SIDE):
+                raise DataError(
+                    f"CIFAR-10 has {cifar10.CLASSES} classes and {cifar10.SIDE} pixels a side, "
+                    f"{options.model} reads {size.classes} and {size.image_size}",
+                    where="--model",
+                    fix="use resnet18-cifar or resnet34-cifar",
+                )
+            return cifar10.Cifar10(path, "train", options.seed)
         return ImageFolder(path, size.classes, size.image_size)
     if options.data == "synthetic":
         return SyntheticTokens(size.vocabulary, options.sequence_length, options.seed)
     return TextBytes(path, size.vocabulary, options.sequence_length)
+
+
+def open_test_rows(options: Options, size: Size) -> Rows | None:
+    """The rows that are not trained on; None where the source has no test split."""
+    if isinstance(size, ConvNet) and (Path(options.data) / cifar10.FILE).exists():
+        return cifar10.Cifar10(Path(options.data), "test", options.seed)
+    return HeldOut(open_rows(options, size)) if options.data == "synthetic" else None
+
+
+class HeldOut:
+    """Synthetic rows with numbers that no training comes to."""
+
+    rows, first = 256, 10**9
+
+    def __init__(self, source: Rows) -> None:
+        self.source = source
+
+    def batch(self, numbers: range) -> Batch:
+        """Those of the source."""
+        return self.source.batch(range(self.first + numbers.start, self.first + numbers.stop))
 
 
 def _generator(seed: int, number: int) -> torch.Generator:
@@ -61,6 +97,8 @@ class SyntheticTokens:
 
     A model that learns the function ends near 0.1 ln(alphabet) + 0.33 nats; it starts at ln(vocabulary).
     """
+
+    rows = SYNTHETIC_EPOCH
 
     def __init__(self, vocabulary: int, length: int, seed: int) -> None:
         self.alphabet, self.length, self.seed = min(vocabulary, 256), length, seed
@@ -82,6 +120,8 @@ class SyntheticTokens:
 
 class SyntheticImages:
     """Images of classes: a class has a pattern of 8 x 8 colours, an image is that, enlarged, in noise."""
+
+    rows = SYNTHETIC_EPOCH
 
     def __init__(self, classes: int, side: int, seed: int) -> None:
         self.classes, self.side, self.seed = classes, side, seed
@@ -146,7 +186,7 @@ class ImageFolder:
             for f in sorted(folder.iterdir())
             if f.suffix.lower() in IMAGE_SUFFIXES
         ]
-        self.side = side
+        self.side, self.rows = side, len(self.files)
         if not self.files:
             raise DataError(
                 "no images in one folder per class", where=str(path), fix="lay it out as DIR/CLASS/IMAGE.png"

@@ -13,7 +13,7 @@ def refuse_what_the_device_lacks(options: Options, world: World) -> None:
     """Check choices that depend on the device, and set threads and arithmetic alike for every strategy.
 
     Raises:
-        UserError: fp8 without Ada, Hopper or newer; a CUDA memory snapshot without CUDA.
+        UserError: fp8 without Ada, Hopper or newer; overlap without a GPU.
     """
     cuda = world.device_type == "cuda"
     if options.precision == "fp8" and not (cuda and torch.cuda.get_device_capability() >= (8, 9)):
@@ -22,12 +22,6 @@ def refuse_what_the_device_lacks(options: Options, world: World) -> None:
             f"{device} does not multiply in fp8",
             where="--precision",
             fix="use bf16; fp8 needs an L40S, H100 or newer",
-        )
-    if options.memory_snapshot and not cuda:
-        raise Unavailable(
-            "a memory snapshot is of CUDA's allocator, and there is no GPU",
-            where="--memory-snapshot",
-            fix="use --profile",
         )
     if options.overlap and not cuda:
         raise Unavailable("on the CPU nothing overlaps", where="--overlap", fix="leave it out")

@@ -14,18 +14,19 @@ import torch.distributed as dist
 
 from podtune.bench.case.communication import CountCommunication
 from podtune.bench.case.counted_memory import CountMemory
-from podtune.bench.case.measure import (
-    PeakMemory,
-    Telemetry,
-    flops_per_row,
-    held_gib,
-    host_to_device_gb_per_s,
-)
+from podtune.bench.case.measure import GIB, Telemetry, flops_per_row, held_gib, host_to_device_gb_per_s
 from podtune.bench.case.parity import PARITY_STEPS, compare_losses, reference_losses
 from podtune.bench.case.run import CaseRun, Stepper
 from podtune.plan.hardware import peak_flops
 from podtune.plan.shapes import ConvNet
-from podtune.run.record import Communication, CountedMemory, Losses, Measurements, MemoryPeaks, Summary
+from podtune.run.record import (
+    CUDA_PEAK,
+    Communication,
+    Losses,
+    Measurements,
+    MemoryPeaks,
+    Summary,
+)
 from podtune.run.world import World
 
 DISTINCT_BATCHES = 16  # then they come again: enough to learn from, few enough to keep in memory
@@ -36,12 +37,10 @@ def measure(run: CaseRun) -> Measurements:
     """Run one case: ``measurements`` of its record. A collective call; rank 0 has them all."""
     options, world = run.options, run.world
     reference = None if options.skip_parity else reference_losses(run)
-    run.watchdog.beat("setting up the strategy")
     started = time.perf_counter()
-    memory = PeakMemory(world.device)
-    memory.restart()
+    cuda = world.device_type == "cuda"
     # of a GPU the allocator tells; what is compiled does not pass a dispatch mode
-    counter = CountMemory() if world.device_type == "cpu" and not options.compile else None
+    counter = None if cuda or options.compile else CountMemory()
     with counter or contextlib.nullcontext():
         strategy = run.setup(options.strategy, world, options)
     run.parameters_gib = held_gib(strategy.model)
@@ -61,19 +60,18 @@ def measure(run: CaseRun) -> Measurements:
     for _ in range(options.warmup):
         stepper.step()
     communication = _count_communication(run, stepper)
-    memory.restart()
+    if cuda:
+        torch.cuda.reset_peak_memory_stats()
     with Telemetry(world.device) as telemetry:
         seconds = [stepper.timed(options.steps) for _ in range(options.repeats)]
-    peaks = _gather(memory.gib(), world)
-    told = [peak for peak in peaks if peak is not None]
-    losses = stepper.losses()
+    peaks = _gather(torch.cuda.max_memory_allocated() / GIB if cuda else 0.0, world)
+    losses, counts = stepper.losses(), _gather(counted, world)
     measured = replace(
         measured,
         communication=communication,
         telemetry=telemetry.means(),
-        # None where the system does not tell
-        peak_memory_gib=MemoryPeaks(max(told), tuple(told), memory.kind) if told == peaks else None,
-        counted_memory_gib=_fullest(counted, world),
+        peak_memory_gib=MemoryPeaks(max(peaks), tuple(peaks), CUDA_PEAK) if cuda else None,
+        counted_memory_gib=max(filter(None, counts), key=lambda one: one.total, default=None),
         h2d_gb_per_s=host_to_device_gb_per_s(stepper.batches[0], world.device),
         loss=Losses(losses[0], losses[-1]),
     )
@@ -88,13 +86,16 @@ def _with_speeds(measured: Measurements, run: CaseRun, timing: Summary) -> Measu
     """The measurements with what follows from the seconds of the timed steps."""
     options, rows = run.options, run.options.global_batch_size
     flops = rows * flops_per_row(run.build_model, options.sequence_length)
+    # unknown on the CPU and on a GPU whose peak is not
+    on_gpu = run.world.device_type == "cuda"
+    peak = peak_flops(torch.cuda.get_device_name(), options.precision) if on_gpu else None
     measured = replace(
         measured,
         steps=timing.n,
         samples=timing.n * rows,
         step_time_s=timing,
         flops_per_step=flops,
-        mfu=_mfu(flops / timing.mean, options.precision, run.world),
+        mfu=flops / timing.mean / (peak * run.world.world_size) if peak else None,
     )
     if isinstance(run.size, ConvNet):
         return replace(measured, samples_per_s=rows / timing.mean)
@@ -107,16 +108,9 @@ def _with_speeds(measured: Measurements, run: CaseRun, timing: Summary) -> Measu
     )
 
 
-def _mfu(flops_per_s: float, precision: str, world: World) -> float | None:
-    """Model FLOPs utilisation; None on the CPU and on a GPU whose peak is not known."""
-    peak = peak_flops(torch.cuda.get_device_name(), precision) if world.device_type == "cuda" else None
-    return None if peak is None else flops_per_s / (peak * world.world_size)
-
-
 def _profiled(measured: Measurements, run: CaseRun, step: Callable[[], None]) -> Measurements:
     from podtune.bench.case.profiling import profile_step
 
-    run.watchdog.beat("profiling")
     profile = profile_step(step, Path(run.options.output), run.options, run.world)
     if profile is None:
         return measured
@@ -124,13 +118,7 @@ def _profiled(measured: Measurements, run: CaseRun, step: Callable[[], None]) ->
     if communication and profile.exposed_s is not None:
         share = profile.exposed_s / profile.step_s
         communication = replace(communication, seconds_exposed=profile.exposed_s, share=share)
-    return replace(measured, profile=profile.to_json(), communication=communication)
-
-
-def _fullest(counted: CountedMemory | None, world: World) -> CountedMemory | None:
-    """The counts of the rank that held most."""
-    by_rank = [memory for memory in _gather(counted, world) if memory]
-    return max(by_rank, key=lambda memory: memory.total, default=None)
+    return replace(measured, profile=profile.content, communication=communication)
 
 
 def _count_communication(run: CaseRun, stepper: Stepper) -> Communication | None:
@@ -140,14 +128,10 @@ def _count_communication(run: CaseRun, stepper: Stepper) -> Communication | None
     own = Communication(
         bytes_per_step=sum(counter.sent_bytes.values()),
         bytes_by_collective=dict(counter.sent_bytes),
-        message_bytes_by_collective=dict(counter.message_bytes),
         calls_by_collective=dict(counter.calls),
     )
     by_rank = _gather(own, run.world)
-    if run.world.world_size == 1:
-        return None
-    busiest = max(by_rank, key=lambda rank: rank.bytes_per_step)
-    return replace(busiest, bytes_per_rank=tuple(rank.bytes_per_step for rank in by_rank))
+    return max(by_rank, key=lambda rank: rank.bytes_per_step) if len(by_rank) > 1 else None
 
 
 def _gather(value: T, world: World) -> list[T]:

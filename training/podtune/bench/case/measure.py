@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 import threading
 import time
-from pathlib import Path
 
 import torch
 from torch import nn
@@ -14,17 +13,15 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from podtune.bench.strategies.contract import Batch, BuildModel
 from podtune.machine.facts import nvml_handle, nvml_reading
-from podtune.run.record import CUDA_PEAK, RESIDENT_PEAK, RESIDENT_PEAK_SINCE_START
 
 GIB = 2**30
 COPIES = 10
 
 
 def memory_gib(device: str) -> dict[str, float]:
-    """GiB when memory ran out: the allocator's peaks and the device; on the CPU the resident peak."""
+    """GiB when memory ran out, of a GPU: the allocator's peaks, and the device."""
     if not device.startswith("cuda"):
-        peak = PeakMemory(device).gib()
-        return {} if peak is None else {"resident_peak_gib": peak}
+        return {}
     free, total = torch.cuda.mem_get_info(device)
     return {
         "allocated_gib": torch.cuda.max_memory_allocated(device) / GIB,
@@ -38,41 +35,6 @@ def synchronise(device: str) -> None:
     """Wait until the device has done everything that was asked of it."""
     if device.startswith("cuda"):
         torch.cuda.synchronize(device)
-
-
-class PeakMemory:
-    """The most memory of one rank between :meth:`restart` and :meth:`gib`.
-
-    On CUDA the allocator's peak. On the CPU the resident peak of the whole process, imports included; Linux
-    lets a process forget its peak, so that what came before the timing does not count.
-    """
-
-    def __init__(self, device: str) -> None:
-        self.device = device
-        self.kind = CUDA_PEAK if device.startswith("cuda") else RESIDENT_PEAK
-
-    def restart(self) -> None:
-        """Forget the peak so far."""
-        if self.device.startswith("cuda"):
-            torch.cuda.reset_peak_memory_stats(self.device)
-            return
-        try:
-            Path("/proc/self/clear_refs").write_text("5")
-        except OSError:
-            self.kind = RESIDENT_PEAK_SINCE_START
-
-    def gib(self) -> float | None:
-        """The peak; None where the system does not tell."""
-        if self.device.startswith("cuda"):
-            return torch.cuda.max_memory_allocated(self.device) / GIB
-        status = Path("/proc/self/status")
-        if not status.exists():
-            return None
-        kib = next(
-            (int(line.split()[1]) for line in status.read_text().splitlines() if line.startswith("VmHWM")),
-            None,
-        )
-        return None if kib is None else kib * 1024 / GIB
 
 
 def held_gib(model: nn.Module) -> float:
@@ -120,11 +82,9 @@ class Telemetry:
         import psutil
 
         self._process = psutil.Process()
-        self._handle = (
-            nvml_handle(str(torch.cuda.get_device_properties(device).uuid))
-            if device.startswith("cuda")
-            else None
-        )
+        self._gpu = None
+        if device.startswith("cuda"):
+            self._gpu = nvml_handle(str(torch.cuda.get_device_properties(device).uuid))
         self._samples: list[dict[str, float]] = []
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._sample, daemon=True)
@@ -139,19 +99,16 @@ class Telemetry:
         self._thread.join()
 
     def _sample(self) -> None:
-        while not self._over.wait(self.PERIOD_S):
-            self._samples.append(self._look())
-
-    def _look(self) -> dict[str, float]:
-        seen = {
-            "host_cpu_percent": self._process.cpu_percent(),
-            "host_rss_gib": self._process.memory_info().rss / GIB,
-        }
-        if self._handle is not None:
-            seen |= nvml_reading(self._handle)
-        return seen
+        while True:  # once at least, however short the run
+            over = self._over.wait(self.PERIOD_S)
+            seen = {
+                "host_cpu_percent": self._process.cpu_percent(),
+                "host_rss_gib": self._process.memory_info().rss / GIB,
+            }
+            self._samples.append(seen | (nvml_reading(self._gpu) if self._gpu is not None else {}))
+            if over:
+                return
 
     def means(self) -> dict[str, float]:
-        """The mean of every quantity; of one last look if the run was shorter than a period."""
-        samples = self._samples or [self._look()]
-        return {name: statistics.fmean(sample[name] for sample in samples) for name in samples[0]}
+        """The mean of every quantity."""
+        return {name: statistics.fmean(one[name] for one in self._samples) for name in self._samples[0]}

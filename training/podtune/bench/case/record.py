@@ -13,7 +13,7 @@ from podtune.machine.provenance import provenance
 from podtune.run import errors
 from podtune.run.collect import emit_record
 from podtune.run.errors import PeerLost, UserError
-from podtune.run.peers import peer_failure
+from podtune.run.exit import peer_failure
 from podtune.run.record import RUN_FILE, Json, Measurements, Status, end_record, new_record, write_json
 from podtune.run.world import World
 
@@ -42,10 +42,30 @@ def prepare_output(options: Options, world: World) -> Path:
         if not os.access(output, os.W_OK):
             raise PermissionError("not writable")
     except OSError as error:
-        raise UserError(
-            f"cannot write there: {error}", where=f"--output {output}", code=errors.CANNOT_CREATE
-        ) from None
+        raise errors.CannotCreate(f"cannot write there: {error}", where=f"--output {output}") from None
     return output
+
+
+def case_record(options: Options, name: str) -> Json:
+    """The record of a case that has started."""
+    return new_record(
+        mode="benchmark",
+        name=name,
+        config=asdict(options),
+        strategy=options.strategy,
+        model=options.model,
+        global_batch_size=options.global_batch_size,
+        seed=options.seed,
+    )
+
+
+def identity(world: World) -> Json:
+    """The processes of a case, as its record names them."""
+    return {
+        "world_size": world.world_size,
+        "nnodes": world.nnodes,
+        "nproc_per_node": world.local_world_size,
+    }
 
 
 class CaseRecord:
@@ -54,27 +74,13 @@ class CaseRecord:
     def __init__(self, options: Options, output: Path) -> None:
         self.output = output
         self.world = World()
-        self.content = new_record(
-            mode="benchmark",
-            name=output.name,
-            config=asdict(options),
-            strategy=options.strategy,
-            model=options.model,
-            global_batch_size=options.global_batch_size,
-            seed=options.seed,
-        )
+        self.content = case_record(options, output.name)
         self.content["attempts"].append({"started_at": self.content["started_at"], "from_step": 0})
 
     def identify(self, world: World) -> None:
         """Once the process group is open: who this rank is, and on what machine."""
         self.world = world
-        self.content.update(
-            rank=world.rank,
-            world_size=world.world_size,
-            nnodes=world.nnodes,
-            nproc_per_node=world.local_world_size,
-            provenance=provenance(),
-        )
+        self.content |= {"rank": world.rank, "provenance": provenance(), **identity(world)}
 
     def end(self, status: Status, code: int, reason: str = "") -> int:
         """Write and print the record; the exit code."""
@@ -117,12 +123,11 @@ class CaseRecord:
         if errors.out_of_memory(error):
             self.content["measurements"] = {"held_at_oom": memory_gib}
             reason = f"out of memory on rank {rank}: {str(error).splitlines()[0]}"
-            advice = UserError(
+            advice = errors.OutOfMemory(
                 reason,
                 where=f"{self.content['model']} under {self.content['strategy']}",
                 fix="lower --global-batch-size, raise --accumulation, use --activation-checkpointing full, "
                 "or shard with fsdp or zero3",
-                code=errors.OUT_OF_MEMORY,
             )
             self.end("oom", errors.OUT_OF_MEMORY, reason)
             return errors.report(advice, rank=rank)

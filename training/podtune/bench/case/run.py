@@ -10,7 +10,6 @@ import torch.distributed as dist
 
 from podtune.bench.case.data import Rows, open_rows, share
 from podtune.bench.case.measure import memory_gib, synchronise
-from podtune.bench.case.watchdog import Watchdog
 from podtune.bench.models import Size, build
 from podtune.bench.models.stack import Stack
 from podtune.bench.options import Options
@@ -23,8 +22,8 @@ from podtune.run.world import World
 class CaseRun:
     """One case on one rank."""
 
-    def __init__(self, options: Options, size: Size, world: World, watchdog: Watchdog) -> None:
-        self.options, self.size, self.world, self.watchdog = options, size, world, watchdog
+    def __init__(self, options: Options, size: Size, world: World) -> None:
+        self.options, self.size, self.world = options, size, world
         self.rows: Rows = open_rows(options, size)
         self.parameters_gib: float | None = None
 
@@ -44,15 +43,14 @@ class CaseRun:
 
     def batches(self, rows: tuple[int, int], count: int) -> list[Batch]:
         """This rank's part of the first ``count`` global batches, pinned where they go to a GPU."""
-        part, parts = rows
-        made = [
-            self.rows.batch(share(step, self.options.global_batch_size, part, parts)) for step in range(count)
-        ]
+        return [self.batch(rows, step) for step in range(count)]
+
+    def batch(self, rows: tuple[int, int], step: int, source: Rows | None = None) -> Batch:
+        """This rank's part of one global batch, of the rows to train on unless ``source`` is given."""
+        batch = (source or self.rows).batch(share(step, self.options.global_batch_size, *rows))
         if self.world.device_type == "cuda":
-            made = [
-                Batch(self.laid_out(inputs).pin_memory(), targets.pin_memory()) for inputs, targets in made
-            ]
-        return made
+            batch = Batch(self.laid_out(batch.inputs).pin_memory(), batch.targets.pin_memory())
+        return batch
 
     def laid_out(self, inputs: torch.Tensor) -> torch.Tensor:
         """Images with their channels together, as a GPU's convolutions want them, where the norm keeps that.
@@ -77,7 +75,6 @@ class Stepper:
 
     def step(self) -> None:
         """One step."""
-        self.run.watchdog.beat(f"step {self.taken + 1}")
         batch = self.batches[self.taken % len(self.batches)].to(self.device)
         self._losses.append(self.strategy.train_step(batch))
         self.taken += 1

@@ -7,6 +7,7 @@ strategies.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
@@ -48,8 +49,23 @@ class Strategy(Protocol):
     model: nn.Module
     """What this rank holds of the model."""
 
+    optimizer: Any
+    """What updates it: a torch optimizer, or DeepSpeed's around one."""
+
     def train_step(self, batch: Batch) -> Tensor:
         """Train on this rank's rows; on every rank the mean loss over the global batch."""
+        ...
+
+    def predict(self, batch: Batch) -> Tensor | None:
+        """The logits of this rank's rows, without gradients; None on a rank without the last layer."""
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Write weights and optimizer into ``folder``; a collective call, as :meth:`load` is."""
+        ...
+
+    def load(self, folder: Path) -> None:
+        """Read what :meth:`save` wrote with the same strategy and ranks."""
         ...
 
 

@@ -8,6 +8,7 @@ paper); a tied weight is gathered at each of its two places.
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -47,6 +48,7 @@ class Zero:
             ),
             dist_init_required=False,
         )[0]
+        self.optimizer = self.engine.optimizer
 
     def train_step(self, batch: Batch) -> Tensor:
         """DeepSpeed divides by the accumulation, reduces when it is due and steps."""
@@ -58,6 +60,20 @@ class Zero:
             self.engine.step()
             losses.append(loss.detach() / self.accumulation)
         return mean_over(torch.stack(losses).sum(), self.rows[1])
+
+    def predict(self, batch: Batch) -> Tensor:
+        """DeepSpeed gathers what it has cut."""
+        with torch.no_grad(), self.arithmetic.autocast():
+            logits: Tensor = self.engine(batch.inputs)
+        return logits
+
+    def save(self, folder: Path) -> None:
+        """DeepSpeed's own checkpoint."""
+        self.engine.save_checkpoint(str(folder), tag="zero")
+
+    def load(self, folder: Path) -> None:
+        """What :meth:`save` wrote."""
+        self.engine.load_checkpoint(str(folder), tag="zero")
 
 
 def configuration(

@@ -3,17 +3,25 @@
 Weights, gradients and optimizer state are cut over the ranks, one unit per block and one for the rest.
 ``fsdp`` gathers every unit for forward and again for backward: with S bytes of weights and N ranks, a rank
 sends 3 (N-1)/N S. ``fsdp-grad-op`` keeps the gathered weights in between: 2 (N-1)/N S. ``hsdp`` shards inside
-groups (a node) and all-reduces the gradient shards between them.
+groups (a node) and all-reduces the gradient shards between them. ``fsdp-offload`` is fsdp with its shards,
+and the optimizer, in the memory of the CPU.
 """
 
 from __future__ import annotations
 
 import contextlib
 from contextlib import AbstractContextManager
+from functools import partial
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
 
 from podtune.bench.models.stack import Stack
 from podtune.bench.options import Options
@@ -59,10 +67,14 @@ def shard(model: Stack, mesh: DeviceMesh, dtype: torch.dtype | None, options: Op
         param_dtype=dtype, reduce_dtype=torch.float32 if dtype else None, cast_forward_inputs=False
     )
     again = options.strategy != "fsdp-grad-op"
-    units = [
-        fully_shard(block, mesh=mesh, reshard_after_forward=again, mp_policy=policy) for block in model.inner
-    ]
-    outer = fully_shard(model, mesh=mesh, reshard_after_forward=again, mp_policy=policy)
+    offload = OffloadPolicy()
+    if options.strategy == "fsdp-offload":
+        offload = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
+    wrap = partial(
+        fully_shard, mesh=mesh, reshard_after_forward=again, mp_policy=policy, offload_policy=offload
+    )
+    units = [wrap(block) for block in model.inner]
+    outer = wrap(model)
     ahead = options.prefetch or 0
     for index, unit in enumerate(units if ahead else []):
         unit.set_modules_to_forward_prefetch(units[index + 1 : index + 1 + ahead])

@@ -59,12 +59,17 @@ def even_parts(costs: Sequence[float], parts: int) -> list[tuple[int, int]]:
     return list(zip((0, *ends[:-1]), ends, strict=True))
 
 
-def cut(build_model: BuildModel, world: World, options: Options) -> tuple[Stack, TiedGradients]:
-    """This rank's blocks, on its device, and what keeps its tied weights equal. A collective call."""
-    whole = build_model()
-    parts = parts_by_cost(build_model, options.sequence_length, world.world_size)
-    part = prepare(whole.part(*parts[world.rank]), options, world.device)
-    return part, TiedGradients(whole, parts, world.rank)
+def cut(
+    build_model: BuildModel, world: World, options: Options, copies: int = 1
+) -> tuple[Stack, TiedGradients]:
+    """This rank's blocks, on its device, and what keeps its tied weights equal. A collective call.
+
+    ``copies`` of the model lie one after the other on the ranks.
+    """
+    whole, stages = build_model(), world.world_size // copies
+    parts = parts_by_cost(build_model, options.sequence_length, stages)
+    part = prepare(whole.part(*parts[world.rank % stages]), options, world.device)
+    return part, TiedGradients(whole, parts, world.rank, copies)
 
 
 class TiedGradients:
@@ -74,16 +79,17 @@ class TiedGradients:
     same).
     """
 
-    def __init__(self, whole: Stack, parts: list[tuple[int, int]], rank: int) -> None:
+    def __init__(self, whole: Stack, parts: list[tuple[int, int]], rank: int, copies: int) -> None:
         holders: dict[nn.Parameter, set[int]] = {}
         for holder, (start, end) in enumerate(parts):
             for parameter in whole.part(start, end).parameters():
                 holders.setdefault(parameter, set()).add(holder)
         self._mine: list[tuple[nn.Parameter, dist.ProcessGroup]] = []
         for parameter, ranks in holders.items():
-            if len(ranks) > 1:
-                group = dist.new_group(sorted(ranks))  # a collective call: every rank opens every group
-                if rank in ranks:
+            for first in range(0, copies * len(parts), len(parts)) if len(ranks) > 1 else ():
+                holding = sorted(first + holder for holder in ranks)
+                group = dist.new_group(holding)  # a collective call: every rank opens every group
+                if rank in holding:
                     self._mine.append((parameter, group))
 
     def add_up(self) -> None:

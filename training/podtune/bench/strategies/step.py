@@ -6,11 +6,15 @@ import contextlib
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.autograd.graph import save_on_cpu
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.optim import Optimizer
 
 from podtune.bench.models.stack import Stack, cross_entropy
@@ -84,10 +88,23 @@ def prepare(model: Stack, options: Options, device: str) -> Stack:
 
         multiply_in_float8(model)
     model.checkpoint_activations(options.activation_checkpointing)
+    if options.offload_activations:
+        for block in model.blocks:
+            block.forward = _keep_on_cpu(block.forward, pin=device != "cpu")
     if options.compile:
         for block in model.blocks:
             block.compile()
     return model
+
+
+def _keep_on_cpu(forward: Callable[[Tensor], Tensor], pin: bool) -> Callable[[Tensor], Tensor]:
+    """Keep what the backward pass needs in the CPU's memory until then."""
+
+    def copying(x: Tensor) -> Tensor:
+        with save_on_cpu(pin_memory=pin):
+            return forward(x)
+
+    return copying
 
 
 def optimizer_factory(options: Options) -> BuildOptimizer:
@@ -109,8 +126,39 @@ def mean_over(loss: Tensor, ranks: int) -> Tensor:
     return loss / ranks
 
 
+class TorchState:
+    """Saving and loading by torch.distributed.checkpoint; every rank writes what it alone holds.
+
+    Its index is a pickle: a folder is loaded where it was written, and is not for others.
+    """
+
+    model: nn.Module
+    optimizer: Optimizer
+    arithmetic: Arithmetic
+    stage = 0  # of a model that is cut by layers: names of weights are a stage's own
+
+    def save(self, folder: Path) -> None:
+        """Weights, optimizer, and the loss scale of fp16."""
+        state_dict_saver.save(self._state(), checkpoint_id=folder)
+
+    def load(self, folder: Path) -> None:
+        """What :meth:`save` wrote."""
+        state = self._state()
+        state_dict_loader.load(state, checkpoint_id=folder)
+        part = state[f"stage{self.stage}"]
+        set_state_dict(
+            self.model, self.optimizer, model_state_dict=part["model"], optim_state_dict=part["optimizer"]
+        )
+        self.arithmetic.scaler.load_state_dict(part["scaler"])
+
+    def _state(self) -> dict[str, Any]:
+        model, optimizer = get_state_dict(self.model, self.optimizer)
+        scaler = self.arithmetic.scaler.state_dict()
+        return {f"stage{self.stage}": {"model": model, "optimizer": optimizer, "scaler": scaler}}
+
+
 @dataclass
-class WholeModel:
+class WholeModel(TorchState):
     """One rank of a strategy whose ranks each run the whole model, forward and backward, on their rows.
 
     ``model`` may be wrapped, sharded or cut inside its layers; ``before_piece`` holds back what the wrapper
@@ -129,4 +177,10 @@ class WholeModel:
         loss = forward_backward(self.model, batch, self.arithmetic, self.accumulation, self.before_piece)
         self.arithmetic.update(self.optimizer)
         parts = self.rows[1]
-        return mean_over(loss, parts) if parts > 1 else loss
+        return mean_over(loss, dist.get_world_size()) if parts > 1 else loss
+
+    def predict(self, batch: Batch) -> Tensor:
+        """The forward pass alone."""
+        with torch.no_grad(), self.arithmetic.autocast():
+            logits: Tensor = self.model(batch.inputs)
+        return logits

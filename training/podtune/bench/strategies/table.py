@@ -38,6 +38,12 @@ class Entry:
         setup: Setup = importlib.import_module(f"podtune.bench.strategies.{self.module}").setup
         return setup
 
+    def copies(self, options: Options, world_size: int) -> int:
+        """Parts into which the batch is cut."""
+        if self.divides == "batch":
+            return world_size
+        return world_size // options.shard_size if self.shard_size else 1
+
     def check(self, options: Options, size: Size, world: World) -> None:
         """Refuse what this strategy would have to drop, and a world that does not divide what it divides.
 
@@ -54,13 +60,14 @@ class Entry:
         if options.compile and not self.compile:
             raise _refused(name, "--compile", "leave it out")
         if options.accumulation > 1 and not self.accumulation:
-            raise _refused(name, "--accumulation", "use --micro-batches, which accumulate")
+            fix = "use --micro-batches, which accumulate" if self.micro_batches else "leave it out"
+            raise _refused(name, "--accumulation", fix)
         if options.micro_batches and not self.micro_batches:
             raise _refused(name, "--micro-batches", "use --accumulation")
         if options.shard_size and not self.shard_size:
-            raise _refused(name, "--shard-size", "use it with hsdp")
-        for flag in ("gradient_as_bucket_view", "prefetch", "overlap"):
-            if getattr(options, flag) is not None and flag not in self.flags:
+            raise _refused(name, "--shard-size", "use it with hsdp or a hybrid")
+        for flag in ("gradient_as_bucket_view", "gradient_compression", "prefetch", "overlap"):
+            if getattr(options, flag) not in (None, "none") and flag not in self.flags:
                 raise _refused(name, f"--{flag.replace('_', '-')}", "leave it out")
 
 
@@ -76,14 +83,27 @@ def _check_division(entry: Entry, options: Options, size: Size, world: World) ->
             where="--nproc-per-node",
             fix="start one, or use ddp",
         )
-    shares = (n if entry.divides == "batch" else 1) * (options.micro_batches or pieces)
+    if entry.shard_size and n % options.shard_size:
+        raise ConfigError(
+            f"{n} processes do not divide into groups of {options.shard_size}",
+            where="--shard-size",
+            fix=f"use {' or '.join(map(str, _divisors(n)))}",
+        )
+    copies = entry.copies(options, n)
+    if "+" in options.strategy and not 1 < copies < n:
+        raise ConfigError(
+            f"{n} processes are not several groups of several, which {options.strategy} is for",
+            where="--nproc-per-node",
+            fix="start 4 or more",
+        )
+    shares = copies * (options.micro_batches or pieces)
     if batch % shares:
         smaller = batch // shares * shares
         also = f" or {smaller}" if smaller else ""
         what = (
             f"{options.micro_batches} micro-batches"
             if options.micro_batches
-            else f"{shares // pieces} processes x {pieces} accumulation"
+            else f"{copies} processes x {pieces} accumulation"
         )
         raise ConfigError(
             f"a global batch of {batch} rows does not divide into {what}",
@@ -91,6 +111,7 @@ def _check_division(entry: Entry, options: Options, size: Size, world: World) ->
             fix=f"use {smaller + shares}{also} rows",
         )
     blocks = size.units
+    n = n if entry.divides == "batch" else n // copies
     if entry.divides == "layers" and n > blocks:
         raise ConfigError(
             f"{n} processes cannot share the {blocks} layers of {options.model}",
@@ -107,12 +128,6 @@ def _check_division(entry: Entry, options: Options, size: Size, world: World) ->
         )
     if entry.divides == "heads":
         _check_heads(options, size, n)
-    if entry.shard_size and n % options.shard_size:
-        raise ConfigError(
-            f"{n} processes do not divide into groups of {options.shard_size}",
-            where="--shard-size",
-            fix=f"use {' or '.join(map(str, _divisors(n)))}",
-        )
 
 
 def _check_heads(options: Options, size: Size, n: int) -> None:
@@ -143,14 +158,21 @@ _SCALED = ("fp32", "bf16", "fp16", "fp8")
 
 STRATEGIES: dict[str, Entry] = {
     "single": Entry("single", "nothing", _SCALED),
-    "ddp": Entry("ddp", "batch", _SCALED, flags=("gradient_as_bucket_view",)),
+    "ddp": Entry("ddp", "batch", _SCALED, flags=("gradient_as_bucket_view", "gradient_compression")),
     "fsdp": Entry("fsdp", "batch", ("fp32", "bf16", "fp16"), flags=("prefetch",)),
     "fsdp-grad-op": Entry("fsdp", "batch", ("fp32", "bf16", "fp16"), flags=("prefetch",)),
+    "fsdp-offload": Entry("fsdp", "batch", flags=("prefetch",)),
     "hsdp": Entry("fsdp", "batch", ("fp32", "bf16", "fp16"), shard_size=True, flags=("prefetch",)),
     "zero2": Entry("deepspeed_zero", "batch", flags=("overlap",)),
     "zero3": Entry("deepspeed_zero", "batch", flags=("overlap",), compile=False),
     "naive-mp": Entry("naive_mp", "layers"),
+    "gpipe": Entry("gpipe", "layers", accumulation=False, micro_batches=True),
     "pipeline-gpipe": Entry("pipeline", "equal layers", accumulation=False, micro_batches=True),
     "pipeline-1f1b": Entry("pipeline", "equal layers", accumulation=False, micro_batches=True),
     "tensor": Entry("tensor", "heads"),
+    # copies of the model on --shard-size ranks each
+    "tensor+fsdp": Entry("tensor", "heads", compile=False, accumulation=False, shard_size=True),
+    "pipeline-1f1b+ddp": Entry(
+        "pipeline", "equal layers", compile=False, accumulation=False, micro_batches=True, shard_size=True
+    ),
 }

@@ -2,7 +2,8 @@
 
 The linear layers of every block are cut over the ranks: the first of a pair by column, the second by row, so
 that a block needs two all-reduces forward and two backward, each of rows x time x width. Embedding and head
-are whole on every rank.
+are whole on every rank. ``tensor+fsdp`` shards those slices and what is whole over the second dimension of a
+mesh: groups of ``--shard-size`` ranks have a share of the rows each.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from __future__ import annotations
 import re
 
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -29,13 +31,34 @@ def setup(
 ) -> WholeModel:
     """Every rank: a slice of every block, all rows; all ranks end a step with the same loss."""
     model = prepare(build_model(), options, world.device)
-    mesh = init_device_mesh(world.device_type, (world.world_size,))
-    parallelize_module(model, mesh, {name: STYLES[how]() for name, how in layers(model, options).items()})
+    ranks = options.shard_size or world.world_size
+    shape = (world.world_size // ranks, ranks)
+    mesh = init_device_mesh(world.device_type, shape, mesh_dim_names=("data", "tensor"))
+    parallelize_module(
+        model, mesh["tensor"], {name: STYLES[how]() for name, how in layers(model, options).items()}
+    )
     parameters = list(model.parameters())
     cut: list[nn.Parameter] = [p for p in parameters if isinstance(p, DTensor)]
     whole = [p for p in parameters if not isinstance(p, DTensor)]
+    if shape[0] > 1:
+        cut, whole = _shard(model, mesh["data"], cut)
     optimizer = build_optimizer([{"params": cut}, {"params": whole}])  # a fused step takes one kind of tensor
-    return WholeModel(model, optimizer, Arithmetic(options, world), options.accumulation)
+    rows = (world.rank // ranks, shape[0])
+    return WholeModel(model, optimizer, Arithmetic(options, world), options.accumulation, rows)
+
+
+def _shard(
+    model: Stack, mesh: DeviceMesh, cut: list[nn.Parameter]
+) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    """Shard every slice over the ranks that hold the same one; the parameters on both meshes, and on one."""
+    sliced = {name for name, parameter in model.named_parameters() if any(parameter is one for one in cut)}
+    for block in [*model.inner, model]:
+        fully_shard(block, mesh=mesh, reshard_after_forward=True)
+    parameters = dict(model.named_parameters())
+    return (
+        [parameters[name] for name in parameters if name in sliced],
+        [parameters[name] for name in parameters if name not in sliced],
+    )
 
 
 def layers(model: Stack, options: Options) -> dict[str, str]:

@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-from podtune.cluster.chart.values import documented
 from podtune.run.errors import ConfigError, UserError, near
 
 Values = dict[Any, Any]
@@ -18,23 +17,13 @@ def explained(message: str, values: Values, chart: Path) -> UserError:
 
     ``values`` are the effective ones, the chart's defaults included.
     """
-    if refusal := re.search(
-        r"execution error at \([^)]*\): (?P<where>[^:]+): (?P<what>[^|\n]+?)(?: \| fix: "
-        r"(?P<fix>[^\n]+))?$",
-        message,
-        re.M,
-    ):
-        return ConfigError(refusal["what"], where=refusal["where"], fix=refusal["fix"] or "")
-    if "schema" in message or "- at '" in message:
-        return _schema_error(values, chart) or ConfigError(_plain(message), where="values")
-    return ConfigError(_plain(message), where="chart")
-
-
-def _plain(message: str) -> str:
-    lines = [
-        line.strip() for line in message.splitlines() if line.strip() and not line.startswith("Use --debug")
-    ]
-    return " ".join(lines)[:600]
+    # WHERE: WHAT | fix: FIX, as the templates say it
+    form = r"execution error at \([^)]*\): ([^:]+): ([^|\n]+?)(?: \| fix: ([^\n]+))?$"
+    if refusal := re.search(form, message, re.MULTILINE):
+        return ConfigError(refusal[2], where=refusal[1], fix=refusal[3] or "")
+    schema = "schema" in message or "- at '" in message
+    found = _schema_error(values, chart) if schema else None
+    return found or ConfigError(" ".join(message.split())[:600], where="values" if schema else "chart")
 
 
 def _schema_error(values: Values, chart: Path) -> UserError | None:
@@ -57,45 +46,13 @@ def _schema_error(values: Values, chart: Path) -> UserError | None:
         return None
     error, path = errors[0], errors[0].json_path.removeprefix("$").lstrip(".")
     if error.validator == "additionalProperties":
-        return _unknown_key(error, path)
-    structural = isinstance(error.instance, dict) or error.validator in ("pattern", "not")
-    value = "" if structural else f"is {json.dumps(error.instance, ensure_ascii=False)}, but "
-    if error.absolute_schema_path[0] == "allOf":
+        keys = error.schema["properties"]
+        unknown = sorted(set(error.instance) - set(keys))[0]
+        fix = f"{near(unknown, keys).removeprefix('; ')} known here: {', '.join(sorted(keys))}".strip()
+        return ConfigError("unknown key in the values", where=f"{path}.{unknown}".lstrip("."), fix=fix)
+    what, fix = error.message, "charts/podtune/README.md says what each value means"
+    if error.absolute_schema_path[0] == "allOf":  # a combination, which the schema describes
         what, _, fix = schema["allOf"][error.absolute_schema_path[1]]["description"].partition("; ")
-        return ConfigError(f"{value}{what}", where=path, fix=fix)
-    comment = next((row.text for row in documented(chart / "values.yaml") if row.path == path), "")
-    fix = f"{path}: {comment}" if comment else ""
-    return ConfigError(f"{value}{_expected(error)}", where=path or "values", fix=fix)
-
-
-def _unknown_key(error: Any, path: str) -> ConfigError:
-    keys = error.schema["properties"]
-    unknown = sorted(set(error.instance) - set(keys))[0]
-    hint = near(unknown, keys).removeprefix("; ")
-    fix = f"{hint} known here: {', '.join(sorted(keys))}".strip()
-    return ConfigError("unknown key in the values", where=f"{path}.{unknown}".lstrip("."), fix=fix)
-
-
-def _expected(error: Any) -> str:
-    """The schema's demand at this place, in words."""
-    limit = error.validator_value
-    match error.validator:
-        case "enum":
-            return f"must be one of {', '.join(repr(value) for value in limit)}".replace("''", "'' (empty)")
-        case "type":
-            text = f"must be {' or '.join(limit) if isinstance(limit, list) else limit}"
-            return (
-                f"{text} (write it as a text block: config: |)"
-                if list(error.absolute_path) == ["config"]
-                else text
-            )
-        case "minimum" | "maximum":
-            return f"must be {'at least' if error.validator == 'minimum' else 'at most'} {limit}"
-        case "minLength" | "minItems":
-            return "must not be empty"
-        case "not":
-            return f"must not be {json.dumps(limit.get('const'))}"
-        case "required":
-            return str(error.message).replace("is a required property", "is missing")
-        case _:
-            return f"{str(error.message).split(' does not match ')[0]} does not have the form {limit}"
+    elif path == "config":
+        fix = "write it as a text block: config: |"
+    return ConfigError(what[:400], where=path or "values", fix=fix)

@@ -15,8 +15,8 @@ from typing import Any, Literal
 import yaml
 
 from podtune.cluster.chart.refusals import explained
-from podtune.cluster.lint.documents import refuse_bombs
-from podtune.run.errors import DataError, NotFound, Unavailable, UsageError
+from podtune.run.errors import ConfigError, NotFound, Unavailable, UsageError
+from podtune.run.yaml_text import load
 
 _SHIPPED = Path(__file__).resolve().parents[2] / "shipped"  # in a wheel: pyproject.toml puts them there
 _CHECKOUT = Path(__file__).resolve().parents[4]
@@ -27,16 +27,8 @@ Values = dict[Any, Any]
 
 # The order in which Helm creates what this chart holds; kinds that it does not know come last, by name.
 _ORDER = (
-    "NetworkPolicy",
-    "ServiceAccount",
-    "ConfigMap",
-    "PersistentVolumeClaim",
-    "Role",
-    "RoleBinding",
-    "Service",
-    "Pod",
-    "Deployment",
-    "Job",
+    *("NetworkPolicy", "ServiceAccount", "ConfigMap", "PersistentVolumeClaim", "Role", "RoleBinding"),
+    *("Service", "Pod", "Deployment", "Job"),
 )
 _SOURCE = re.compile(r"^# Source: (\S+)\n", re.MULTILINE)
 
@@ -47,7 +39,6 @@ def render(
     name: str,
     namespace: str = "default",
     *,
-    chart: Path = CHART,
     engine: Engine = "auto",
 ) -> str:
     """The manifests that ``helm install NAME`` would create, in its order, each under ``# Source: FILE``.
@@ -59,20 +50,14 @@ def render(
         UserError: a values file that is missing or not a mapping, a value that the schema refuses (with the
             near name of an unknown key), a combination that a template refuses, or no engine.
     """
-    return rendered(merged_values(values_files, sets), name, namespace, chart=chart, engine=engine)
+    return rendered(merged_values(values_files, sets), name, namespace, engine=engine)
 
 
-def rendered(
-    values: Values, name: str, namespace: str = "default", *, chart: Path = CHART, engine: Engine = "auto"
-) -> str:
+def rendered(values: Values, name: str, namespace: str = "default", *, engine: Engine = "auto") -> str:
     """:func:`render` of values that are merged already."""
-    if not (chart / "Chart.yaml").is_file():
-        raise NotFound(
-            "there is no chart", where=str(chart), fix="install podtune from a wheel, or run from a checkout"
-        )
     if engine == "auto":
         engine = "helm" if shutil.which("helm") else "python"
-    documents = (_by_helm if engine == "helm" else _by_python)(chart, values, name, namespace)
+    documents = (_by_helm if engine == "helm" else _by_python)(values, name, namespace)
     ordered = sorted(documents, key=lambda document: _position(*document))
     return "".join(f"---\n# Source: {source}\n{text.strip()}\n" for source, text in ordered)
 
@@ -88,11 +73,11 @@ def merged_values(values_files: list[Path], sets: list[str]) -> Values:
     return values
 
 
-def effective_values(values: Values, chart: Path = CHART) -> Values:
+def effective_values(values: Values) -> Values:
     """``values`` over the chart's defaults; a null removes a default, as in Helm."""
-    defaults: Values = yaml.safe_load((chart / "values.yaml").read_text(encoding="utf-8"))
+    defaults: Values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
     _merge(defaults, copy.deepcopy(values))
-    return {key: _without_nulls(value) for key, value in defaults.items() if value is not None}
+    return _without_nulls(defaults)
 
 
 def profile(name: Path) -> Path:
@@ -104,27 +89,15 @@ def profile(name: Path) -> Path:
 def _read_values(name: Path) -> Values:
     file = profile(name)
     try:
-        text = file.read_text(encoding="utf-8")
-        refuse_bombs(text, str(file))
-        content = yaml.safe_load(text)
+        content = load(file.read_text(encoding="utf-8"), str(file)) or {}
     except OSError as error:
         names = ", ".join(sorted(path.stem for path in PROFILES.glob("*.yaml")))
-        raise NotFound(
-            f"cannot read it: {error.strerror}",
-            where=str(file),
-            fix=f"name a values file, or one of podtune's profiles: {names}",
-        ) from error
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
-        problem = " ".join(str(error).split())[:300]
-        raise DataError(f"is not YAML: {problem}", where=str(file), fix="correct the line named") from error
-    if content is None:
-        return {}
+        fix = f"name a values file, or one of podtune's profiles: {names}"
+        raise NotFound(f"cannot read it: {error.strerror}", where=str(file), fix=fix) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"not YAML: {error}", where=str(file), fix="save it as UTF-8") from error
     if not isinstance(content, dict):
-        raise DataError(
-            f"holds a {type(content).__name__}, not a mapping",
-            where=str(file),
-            fix="write `key: value` lines",
-        )
+        raise ConfigError("is not a mapping of keys to values", where=str(file))
     return content
 
 
@@ -145,10 +118,12 @@ def _merge(into: Values, values: Values, *, lists: bool = False) -> None:
             into[key] = value
 
 
-def _without_nulls(values: Any) -> Any:
-    if isinstance(values, dict):
-        return {key: _without_nulls(value) for key, value in values.items() if value is not None}
-    return values
+def _without_nulls(values: Values) -> Values:
+    return {
+        key: _without_nulls(value) if isinstance(value, dict) else value
+        for key, value in values.items()
+        if value is not None
+    }
 
 
 def _parsed(expression: str) -> Values:
@@ -181,11 +156,9 @@ def _library() -> Any:
     try:
         import helm_python
     except ImportError as error:
-        raise Unavailable(
-            "neither helm nor helm-python-sdk is installed",
-            where="render",
-            fix="install helm (https://helm.sh/docs/intro/install), or pip install 'podtune[render]'",
-        ) from error
+        what = "neither helm nor helm-python-sdk is installed"
+        fix = "install helm (https://helm.sh/docs/intro/install), or pip install 'podtune[render]'"
+        raise Unavailable(what, where="render", fix=fix) from error
     return helm_python
 
 
@@ -196,33 +169,33 @@ def _helm(*words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
         raise Unavailable(f"helm did not answer: {error}", where="helm") from error
 
 
-def _by_helm(chart: Path, values: Values, name: str, namespace: str) -> list[tuple[str, str]]:
-    words = ("template", name, str(chart), "--namespace", namespace, "--values", "-")
+def _by_helm(values: Values, name: str, namespace: str) -> list[tuple[str, str]]:
+    words = ("template", name, str(CHART), "--namespace", namespace, "--values", "-")
     done = _helm(*words, stdin=json.dumps(values))
     if done.returncode:
-        raise explained(done.stderr, effective_values(values, chart), chart)
+        raise explained(done.stderr, effective_values(values), CHART)
     pieces = _SOURCE.split(re.sub(r"^---$\n?", "", done.stdout, flags=re.MULTILINE))
     return list(zip(pieces[1::2], pieces[2::2], strict=True))
 
 
-def _by_python(chart: Path, values: Values, name: str, namespace: str) -> list[tuple[str, str]]:
-    helm = _library()
+def _by_python(values: Values, name: str, namespace: str) -> list[tuple[str, str]]:
     try:
-        files = _loaded(chart).render(values, name=name, namespace=namespace)
-    except helm.HelmError as error:
-        raise explained(str(error), effective_values(values, chart), chart) from error
-    pieces = []
-    for source, text in files.items():
-        if source.endswith(".yaml"):
-            documents = re.split(r"^---\s*$\n?", text, flags=re.MULTILINE)
-            pieces += [(source, document) for document in documents if _kind(document)]
-    return pieces
+        files = _chart().render(values, name=name, namespace=namespace)
+    except _library().HelmError as error:
+        raise explained(str(error), effective_values(values), CHART) from error
+    return [
+        (source, document)
+        for source, text in files.items()
+        if source.endswith(".yaml")
+        for document in re.split(r"^---\s*$\n?", text, flags=re.MULTILINE)
+        if _kind(document)
+    ]
 
 
 @functools.cache
-def _loaded(chart: Path) -> Any:
-    """The chart as the engine's own object, loaded once: a chart does not change under a process."""
-    return _library().Chart.load(str(chart))
+def _chart() -> Any:
+    """The chart as the engine's own object, loaded once: it does not change under a process."""
+    return _library().Chart.load(str(CHART))
 
 
 def _kind(document: str) -> str:

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -21,7 +20,7 @@ MARK = "PODTUNE_DRY_RUN_POD"
 # What a process needs of this machine; everything else comes from the manifest alone, as in a pod.
 PASSED = (
     *("LANG", "LC_ALL", "TERM", "TZ", "LD_LIBRARY_PATH", "PYTHONPATH", "CUDA_HOME"),
-    *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "HF_ENDPOINT"),
+    *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "HF_ENDPOINT", "HF_TOKEN"),
     *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"),
 )
 
@@ -32,8 +31,6 @@ class LocalContainer:
     def __init__(
         self, command: list[str], env: Mapping[str, str], folder: Path, mark: str, emit: Callable[[str], None]
     ) -> None:
-        self._emit = emit
-        self._last_lines: deque[str] = deque(maxlen=1)
         base = {name: os.environ[name] for name in PASSED if name in os.environ}
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
         self._process = subprocess.Popen(
@@ -47,21 +44,13 @@ class LocalContainer:
             errors="replace",
             start_new_session=True,  # Ctrl-C is for the dry run, which then ends its pods
         )
-        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader = threading.Thread(target=self._read, args=(emit,), daemon=True)
         self._reader.start()
 
-    def _read(self) -> None:
+    def _read(self, emit: Callable[[str], None]) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            line = line.rstrip("\n")
-            if line.strip():
-                self._last_lines.append(line)
-            self._emit(line)
-
-    @property
-    def last_line(self) -> str:
-        """The last line of its output that is not empty."""
-        return self._last_lines[0] if self._last_lines else ""
+            emit(line.rstrip("\n"))
 
     def wait(self) -> int:
         """Wait for the first process; its exit code, 128 + N for signal N."""
@@ -69,13 +58,9 @@ class LocalContainer:
         self._reader.join(timeout=2)  # what was written last; a grandchild may hold the pipe open
         return 128 - code if code < 0 else code
 
-    def terminate(self) -> None:
-        """Send SIGTERM to the first process, as the kubelet does."""
-        self._process.terminate()
-
-    def kill(self) -> None:
-        """Send SIGKILL to the first process."""
-        self._process.kill()
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal to the first process, as the kubelet does."""
+        self._process.send_signal(number)
 
 
 def kill_marked(mark: str) -> None:
@@ -88,24 +73,19 @@ def kill_marked(mark: str) -> None:
 def marked(mark: str) -> Iterator[int]:
     """Yield the processes with the mark in their environment, also those that left group and parent."""
     entry_of_mark = f"{MARK}={mark}".encode()
-    for entry in Path("/proc").iterdir() if Path("/proc").is_dir() else ():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):
-                if entry_of_mark in (entry / "environ").read_bytes().split(b"\0"):
-                    yield int(entry.name)
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if entry_of_mark in (entry / "environ").read_bytes().split(b"\0"):
+                yield int(entry.name)
 
 
 def _program(name: str, path: str) -> str:
     """The local program for the image's: by name on PATH, where this Python's own folder comes first."""
-    if os.path.isabs(name) and os.access(name, os.X_OK):
-        return name
     if name.startswith("python"):
         return sys.executable
-    program = shutil.which(Path(name).name, path=path)
+    program = shutil.which(name, path=path) or shutil.which(Path(name).name, path=path)
     if program is None:
-        raise Unavailable(
-            f"the container's command {name!r} is not on this machine",
-            where="dry-run",
-            fix="install it, or start the container with one that is: podtune, torchrun, python",
-        )
+        what = f"the container's command {name!r} is not on this machine"
+        fix = "install it, or start the container with one that is: podtune, torchrun, python"
+        raise Unavailable(what, where="dry-run", fix=fix)
     return program

@@ -12,19 +12,18 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from podtune.cluster.dry_run.pod_run import PodRun
 from podtune.cluster.dry_run.sandbox import Sandbox
-from podtune.cluster.job.manifest import Pod
+from podtune.cluster.dry_run.shrink import Adaptation
+from podtune.cluster.job.manifest import Json, Pod
 from podtune.cluster.job.pods import one_job, pods_of
 from podtune.run.errors import UsageError, near
 
-Json = dict[str, Any]
 Emit = Callable[[str, str], None]
 
 TICK_S = 0.05
@@ -33,30 +32,6 @@ PATIENCE_S = 3.0
 MAX_GRACE_S = 30.0  # a dry run does not wait out terminationGracePeriodSeconds of minutes
 MASTERS, PORTS = ("MASTER_ADDR", "PET_MASTER_ADDR"), ("MASTER_PORT", "PET_MASTER_PORT")
 STEP = re.compile(r"""\bstep['"]?\s*[ =:]\s*(\d+)""", re.IGNORECASE)
-SCHEMA = "podtune.dry-run/1"
-
-
-@dataclass(frozen=True)
-class Kill:
-    """SIGKILL of a pod's processes once its job has reached a step."""
-
-    pod: str
-    step: int
-
-
-@dataclass(frozen=True)
-class Adaptation:
-    """Changes that make a job fit this machine.
-
-    Args:
-        config: keys set in every YAML file of a mounted ConfigMap; None removes a key.
-        variables: by pod, set for its containers after everything else.
-        notes: what the changes mean, for the person to read.
-    """
-
-    config: Json = field(default_factory=dict)
-    variables: dict[str, dict[str, str]] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -79,17 +54,15 @@ class Result:
         return codes[0] if codes else 1
 
 
-def parse_kill(text: str, pods: list[Pod]) -> Kill:
-    """``POD@STEP``; the pod by its name or without the job's (``worker-0``)."""
+def parse_kill(text: str, pods: list[Pod]) -> tuple[str, int]:
+    """The pod and the step of ``POD@STEP``; the pod by its name or without the job's (``worker-0``)."""
     name, _, step = text.partition("@")
     names = [pod.name for pod in pods]
     matching = [pod for pod in names if pod == name or pod.endswith(f"-{name}")]
     if len(matching) != 1 or not step.isdigit():
-        raise UsageError(
-            f"--kill {text!r} is not POD@STEP{near(name, names)}",
-            fix=f"for example --kill {names[-1]}@10 (the pods are {', '.join(names)})",
-        )
-    return Kill(matching[0], int(step))
+        fix = f"for example --kill {names[-1]}@10 (the pods are {', '.join(names)})"
+        raise UsageError(f"--kill {text!r} is not POD@STEP{near(name, names)}", fix=fix)
+    return matching[0], int(step)
 
 
 def run(
@@ -97,7 +70,7 @@ def run(
     *,
     folder: Path | None,
     emit: Emit,
-    kill: Kill | None = None,
+    kill: tuple[str, int] | None = None,
     timeout_s: float = 1800.0,
     adaptation: Adaptation | None = None,
 ) -> Result:
@@ -106,6 +79,7 @@ def run(
     Args:
         folder: where the volumes and the pods' folders are made; a temporary one that is removed if None.
         emit: called with (pod name, line) for each line of output, from threads.
+        kill: the pod whose processes get a SIGKILL once the job has reached the step.
         timeout_s: the longest time for all of it; then the job counts as still running.
 
     Raises:
@@ -116,131 +90,117 @@ def run(
     with contextlib.ExitStack() as stack:
         root = folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="podtune-dry-run-")))
         root.mkdir(parents=True, exist_ok=True)
-        namespace = (job.get("metadata") or {}).get("namespace") or "default"
-        sandbox = Sandbox(root.resolve(), documents, namespace, adaptation.config)
-        operator = Operator(job, sandbox, emit, adaptation)
+        sandbox = Sandbox(root.resolve(), documents, adaptation.config)
+        operator = Operator(job, sandbox, emit, adaptation.variables)
         condition, reason = operator.run(timeout_s, kill)
-    name = f"{job['kind']} {job['metadata']['name']}"
-    notes = [*adaptation.notes, *sandbox.notes]
-    if sandbox.changed:
-        changes = (
-            f"no {key}" if value is None else f"{key}: {value}" for key, value in sandbox.changed.items()
-        )
-        notes.append(f"changed in the training YAML: {', '.join(changes)}")
-    return Result(name, condition, reason, operator.runs, time.monotonic() - started, notes)
+    return Result(
+        job=f"{job['kind']} {job['metadata']['name']}",
+        condition=condition,
+        reason=reason,
+        pods=operator.pods,
+        seconds=time.monotonic() - started,
+        notes=[*adaptation.notes, *sandbox.notes],
+    )
 
 
 class Operator:
     """The job's controller: starts its pods, decides how the job ended, and cleans up."""
 
-    def __init__(self, job: Json, sandbox: Sandbox, emit: Emit, adaptation: Adaptation) -> None:
-        self._job, self._emit = job, emit
-        self._step = -1
-        pods = pods_of(job, sandbox.documents)
-        local = local_addresses(pods)
-        running = threading.Event()
-        self.runs = [
-            PodRun(pod, sandbox, local | adaptation.variables.get(pod.name, {}), self._line, running)
-            for pod in pods
+    def __init__(self, job: Json, sandbox: Sandbox, emit: Emit, variables: dict[str, dict[str, str]]) -> None:
+        self._elastic = job["spec"].get("elasticPolicy") is not None
+        self._emit, self._step = emit, -1
+        pods, running = pods_of(job, sandbox.documents), threading.Event()
+        local = local_addresses(pods[0].variables)
+        self.pods = [
+            PodRun(pod, sandbox, local | variables.get(pod.name, {}), self._line, running) for pod in pods
         ]
         if len(pods) > 1:
-            host = local.get("MASTER_ADDR", "127.0.0.1")
-            sandbox.note(f"the pods meet at {host}: names of pods do not resolve on one machine")
+            sandbox.note("the pods meet at 127.0.0.1: names of pods do not resolve on one machine")
 
-    def run(self, timeout_s: float, kill: Kill | None) -> tuple[str, str]:
+    def run(self, timeout_s: float, kill: tuple[str, int] | None) -> tuple[str, str]:
         """Run the pods until the job has ended or the time is over; its condition, and the reason.
 
         Raises:
             UserError: a pod that cannot be started here.
         """
         deadline = time.monotonic() + timeout_s
-        with ThreadPoolExecutor(len(self.runs)) as pool:
+        with ThreadPoolExecutor(len(self.pods)) as pool:
             try:
-                pods = [pool.submit(run.run) for run in self.runs]
+                threads = [pool.submit(pod.run) for pod in self.pods]
                 while not (verdict := self._verdict()):
                     if time.monotonic() > deadline:
                         return "Running", f"still running after {timeout_s:.0f} s (--timeout)"
-                    if kill and self._step >= kill.step and self._kill(kill.pod):
+                    if kill and self._step >= kill[1] and self._kill(kill[0]):
                         kill = None
-                    for pod in wait(pods, TICK_S, FIRST_EXCEPTION).done:
-                        pod.result()
-                self._clean_up(pods, PATIENCE_S if verdict[0] == "Succeeded" else 0)
+                    for thread in wait(threads, TICK_S, FIRST_EXCEPTION).done:
+                        thread.result()
+                self._clean_up(threads, PATIENCE_S if verdict[0] == "Succeeded" else 0)
                 return verdict
             finally:
-                for run in self.runs:
-                    run.end()
+                for pod in self.pods:
+                    pod.end()
 
     def _line(self, pod: str, line: str) -> None:
         if step := STEP.search(line):
             self._step = max(self._step, int(step[1]))
         self._emit(pod, line)
 
-    def _kill(self, pod: str) -> bool:
-        killed = next(run for run in self.runs if run.name == pod).kill()
+    def _kill(self, name: str) -> bool:
+        killed = next(pod for pod in self.pods if pod.name == name).kill()
         if killed:
-            self._emit(pod, f"(dry-run: SIGKILL at step {self._step})")
+            self._emit(name, f"(dry-run: SIGKILL at step {self._step})")
         return killed
 
     def _verdict(self) -> tuple[str, str] | None:
         """The job's condition and the reason, from the phases of its pods; None while they run."""
-        for run in self.runs:
-            if run.phase == "Failed":
-                return "Failed", self._reason(run)
-        succeeded = [run for run in self.runs if run.phase == "Succeeded"]
-        if any(run.pod.replica_type == "master" for run in succeeded):
+        succeeded = [pod for pod in self.pods if pod.phase == "Succeeded"]
+        for pod in self.pods:
+            if pod.phase == "Failed":
+                code = pod.exits[-1].code
+                final = f"which is final under restartPolicy {pod.pod.restart_policy}"
+                again = f"after {pod.restarts} restart; a cluster would try again"
+                how = again if pod.retries(code) else final
+                return "Failed", f"{pod.name} ended with exit code {code}, {how}"
+        if any(pod.pod.replica_type == "master" for pod in succeeded):
             return "Succeeded", "the master succeeded"
-        if len(succeeded) == len(self.runs):
+        if len(succeeded) == len(self.pods):
             return "Succeeded", "all pods succeeded"
-        if succeeded and self._job["spec"].get("elasticPolicy") is not None:
+        if succeeded and self._elastic:
             return "Succeeded", f"{succeeded[0].name} succeeded, which is enough for an elastic job"
         return None
 
-    def _reason(self, run: PodRun) -> str:
-        code = run.exits[-1].code
-        ended = f"{run.name} ended with exit code {code}"
-        if run.retries(code):
-            ended += f", after {run.restarts} restart; a cluster would try again"
-            return f"{ended} (restartPolicy {run.pod.restart_policy})"
-        return f"{ended}, which is final under restartPolicy {run.pod.restart_policy}"
-
-    def _clean_up(self, pods: list[Future[None]], patience_s: float) -> None:
+    def _clean_up(self, threads: list[Future[None]], patience_s: float) -> None:
         """Delete the pods that have not ended by themselves."""
-        wait(pods, patience_s)
-        left = [run for run, pod in zip(self.runs, pods, strict=True) if not pod.done()]
-        for run in left:
-            run.delete()
-        graces = [float(run.pod.spec.get("terminationGracePeriodSeconds") or 30) for run in left]
-        wait(pods, min(max(graces, default=0.0), MAX_GRACE_S))
+        wait(threads, patience_s)
+        left = [pod for pod, thread in zip(self.pods, threads, strict=True) if not thread.done()]
+        for pod in left:
+            pod.delete()
+        graces = [float(pod.pod.spec.get("terminationGracePeriodSeconds") or 30) for pod in left]
+        wait(threads, min(max(graces, default=0.0), MAX_GRACE_S))
 
 
-def local_addresses(pods: list[Pod]) -> dict[str, str]:
+def local_addresses(variables: dict[str, str]) -> dict[str, str]:
     """The rendezvous variables with this machine in place of a pod's name, on a port that is free now."""
-    variables = pods[0].variables
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    addresses: dict[str, str] = {name: "127.0.0.1" for name in MASTERS if name in variables}
-    addresses |= {name: str(port) for name in PORTS if name in variables}
-    if "PET_RDZV_ENDPOINT" in variables:
-        addresses["PET_RDZV_ENDPOINT"] = f"127.0.0.1:{port}"
-    return addresses
+        port = str(probe.getsockname()[1])
+    addresses = dict.fromkeys(MASTERS, "127.0.0.1") | dict.fromkeys(PORTS, port)
+    addresses["PET_RDZV_ENDPOINT"] = f"127.0.0.1:{port}"
+    return {name: value for name, value in addresses.items() if name in variables}
 
 
-def lines_of_environment(pods: list[Pod]) -> Iterator[str]:
-    """``--print-env``: every variable of every container as the cluster would set it."""
+def environments(pods: list[Pod]) -> dict[str, dict[str, dict[str, str]]]:
+    """The variables of every container of every pod as the cluster would set them.
+
+    In angle brackets where those that are not literal come from.
+    """
+    found: dict[str, dict[str, dict[str, str]]] = {}
     for pod in pods:
         for container in pod.spec["containers"]:
-            yield f"# {pod.name}, container {container['name']}"
-            for name, value in environment_of(pod, container).items():
-                yield f"{name}={value}"
-            yield ""
-
-
-def environment_of(pod: Pod, container: Json) -> dict[str, str]:
-    """Literal values as the kubelet sets them, and where the others come from in angle brackets."""
-    elsewhere = {}
-    for entry in container.get("env") or []:
-        if "valueFrom" in entry:
-            kind, source = next(iter(entry["valueFrom"].items()))
-            elsewhere[entry["name"]] = f"<{kind} {' '.join(str(value) for value in source.values())}>"
-    return {**elsewhere, **pod.environment(container)}
+            elsewhere = {}
+            for entry in container.get("env") or []:
+                for kind, source in (entry.get("valueFrom") or {}).items():
+                    elsewhere[entry["name"]] = f"<{kind} {' '.join(map(str, source.values()))}>"
+            variables = {**elsewhere, **pod.environment(container)}
+            found.setdefault(pod.name, {})[container["name"]] = variables
+    return found

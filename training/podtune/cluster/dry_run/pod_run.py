@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from podtune.cluster.dry_run.container import LocalContainer, kill_marked
 from podtune.cluster.dry_run.sandbox import Sandbox, rewrite
-from podtune.cluster.job.manifest import Pod, expand
+from podtune.cluster.job.manifest import Json, Pod, expand
 from podtune.cluster.job.pytorchjob import INIT_CONTAINER, INJECTED
 from podtune.run.errors import DataError
 
-Json = dict[str, Any]
 Phase = Literal["Pending", "Running", "Succeeded", "Failed", "Deleted"]
 
-MAX_RESTARTS = 1  # shows that a run resumes; what fails twice on one machine will fail again
 POLL_S = 0.05
 
 
@@ -27,7 +26,6 @@ class Exit:
 
     container: str
     code: int
-    last_line: str
 
 
 @dataclass
@@ -63,19 +61,13 @@ class PodRun:
             UserError: a container that cannot be started on this machine.
         """
         code = self._init_containers() or self._containers()
-        while code and self.retries(code) and self.restarts < MAX_RESTARTS and not self._deleted:
+        if code and self.retries(code) and not self._deleted:
+            # once shows that a run resumes; what fails twice on one machine will fail again
             self.restarts += 1
-            if self.pod.spec.get("restartPolicy") == "Never":
-                self.emit(self.name, f"(the operator creates the pod again; it ended with {code})")
-                shutil.rmtree(self.sandbox.folder(self.pod))
-                code = self._init_containers() or self._containers()
-            else:
-                self.emit(self.name, f"(the kubelet restarts the pod's containers; one ended with {code})")
-                code = self._containers()
-        if self._deleted:
-            self.phase = "Deleted"
-        else:
-            self.phase = "Failed" if code else "Succeeded"
+            self.emit(self.name, f"(the pod is made again; it ended with {code})")
+            shutil.rmtree(self.sandbox.folder(self.pod))
+            code = self._init_containers() or self._containers()
+        self.phase = "Deleted" if self._deleted else "Failed" if code else "Succeeded"
 
     def retries(self, code: int) -> bool:
         """True if the pod is started again after the exit code."""
@@ -111,21 +103,18 @@ class PodRun:
                     self._running.append(self._start(container))
         for container, started in zip(containers, self._running, strict=False):
             codes.append(started.wait())
-            self.exits.append(Exit(container["name"], codes[-1], started.last_line))
+            self.exits.append(Exit(container["name"], codes[-1]))
         self._running.clear()
         kill_marked(self.mark)  # what the first processes left behind goes with the pod
         return next((code for code in codes if code), 0)
 
     def _start(self, container: Json) -> LocalContainer:
         if not container.get("command"):
-            raise DataError(
-                f"container {container['name']!r} has no command: what its image starts is not known here",
-                where=self.name,
-                fix="write the command into the manifest",
-            )
+            what = f"container {container['name']!r} has no command: what its image starts is not known here"
+            raise DataError(what, where=self.name, fix="write the command into the values")
         paths = self.sandbox.mounts(self.pod, container)
         env = self.sandbox.environment(self.pod, container)
-        # $(NAME) expands to the cluster's value first, as in the pod; then names and paths become local ones.
+        # $(NAME) expands to the cluster's value first, as in the pod; then paths and names become local
         words = [*container["command"], *(container.get("args") or [])]
         command = [rewrite(expand(str(word), env), paths) for word in words]
         env = {key: rewrite(value, paths) for key, value in env.items()}
@@ -137,7 +126,7 @@ class PodRun:
         """Send SIGKILL to every process of the pod; False if none runs."""
         running = list(self._running)
         for container in running:  # before their children, so that they cannot react to those children's end
-            container.kill()
+            container.send(signal.SIGKILL)
         kill_marked(self.mark)
         return bool(running)
 
@@ -146,7 +135,7 @@ class PodRun:
         with self._lock:
             self._deleted = True
         for container in list(self._running):
-            container.terminate()
+            container.send(signal.SIGTERM)
 
     def end(self) -> None:
         """End every process of the pod, whatever state it is in."""

@@ -6,17 +6,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import yaml
 
-from podtune.cluster.job.manifest import Pod, expand
-from podtune.run.errors import DataError
-
-Json = dict[str, Any]
-
-# The processes use the machine's own; a folder on disk would be no shared memory.
-KEPT = ("/dev/shm",)
+from podtune.cluster.job.manifest import Json, Pod, dig, expand
 
 
 @dataclass
@@ -24,20 +17,18 @@ class Sandbox:
     """The folder tree of one dry run.
 
     ``volumes/CLAIM`` is shared by all pods; ``pods/POD/VOLUME`` belongs to one pod and is empty when the pod
-    starts. ``notes`` collects what could not be reproduced, for the person to read.
+    starts. ``config_overrides`` change every training YAML, where None removes a key. ``notes`` collects what
+    is different here, for the person to read.
     """
 
     root: Path
     documents: list[Json]
-    namespace: str = "default"
     config_overrides: Json = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    # what the overrides really changed, by key of the YAML; None: removed
-    changed: Json = field(default_factory=dict)
 
     def folder(self, pod: Pod) -> Path:
         """The pod's own folder, in which its processes start."""
-        folder = self.root / "pods" / file_name(pod.name, "pod")
+        folder = self.root / "pods" / pod.name
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
@@ -47,13 +38,12 @@ class Sandbox:
         folders: dict[str, Path] = {}
         for mount in container.get("volumeMounts") or []:
             path = mount["mountPath"].rstrip("/")
-            if path in KEPT or mount["name"] not in volumes:
+            # shared memory is the machine's own; a folder on disk would be none
+            if path == "/dev/shm" or mount["name"] not in volumes:
                 continue
             local = self._volume(pod, volumes[mount["name"]])
-            if sub_path := mount.get("subPath"):
-                local = local.joinpath(*(file_name(part, "subPath") for part in str(sub_path).split("/")))
-            local.mkdir(parents=True, exist_ok=True)
-            folders[path] = local
+            folders[path] = local / str(mount.get("subPath") or "")
+            folders[path].mkdir(parents=True, exist_ok=True)
         return folders
 
     def fill(self, pod: Pod) -> None:
@@ -64,7 +54,7 @@ class Sandbox:
         }
         for volume in pod.spec.get("volumes") or []:
             for key, text in self._config_map(volume.get("configMap")).items():
-                file = self._volume(pod, volume) / file_name(key, "key of a ConfigMap")
+                file = self._volume(pod, volume) / key
                 file.write_text(rewrite(self._adapted(key, text), paths), encoding="utf-8")
 
     def environment(self, pod: Pod, container: Json) -> dict[str, str]:
@@ -73,8 +63,7 @@ class Sandbox:
         for source in container.get("envFrom") or []:
             variables = self._config_map(source.get("configMapRef"))
             if not variables:
-                name = next((each["name"] for each in source.values() if isinstance(each, dict)), "")
-                self.note(f"envFrom {name} is in the cluster only: its variables are absent here")
+                self.note("variables of envFrom that are in the cluster only are absent here")
             env |= {f"{source.get('prefix', '')}{key}": str(value) for key, value in variables.items()}
         for entry in container.get("env") or []:
             source = entry.get("valueFrom")
@@ -94,17 +83,15 @@ class Sandbox:
 
     def _config_map(self, reference: Json | None) -> dict[str, str]:
         """The data of a ConfigMap among the documents; empty if it is not among them."""
-        for document in self.documents if reference else ():
-            metadata = document.get("metadata") or {}
-            if document.get("kind") == "ConfigMap" and metadata.get("name") == (reference or {}).get("name"):
-                return document.get("data") or {}
-        return {}
+        name = (reference or {}).get("name")
+        maps = (document for document in self.documents if document.get("kind") == "ConfigMap")
+        return next((dig(each, "data") for each in maps if dig(each, "metadata").get("name") == name), {})
 
     def _volume(self, pod: Pod, volume: Json) -> Path:
         if claim := volume.get("persistentVolumeClaim"):
-            local = self.root / "volumes" / file_name(claim["claimName"], "claim")
+            local = self.root / "volumes" / str(claim["claimName"])
         else:
-            local = self.folder(pod) / file_name(volume["name"], "volume")
+            local = self.folder(pod) / volume["name"]
             if "secret" in volume or "hostPath" in volume:
                 self.note(f"the volume {volume['name']} is in the cluster only: an empty folder here")
         local.mkdir(parents=True, exist_ok=True)
@@ -112,9 +99,7 @@ class Sandbox:
 
     def _adapted(self, key: str, text: str) -> str:
         """A training YAML with the overrides, publishing to a local folder; other files as they are."""
-        if not key.endswith((".yaml", ".yml")):
-            return text
-        content = yaml.safe_load(text)
+        content = yaml.safe_load(text) if key.endswith((".yaml", ".yml")) else None
         if not isinstance(content, dict):
             return text
         overrides = dict(self.config_overrides)
@@ -123,7 +108,8 @@ class Sandbox:
         changes = {name: value for name, value in overrides.items() if content.get(name) != value}
         if not changes:
             return text
-        self.changed |= changes
+        said = (f"no {name}" if value is None else f"{name}: {value}" for name, value in changes.items())
+        self.note(f"changed in the training YAML: {', '.join(said)}")
         content = {name: value for name, value in (content | changes).items() if value is not None}
         return yaml.safe_dump(content, sort_keys=False)
 
@@ -131,29 +117,16 @@ class Sandbox:
         """The value from the pod's own fields or a ConfigMap; None if only the cluster has it."""
         if reference := source.get("configMapKeyRef"):
             return self._config_map(reference).get(reference.get("key"))
-        path = (source.get("fieldRef") or {}).get("fieldPath", "")
+        path = dig(source, "fieldRef").get("fieldPath", "")
         if keyed := re.fullmatch(r"metadata\.(labels|annotations)\['(.+)'\]", path):
             return (pod.labels if keyed[1] == "labels" else pod.annotations).get(keyed[2], "")
         fields = {
-            "metadata.name": pod.name,
-            "metadata.namespace": self.namespace,
-            "metadata.uid": pod.name,
-            "spec.nodeName": "localhost",
-            "spec.serviceAccountName": pod.spec.get("serviceAccountName", "default"),
+            **dict.fromkeys(("metadata.name", "metadata.uid"), pod.name),
             **dict.fromkeys(("status.podIP", "status.hostIP", "status.podIPs"), "127.0.0.1"),
+            "metadata.namespace": "default",
+            "spec.nodeName": "localhost",
         }
         return fields.get(path)
-
-
-def file_name(name: object, what: str) -> str:
-    """``name`` of a manifest as one part of a path here; Kubernetes would refuse any other, too."""
-    if not re.fullmatch(r"[-._a-zA-Z0-9]+", str(name)) or name in (".", ".."):
-        raise DataError(
-            f"{name!r} is not a name of a {what}",
-            where="manifest",
-            fix="use letters, digits, dashes, dots and underscores",
-        )
-    return str(name)
 
 
 def rewrite(text: str, paths: Mapping[str, Path]) -> str:

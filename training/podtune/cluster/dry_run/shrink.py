@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass, field
 
-from podtune.cluster.dry_run.dry_run import Adaptation
-from podtune.cluster.job.manifest import Pod
+from podtune.cluster.job.manifest import Json, Pod
 from podtune.cluster.lint.templates import count_gpus
-from podtune.machine.facts import gpus, usable_cpus
-
-Json = dict[str, Any]
+from podtune.machine.facts import gpus
 
 MODEL_LENGTH = 256  # tokens; the small models are made for short questions and answers
 SIZES = ("micro", "tiny")
@@ -29,6 +26,21 @@ REAL = (
     *("model_revision", "dataset_config", "dataset_train_split", "dataset_test_split"),
     *("chat_template_path", "attn_implementation"),
 )
+
+
+@dataclass(frozen=True)
+class Adaptation:
+    """Changes that make a job fit this machine.
+
+    Args:
+        config: keys set in every YAML file of a mounted ConfigMap; None removes a key.
+        variables: by pod, set for its containers after everything else.
+        notes: what the changes mean, for the person to read.
+    """
+
+    config: Json = field(default_factory=dict)
+    variables: dict[str, dict[str, str]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
 
 def small_model(size: str, values: Json) -> tuple[list[str], Json]:
@@ -56,38 +68,17 @@ def devices(pods: list[Pod]) -> Adaptation:
         pod.name: sum(count_gpus(container, "limits") for container in pod.spec["containers"]) for pod in pods
     }
     total, here = sum(requested.values()), gpus().count
+    variables: dict[str, dict[str, str]] = {}
     if total and here >= total:
-        free, variables = iter(range(here)), {}
+        free = iter(range(here))
         for name, count in requested.items():
             variables[name] = {"CUDA_VISIBLE_DEVICES": ",".join(str(next(free)) for _ in range(count))}
         return Adaptation({}, variables, [f"each pod sees its own of this machine's {here} GPUs"])
-    variables = _on_cpu(pods, requested)
+    for pod in pods:
+        variables[pod.name] = {"CUDA_VISIBLE_DEVICES": "", "PODTUNE_GPUS_PER_POD": ""}
+        if total and pod.variables.get("PET_NPROC_PER_NODE") in ("auto", "gpu"):
+            variables[pod.name]["PET_NPROC_PER_NODE"] = str(requested[pod.name] or 1)
     if not total:
         return Adaptation({}, variables)
-    note = (
-        f"the job asks for {total} GPUs and this machine has {here}: CPU and gloo here, where the cluster "
-        "has GPUs and NCCL"
-    )
-    return Adaptation(dict(ON_CPU), variables, [note])
-
-
-def _on_cpu(pods: list[Pod], requested: dict[str, int]) -> dict[str, dict[str, str]]:
-    """Variables by pod that hide GPUs and share the machine's cores."""
-    variables = {pod.name: {"CUDA_VISIBLE_DEVICES": "", "PODTUNE_GPUS_PER_POD": ""} for pod in pods}
-    processes = {pod.name: _processes(pod, requested[pod.name]) for pod in pods}
-    threads = max(1, usable_cpus() // sum(processes.values()))
-    for pod in pods:
-        if any(requested.values()) and pod.variables.get("PET_NPROC_PER_NODE") in ("auto", "gpu"):
-            variables[pod.name]["PET_NPROC_PER_NODE"] = str(processes[pod.name])
-        for container in pod.spec["containers"]:
-            in_pod = pod.environment(container).get("OMP_NUM_THREADS", "")
-            # pods share this machine: more threads than cores wait for each other
-            if in_pod.isdigit() and int(in_pod) > threads:
-                variables[pod.name]["OMP_NUM_THREADS"] = str(threads)
-    return variables
-
-
-def _processes(pod: Pod, gpus: int) -> int:
-    """Processes of a pod: its nprocPerNode where that is a number, else one a GPU or core."""
-    value = pod.variables.get("PET_NPROC_PER_NODE", "1")
-    return int(value) if value.isdigit() else gpus or usable_cpus()
+    note = f"the job asks for {total} GPUs and this machine has {here}: CPU and gloo here"
+    return Adaptation(dict(ON_CPU), variables, [f"{note}, where the cluster has GPUs and NCCL"])

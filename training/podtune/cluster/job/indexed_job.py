@@ -7,7 +7,6 @@ resolves.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 
 from podtune.cluster.job.manifest import EXIT_CODES, Json, Pod, as_env, dig
 
@@ -23,28 +22,25 @@ def is_indexed(document: Json) -> bool:
 
 def pods(job: Json) -> list[Pod]:
     """The pods of an Indexed Job by their index; their names lack the suffix that Kubernetes appends."""
-    return list(_pods(job))
+    return [_pod(job, index) for index in range(int(job["spec"].get("completions") or 1))]
 
 
-def _pods(job: Json) -> Iterator[Pod]:
+def _pod(job: Json, index: int) -> Pod:
     template, name = dig(job, "spec", "template"), job["metadata"]["name"]
+    spec = copy.deepcopy(dig(template, "spec"))
+    for container in [*(spec.get("initContainers") or []), *(spec.get("containers") or [])]:
+        container["env"] = [*(container.get("env") or []), *as_env({"JOB_COMPLETION_INDEX": str(index)})]
     by_code = dig(job, "spec").get("podFailurePolicy")
-    by_code = dig(job, "spec").get("podFailurePolicy")
-    for index in range(int(job["spec"].get("completions") or 1)):
-        spec = copy.deepcopy(dig(template, "spec"))
-        for container in [*(spec.get("initContainers") or []), *(spec.get("containers") or [])]:
-            container["env"] = [*(container.get("env") or []), *as_env({"JOB_COMPLETION_INDEX": str(index)})]
-        metadata = dig(template, "metadata")
-        yield Pod(
-            name=f"{name}-{index}",
-            replica_type="index",
-            index=index,
-            labels={**dig(metadata, "labels"), f"{LABEL}job-name": name, INDEX: str(index)},
-            annotations={**dig(metadata, "annotations"), INDEX: str(index)},
-            spec=spec,
-            restart_policy="ExitCode" if by_code else spec["restartPolicy"],
-            final=final_codes(job["spec"]),
-        )
+    return Pod(
+        name=f"{name}-{index}",
+        replica_type="index",
+        index=index,
+        labels={**dig(template, "metadata", "labels"), f"{LABEL}job-name": name, INDEX: str(index)},
+        annotations={**dig(template, "metadata", "annotations"), INDEX: str(index)},
+        spec=spec,
+        restart_policy="ExitCode" if by_code else spec.get("restartPolicy") or "Never",
+        final=final_codes(job["spec"]),
+    )
 
 
 def final_codes(spec: Json) -> frozenset[int]:

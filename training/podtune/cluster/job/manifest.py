@@ -19,6 +19,11 @@ def dig(content: Json | None, *keys: str) -> Json:
     return content or {}
 
 
+def name_of(document: Json) -> str:
+    """The object's name."""
+    return str(document["metadata"]["name"])
+
+
 @dataclass(frozen=True)
 class Pod:
     """One pod as its controller would create it; ``spec`` is a PodSpec with everything injected."""

@@ -22,11 +22,8 @@ def one_job(documents: Iterable[Json]) -> Json:
     """
     jobs = [document for document in documents if is_job(document)]
     if len(jobs) != 1:
-        raise DataError(
-            f"{len(jobs)} jobs in the manifests",
-            where="manifest",
-            fix="give one PyTorchJob, TrainJob or Indexed Job",
-        )
+        fix = "give one PyTorchJob, TrainJob or Indexed Job"
+        raise DataError(f"{len(jobs)} jobs in the manifests", where="manifest", fix=fix)
     return jobs[0]
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterator
 
 from podtune.cluster.job.manifest import EXIT_CODES, Json, Pod, as_env, dig
 from podtune.run.errors import DataError
@@ -73,37 +72,37 @@ def pods(job: Json) -> list[Pod]:
         UserError: it is not a PyTorchJob with a replica that has a container named ``pytorch``.
     """
     if job.get("kind") != "PyTorchJob" or not replica_specs(job):
-        raise DataError(
-            f"a {job.get('kind', 'document')} without pytorchReplicaSpecs has no pods",
-            where="manifest",
-            fix="give it spec.pytorchReplicaSpecs with a Master, or lint it: podtune lint FILE",
-        )
-    return list(_pods(with_defaults(job)))
+        what = f"a {job.get('kind', 'document')} without pytorchReplicaSpecs has no pods"
+        fix = "give it spec.pytorchReplicaSpecs with a Master, or lint it: podtune lint FILE"
+        raise DataError(what, where="manifest", fix=fix)
+    job = with_defaults(job)
+    return [
+        _pod(job, role, index)
+        for role, replica in replica_specs(job).items()
+        for index in range(replica["replicas"])
+    ]
 
 
-def _pods(job: Json) -> Iterator[Pod]:
-    name, specs = job["metadata"]["name"], replica_specs(job)
-    for role, replica in specs.items():
-        for index in range(replica["replicas"]):
-            injected = injected_environment(job, role, index)
-            spec = copy.deepcopy(dig(replica, "template", "spec"))
-            for container in spec.get("containers") or []:
-                container["env"] = [*(container.get("env") or []), *as_env(injected)]
-            if role == "Worker" and "Master" in specs:
-                spec["initContainers"] = [*(spec.get("initContainers") or []), init_container(name)]
-            policy = replica["restartPolicy"]
-            spec["restartPolicy"] = "Never" if policy == "ExitCode" else policy
-            metadata = dig(replica, "template", "metadata")
-            yield Pod(
-                name=replica_name(name, role, index),
-                replica_type=role.lower(),
-                index=index,
-                labels={**(metadata.get("labels") or {}), **labels(job, role, index)},
-                annotations=metadata.get("annotations") or {},
-                spec=spec,
-                restart_policy=policy,
-                final=FINAL.get(policy, frozenset()),
-            )
+def _pod(job: Json, role: str, index: int) -> Pod:
+    name, replica = job["metadata"]["name"], replica_specs(job)[role]
+    spec, metadata = copy.deepcopy(dig(replica, "template", "spec")), dig(replica, "template", "metadata")
+    injected = injected_environment(job, role, index)
+    for container in spec.get("containers") or []:
+        container["env"] = [*(container.get("env") or []), *as_env(injected)]
+    if role == "Worker" and "Master" in replica_specs(job):
+        spec["initContainers"] = [*(spec.get("initContainers") or []), init_container(name)]
+    policy = replica["restartPolicy"]
+    spec["restartPolicy"] = "Never" if policy == "ExitCode" else policy
+    return Pod(
+        name=replica_name(name, role, index),
+        replica_type=role.lower(),
+        index=index,
+        labels={**dig(metadata, "labels"), **labels(job, role, index)},
+        annotations=dig(metadata, "annotations"),
+        spec=spec,
+        restart_policy=policy,
+        final=FINAL.get(policy, frozenset()),
+    )
 
 
 def labels(job: Json, role: str, index: int) -> dict[str, str]:
@@ -161,19 +160,11 @@ def _elastic_environment(job: Json, elastic: Json) -> dict[str, str]:
         "PET_RDZV_BACKEND": elastic.get("rdzvBackend") or "c10d",
         "PET_NNODES": f"{elastic['minReplicas']}:{elastic['maxReplicas']}",
     }
-    optional = {
-        "PET_MAX_RESTARTS": "maxRestarts",
-        "PET_NPROC_PER_NODE": "nProcPerNode",
-        "PET_RDZV_ID": "rdzvId",
-    }
-    env |= {name: str(elastic[key]) for name, key in optional.items() if elastic.get(key) is not None}
-    if elastic.get("rdzvConf"):
-        env["PET_RDZV_CONF"] = ",".join(
-            f"{entry.get('key', '')}={entry.get('value', '')}" for entry in elastic["rdzvConf"]
-        )
-    if elastic.get("standalone"):
-        env["PET_STANDALONE"] = ""
-    return env
+    keys = {"PET_MAX_RESTARTS": "maxRestarts", "PET_NPROC_PER_NODE": "nProcPerNode", "PET_RDZV_ID": "rdzvId"}
+    env |= {name: str(elastic[key]) for name, key in keys.items() if elastic.get(key) is not None}
+    if conf := elastic.get("rdzvConf"):
+        env["PET_RDZV_CONF"] = ",".join(f"{each.get('key', '')}={each.get('value', '')}" for each in conf)
+    return env | ({"PET_STANDALONE": ""} if elastic.get("standalone") else {})
 
 
 def processes_per_node(spec: Json) -> int:
@@ -189,8 +180,6 @@ def port_of(job: Json, role: str) -> int:
             return next(
                 int(port["containerPort"]) for port in container["ports"] if port.get("name") == PORT_NAME
             )
-    raise DataError(
-        f"{role} has no container named {CONTAINER!r}",
-        where=f"spec.pytorchReplicaSpecs.{role}.template.spec.containers",
-        fix=f"name the training container {CONTAINER!r}",
-    )
+    where = f"spec.pytorchReplicaSpecs.{role}.template.spec.containers"
+    what, fix = f"{role} has no container named {CONTAINER!r}", f"name the training container {CONTAINER!r}"
+    raise DataError(what, where=where, fix=fix)

@@ -58,11 +58,9 @@ def pods(job: Json, documents: Iterable[Json] = ()) -> list[Pod]:
     """
     runtime = runtime_of(job, documents)
     if runtime is None:
-        raise DataError(
-            f"the runtime {job['spec'].get('runtimeRef')} is not among the documents",
-            where=f"TrainJob {job['metadata']['name']}",
-            fix="put the TrainingRuntime into the same file, or refer to torch-distributed",
-        )
+        what = f"the runtime {job['spec'].get('runtimeRef')} is not among the documents"
+        fix = "put the TrainingRuntime into the same file, or refer to torch-distributed"
+        raise DataError(what, where=f"TrainJob {job['metadata']['name']}", fix=fix)
     template, nodes = _node_template(runtime), _nodes(dig(job, "spec", "trainer"), runtime)
     return [_pod(job, runtime, template, index) for index in range(nodes)]
 
@@ -148,6 +146,5 @@ def _node_template(runtime: Json) -> Json:
         if replicated.get("name") == NODE:
             template: Json = replicated["template"]["spec"]["template"]
             return template
-    raise DataError(
-        f"the runtime has no replicated job named {NODE!r}", where="TrainingRuntime", fix=f"name it {NODE!r}"
-    )
+    what = f"the runtime has no replicated job named {NODE!r}"
+    raise DataError(what, where="TrainingRuntime", fix=f"name it {NODE!r}")

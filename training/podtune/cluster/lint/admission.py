@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 from podtune.cluster.job.manifest import dig
-from podtune.cluster.job.pytorchjob import CONTAINER, INIT_CONTAINER, REPLICA_TYPES, replica_name
+from podtune.cluster.job.pytorchjob import CONTAINER, REPLICA_TYPES, replica_name
 from podtune.cluster.job.trainjob import NODE
 from podtune.cluster.lint.diagnostic import By, Diagnostic
 from podtune.cluster.lint.documents import RUNTIMES
 from podtune.cluster.lint.job import Job
-from podtune.cluster.lint.names import LABEL, SUBDOMAIN, image_problem, metadata
+from podtune.cluster.lint.names import IMAGE, LABEL, SUBDOMAIN, metadata
 from podtune.cluster.lint.rules import ALL, WITH_PODS, collected, rule
 from podtune.cluster.lint.templates import replicated_jobs
 from podtune.run.errors import near
@@ -21,66 +22,22 @@ REPLICAS = ("spec", "pytorchReplicaSpecs")
 RUN_POLICY = ("spec", "runPolicy")
 MANAGERS = ("kubeflow.org/training-operator", "kueue.x-k8s.io/multikueue")
 VERSION, TRAINER_VERSION = "kubeflow.org/v1", "trainer.kubeflow.org/v1alpha1"
+API_VERSIONS = f"apiVersion: {VERSION} of a PyTorchJob, {TRAINER_VERSION} of a TrainJob or runtime"
 
 
+collected("PT001", "not-yaml", "api", "correct it", "is not YAML, or gives a key twice")
 collected(
-    "PT001",
-    "not-yaml",
-    fix="correct it",
-    summary="Kubectl and the API server refuse a file that is not YAML, or that gives a key twice.",
+    "PT002", "unknown-field", "api", "remove it, or correct the spelling", "has a field that the CRD lacks"
 )
+collected("PT003", "wrong-type", "api", "correct the type", "has a value of the wrong type")
+collected("PT004", "missing-field", "api", "add it", "lacks a field that the schema requires")
 collected(
-    "PT002",
-    "unknown-field",
-    fix="remove it, or correct the spelling",
-    summary="The API server refuses a field that the CRD does not have. Without strict validation it drops"
-    " the field silently, so a typo means the default.",
+    "PT007", "given-twice", "api", "keep one of them", "has two variables, containers or mounts of one key"
 )
-collected(
-    "PT003",
-    "wrong-type",
-    fix="correct the type",
-    summary="The API server refuses a value of the wrong type. nprocPerNode, for one, is a string and has to"
-    " be quoted.",
-)
-collected(
-    "PT004",
-    "missing-field",
-    fix="add it",
-    summary="The API server refuses a job in which a field that the schema requires is absent or empty.",
-)
-collected(
-    "PT007",
-    "given-twice",
-    fix="keep one of them",
-    summary="The API server refuses two items with one key. Two variables or containers of one name, two"
-    " mounts at one path.",
-)
-collected(
-    "PT008",
-    "variable-left",
-    severity="warning",
-    by="",
-    fix="replace it before kubectl sees it, or write the value",
-    summary="A variable of envsubst or a template stands where the API server wants a number. It refuses the"
-    " file as it is. Inside a Katib trial the variable is filled in.",
-)
-collected(
-    "PT020",
-    "pod-value",
-    by="operator",
-    fix="use one of the values named",
-    summary="The API server refuses every pod with a value that core/v1 does not know. imagePullPolicy,"
-    " dnsPolicy, a toleration's operator: the job is taken, and the operator creates no pod.",
-)
-collected(
-    "PT023",
-    "pod-number",
-    by="operator",
-    fix="correct the number",
-    summary="The API server refuses a pod with a number out of its bounds. A port of 99999, a negative"
-    " amount, a part of a GPU.",
-)
+collected("PT008", "variable-left", "", "fill it in before kubectl", "has a variable where it wants a number")
+collected("PT020", "pod-value", "operator", "correct it", "makes pods with a value that core/v1 lacks")
+collected("PT022", "pod-conflict", "operator", "keep one", "makes pods with fields that exclude one another")
+collected("PT023", "pod-number", "operator", "correct it", "makes pods with a number out of its bounds")
 
 
 @rule("PT005", "error", by="api", fix="use one of the values named", kinds=ALL)
@@ -92,8 +49,8 @@ def unknown_value(job: Job) -> Iterator[Diagnostic]:
     """
     if job.kind != "PyTorchJob":
         return
-    policy = dig(job.spec, "runPolicy").get("cleanPodPolicy")
-    if policy is not None and policy not in ("None", "Running", "All"):
+    policy = dig(job.spec, "runPolicy").get("cleanPodPolicy", "None")
+    if policy not in ("None", "Running", "All"):
         message = f"{policy!r} is none of None, Running, All"
         yield Diagnostic((*RUN_POLICY, "cleanPodPolicy"), message, "warning")
     for template in job.templates:
@@ -106,28 +63,16 @@ def unknown_value(job: Job) -> Iterator[Diagnostic]:
         yield Diagnostic(("spec", "nprocPerNode"), message, by="hang")
 
 
-@rule(
-    "PT006",
-    "error",
-    by="api",
-    fix=f"apiVersion: {VERSION} of a PyTorchJob, {TRAINER_VERSION} of a TrainJob or runtime",
-    kinds=ALL,
-)
+@rule("PT006", "error", by="api", fix=API_VERSIONS, kinds=ALL)
 def wrong_api_version(job: Job) -> Iterator[Diagnostic]:
     """The API server knows each kind in one API version only, and refuses any other."""
     wanted = VERSION if job.kind == "PyTorchJob" else TRAINER_VERSION
-    version = job.document.content.get("apiVersion")
-    if version not in (wanted, None):
+    version = job.document.content.get("apiVersion") or wanted
+    if version != wanted:
         yield Diagnostic(("apiVersion",), f"{job.kind} is of {wanted}, not of {version}")
 
 
-@rule(
-    "PT010",
-    "error",
-    by="webhook",
-    fix="lower-case letters, digits and '-', beginning with a letter",
-    kinds=ALL,
-)
+@rule("PT010", "error", by="webhook", fix="a-z, 0-9 and '-', beginning with a letter", kinds=ALL)
 def bad_name(job: Job) -> Iterator[Diagnostic]:
     """The webhook refuses a name that is not a DNS-1035 label, as Services are named after it.
 
@@ -145,11 +90,8 @@ def bad_name(job: Job) -> Iterator[Diagnostic]:
         yield Diagnostic(("metadata", "name"), message, fix=fix, by="api")
     elif name and job.kind in RUNTIMES:
         if not SUBDOMAIN.fullmatch(name):
-            message, fix = (
-                f"the name {name!r} is not a DNS-1123 subdomain",
-                "lower-case letters, digits, '-' and '.'",
-            )
-            yield Diagnostic(place, message, fix=fix, by="api")
+            fix = "lower-case letters, digits, '-' and '.'"
+            yield Diagnostic(place, f"the name {name!r} is not a DNS-1123 subdomain", fix=fix, by="api")
     elif name and (not DNS_1035.fullmatch(name) or len(name) > 63):
         yield Diagnostic(place, f"the name {job.document.name!r} is not a DNS-1035 label")
 
@@ -181,21 +123,19 @@ def unknown_replica_type(job: Job) -> Iterator[Diagnostic]:
 
 
 @rule("PT013", "error", by="webhook", fix="replicas: 1 under Master, all others under Worker")
-def master_replicas(job: Job) -> Iterator[Diagnostic]:
-    """The webhook wants Master.replicas written, and to be 1."""
-    replicas = (job.spec.get("pytorchReplicaSpecs") or {}).get("Master", {"replicas": 1}).get("replicas")
+def replica_counts(job: Job) -> Iterator[Diagnostic]:
+    """The webhook wants Master.replicas written, and to be 1, and Worker.replicas to be 1 or more.
+
+    A job of one pod has no Worker.
+    """
+    replicas = dig(job.spec, "pytorchReplicaSpecs").get("Master", {"replicas": 1}).get("replicas", "absent")
     if replicas != 1:
-        message = f"Master.replicas is {'absent' if replicas is None else replicas}, it must be 1"
-        yield Diagnostic((*REPLICAS, "Master", "replicas"), message)
-
-
-@rule("PT014", "error", by="webhook", fix="leave Worker out for a job of one pod")
-def worker_replicas(job: Job) -> Iterator[Diagnostic]:
-    """The webhook wants Worker.replicas to be 1 or more; a job of one pod has no Worker."""
+        yield Diagnostic((*REPLICAS, "Master", "replicas"), f"Master.replicas is {replicas}, it must be 1")
     for template in job.templates:
         if template.role != "Master" and template.replicas < 1:
             message = f"{template.role}.replicas is {template.replicas}, it must be at least 1"
-            yield Diagnostic((*template.path, "replicas"), message)
+            fix = "leave Worker out for a job of one pod"
+            yield Diagnostic((*template.path, "replicas"), message, fix=fix)
 
 
 @rule("PT015", "error", by="webhook", fix="name the image, with a tag or digest", kinds=WITH_PODS)
@@ -208,7 +148,7 @@ def container_without_image(job: Job) -> Iterator[Diagnostic]:
         others = template.init_containers if job.kind == "PyTorchJob" else []
         for container in (*template.containers, *others):
             filled_in = job.kind in RUNTIMES and container.name == template.main_name
-            if not container.spec.get("image") and not filled_in:
+            if not container.image and not filled_in:
                 message = f"container {container.name!r} of {{role}} has no image"
                 by: By = "operator" if container in others or job.kind in RUNTIMES else ""
                 yield Diagnostic((*container.path, "image"), message, by=by)
@@ -228,26 +168,23 @@ def no_pytorch_container(job: Job) -> Iterator[Diagnostic]:
 
 
 @rule("PT017", "error", by="webhook", fix="add Worker, or remove elasticPolicy")
-def elastic_without_worker(job: Job) -> Iterator[Diagnostic]:
-    """The webhook refuses an elasticPolicy without Worker: it scales workers, so there have to be some."""
-    if job.spec.get("elasticPolicy") is not None and job.template("Worker") is None:
+def elastic_policy(job: Job) -> Iterator[Diagnostic]:
+    """The webhook refuses an elasticPolicy without Worker: it scales workers, so there have to be some.
+
+    It forbids elasticPolicy.nProcPerNode, the deprecated form of nprocPerNode, beside it.
+    """
+    if "elasticPolicy" in job.spec and job.template("Worker") is None:
         yield Diagnostic(("spec", "elasticPolicy"), "elasticPolicy without Worker")
-
-
-@rule("PT018", "error", by="webhook", fix="keep spec.nprocPerNode only")
-def processes_given_twice(job: Job) -> Iterator[Diagnostic]:
-    """The webhook forbids elasticPolicy.nProcPerNode, the deprecated form of nprocPerNode, beside it."""
-    given = dig(job.spec, "elasticPolicy").get("nProcPerNode")
-    if given is not None and job.spec.get("nprocPerNode") is not None:
+    if "nProcPerNode" in dig(job.spec, "elasticPolicy") and "nprocPerNode" in job.spec:
         place = ("spec", "elasticPolicy", "nProcPerNode")
-        yield Diagnostic(place, "nProcPerNode and spec.nprocPerNode are both set")
+        yield Diagnostic(place, "it and spec.nprocPerNode are both set", fix="keep spec.nprocPerNode only")
 
 
 @rule("PT019", "error", by="webhook", fix=f"remove it, or use {MANAGERS[0]} or {MANAGERS[1]}")
 def unknown_manager(job: Job) -> Iterator[Diagnostic]:
     """The webhook allows two controllers in runPolicy.managedBy only."""
-    manager = dig(job.spec, "runPolicy").get("managedBy")
-    if manager is not None and manager not in MANAGERS:
+    manager = dig(job.spec, "runPolicy").get("managedBy", MANAGERS[0])
+    if manager not in MANAGERS:
         message = f"{manager!r} is not a controller that is allowed here"
         yield Diagnostic((*RUN_POLICY, "managedBy"), message)
 
@@ -260,33 +197,15 @@ def pod_name(job: Job) -> Iterator[Diagnostic]:
     """
     namespace = str(job.metadata.get("namespace") or "")
     if namespace and not LABEL.fullmatch(namespace):
-        message, fix = (
-            f"{namespace!r} cannot be the name of a namespace",
-            "lower-case letters, digits and '-'",
+        message = f"{namespace!r} cannot be the name of a namespace"
+        yield Diagnostic(
+            ("metadata", "namespace"), message, fix="lower-case letters, digits and '-'", by="api"
         )
-        yield Diagnostic(("metadata", "namespace"), message, fix=fix, by="api")
     if job.kind == "TrainJob":  # Trainer hands spec.labels on to the JobSet, which is refused
         yield from metadata(job.spec, ("spec",))
-    for found in metadata(job.metadata, ("metadata",)):
-        yield Diagnostic(found.place, found.message, fix=found.fix, by="api")
+    yield from (replace(found, by="api") for found in metadata(job.metadata, ("metadata",)))
     for template in job.own_templates:
         yield from metadata(template.metadata, template.metadata_path)
-
-
-@rule("PT022", "error", by="operator", fix="keep one of them", kinds=ALL)
-def pod_conflict(job: Job) -> Iterator[Diagnostic]:
-    """The API server refuses a pod with fields that exclude each other or need one another.
-
-    Two sources of a volume, value and valueFrom, a probe of two kinds, a toleration without key, two
-    containers of one name.
-    """
-    worker = job.template("Worker")
-    if job.kind != "PyTorchJob" or worker is None or job.template("Master") is None:
-        return
-    for container in (*worker.init_containers, *worker.containers):
-        if container.name == INIT_CONTAINER:
-            message = f"a container of Worker is named {INIT_CONTAINER!r}, as the operator names its own"
-            yield Diagnostic((*container.path, "name"), message, fix="rename it")
 
 
 @rule("PT025", "error", by="hang", fix="registry/path/name:tag, the path in lower case", kinds=ALL)
@@ -296,7 +215,7 @@ def image_name(job: Job) -> Iterator[Diagnostic]:
     The pod stays in InvalidImageName for ever.
     """
     for container in job.containers:
-        image = str(container.spec.get("image") or "")
-        problem = image_problem(image) if image and "$" not in image and "{{" not in image else ""
-        if problem:
-            yield Diagnostic((*container.path, "image"), f"the image {image!r} {problem}")
+        image = container.image
+        if image and not re.search(r"\$|\{\{", image) and not IMAGE.fullmatch(image):
+            message = f"the image {image!r} is not a name that a registry can have"
+            yield Diagnostic((*container.path, "image"), message)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -19,22 +20,16 @@ from podtune.cluster.lint import (  # noqa: F401
     trainjobs,
 )
 from podtune.cluster.lint.diagnostic import Diagnostic, Place, Severity
-from podtune.cluster.lint.documents import GROUPS, JOBS, KINDS, RUNTIMES, Document, read
+from podtune.cluster.lint.documents import JOBS, KINDS, RUNTIMES, Document, read
 from podtune.cluster.lint.job import Job, LintContext
 from podtune.cluster.lint.rules import RULES
 from podtune.cluster.lint.schema import VARIABLE, SchemaCheck, schema
 from podtune.cluster.lint.sources import STDIN, WORTH
 from podtune.cluster.lint.targets import SAME_SCHEMA, TRAINERS, Target
-from podtune.run.errors import near
 
 IGNORE = "lint.podtune/ignore"  # the annotation of an object
 OLD_SELECTOR = "'pytorch-job-name'"
 SELECTING = ("NetworkPolicy", "Service", "PodMonitor", "PodDisruptionBudget")
-#: kinds of the same group that lint has no rules for
-OTHERS = (
-    *("TFJob", "MPIJob", "XGBoostJob", "PaddleJob", "JAXJob"),
-    *("Experiment", "Notebook", "InferenceService"),
-)
 
 
 @dataclass(frozen=True)
@@ -146,7 +141,7 @@ def _findings(job: Job) -> Iterator[Diagnostic]:
         for found in (*job.collected.get(rule.code, ()), *rule.check(job)):
             key = (found.message, found.severity, found.fix, _without_role(found.place))
             roles = merged.setdefault(key, (found, []))[1]
-            role = found.role or job.role_at(found.place)
+            role = job.role_at(found.place)
             if role and role not in roles:
                 roles.append(role)
         for found, roles in merged.values():
@@ -187,11 +182,12 @@ def _around_jobs(document: Document) -> Iterator[Diagnostic]:
 
 def _meant(document: Document) -> str:
     """The kind that a misspelt one stands for, or ""."""
-    if document.kind in (*KINDS, *OTHERS) or document.kind.endswith("List") or document.is_foreign:
+    kinds = {kind.lower(): kind for kind in KINDS}
+    if document.kind in KINDS or document.kind.endswith("List") or document.is_foreign:
         return ""
-    close = document.kind.lower().removesuffix("s")
-    guess = near(document.kind, list(KINDS)) if document.group in GROUPS else ""
-    return next((kind for kind in KINDS if kind.lower() == close or f"'{kind}'" in guess), "")
+    # as close as no other kind of the group is: TFJob, PaddleJob
+    close = difflib.get_close_matches(document.kind.lower(), kinds, n=1, cutoff=0.85)
+    return kinds[close[0]] if close else ""
 
 
 def _secrets(key: str, text: str) -> Iterator[str]:

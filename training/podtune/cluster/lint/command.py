@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
+from podtune.cluster.lint.diagnostic import Severity
+
 SHELLS = {"sh", "bash", "dash", "ash", "zsh", "ksh"}
-#: programs that start the rest of their words; the number says how many words of their own follow the options
+#: inits, which pass signals on to the program
+INITS = {"tini", "dumb-init", "catatonit"}
+#: programs that start the rest of their words, and those that take a word of their own before it
 WRAPPERS = {
-    **dict.fromkeys(("exec", "nohup", "time", "env", "stdbuf", "nice", "ionice", "setsid", "chrt"), 0),
-    **dict.fromkeys(("tini", "dumb-init", "catatonit", "numactl", "nsys", "ncu", "--", "sudo", "command"), 0),
-    **dict.fromkeys(("timeout", "taskset"), 1),
+    *("exec", "nohup", "time", "env", "stdbuf", "nice", "ionice", "setsid", "chrt", "numactl", "nsys", "ncu"),
+    *("--", "sudo", "command", "timeout", "taskset", *INITS),
 }
+TAKE_A_WORD = {"timeout", "taskset"}
 #: wrappers of two words, as in ``uv run torchrun``
 RUNNERS = {"uv", "poetry", "pdm", "hatch", "conda", "mamba", "micromamba", "pixi", "rye"}
 #: options of wrappers and runners that take the next word
 VALUED = {"-n", "--name", "-p", "--prefix", "-u", "-s", "--signal", "-k", "-m", "-N", "-c", "-o", "-e", "-i"}
-INITS = {"tini", "dumb-init", "catatonit"}
 LAUNCHERS = {
     **dict.fromkeys(("torchrun", "torch.distributed.run", "torch.distributed.launch"), "torchrun"),
     **dict.fromkeys(("accelerate", "accelerate.commands.launch"), "accelerate"),
@@ -29,17 +33,13 @@ LAUNCHERS = {
     **dict.fromkeys(("mpirun", "mpiexec"), "mpirun"),
 }
 #: words of a shell that no image has a program of
-BUILTINS = {"source", "export", "set", "ulimit", "alias", "unset", "trap", "eval", "."}
+BUILTINS = {"source", "export", "set", "ulimit", "alias", "unset", "trap", "eval", ".", ""}
 SHELL_COMMAND = 'command: ["sh", "-c", "..."]'
 PYTHON = re.compile(r"python[\d.]*|pypy[\d.]*")
 #: options of torchrun that stand alone; all others take a value
 FLAGS = {"standalone", "no-python", "run-path", "use-env", "help", "module", "m", "h", "use-agent-store"}
 #: options of python that take the next word
 PYTHON_VALUED = {"-W", "-X", "--check-hash-based-pycs"}
-NEVER_ENDS = re.compile(
-    r"\bsleep\s+(inf|\d{6,})|\btail\s+-[fF]|\bwhile\s+(true|:|\[\s*1\s*\])|\bwatch\b|/dev/null\s*&?\s*$"
-)
-
 #: a whole command that does nothing for ever
 SLEEPS = re.compile(
     r"((\S*/)?(ba)?sh -\w*c )?(exec )?(\S*/)?(sleep inf(inity)?|sleep \d{7,}|tail -f /dev/null)"
@@ -56,7 +56,6 @@ class Launch:
     kind: str
     argv: tuple[str, ...]  # of the launcher or python
     script: str = ""  # what a shell was given, if one is the first process
-    commands: int = 1  # simple commands in that script
     swallows: bool = False  # a shell that passes no signal on stands between the container and the program
 
     @cached_property
@@ -76,22 +75,18 @@ class Launch:
     def _parsed(self) -> tuple[dict[str, str], list[str]]:
         """The options before the program, and the words from the program on."""
         words = list(self.argv[1:])
-        if self.kind == "python":
-            while words and words[0].startswith("-") and words[0] not in ("-m", "-c"):
-                if words.pop(0) in PYTHON_VALUED and words:
-                    words.pop(0)
-            return {}, words
-        if self.kind != "torchrun":
-            return {}, []
+        given: dict[str, str] = {}
+        if self.kind not in ("python", "torchrun"):
+            return given, []
         if "-m" in words and "".join(words[words.index("-m") + 1 :][:1]).startswith("torch.distributed."):
             words = words[words.index("-m") + 2 :]
-        given: dict[str, str] = {}
-        while words and words[0].startswith("-") and words[0] not in ("-m", "--module", "--"):
-            name, equals, value = words.pop(0).lstrip("-").partition("=")
-            name = name.replace("_", "-")
-            if not equals and name not in FLAGS and words:
+        while words and words[0].startswith("-") and words[0] not in ("-m", "--module", "-c", "--"):
+            word = words.pop(0)
+            name, equals, value = word.lstrip("-").partition("=")
+            takes = word in PYTHON_VALUED if self.kind == "python" else name.replace("_", "-") not in FLAGS
+            if takes and not equals and words:
                 value = words.pop(0)
-            given[name] = value
+            given[name.replace("_", "-")] = value
         return given, words
 
 
@@ -103,13 +98,11 @@ def _name(path: str) -> str:
 @lru_cache(maxsize=256)
 def launch_of(argv: tuple[str, ...]) -> Launch:
     """Find the launcher in a container's command, through a shell and the usual wrappers."""
-    words, forwards = _unwrapped(list(argv))
+    words = _unwrapped(list(argv))
     if words and _name(words[0]) in SHELLS:
         script = shell_script(words)
-        if script is None:
-            return Launch("", tuple(words))
-        launch = _of_script(script)
-        return replace(launch, swallows=False) if forwards else launch
+        launch = Launch("", tuple(words)) if script is None else _of_script(script)
+        return replace(launch, swallows=False) if _name(argv[0]) in INITS else launch
     return _of_words(words)
 
 
@@ -125,50 +118,42 @@ def shell_script(words: list[str]) -> str | None:
 
 
 def _of_script(script: str) -> Launch:
+    """The launcher that a shell's script starts: its last, or the last python where it is the only one."""
     joined = re.sub(r"<<-?\s*['\"]?(\w+)['\"]?.*?^\s*\1\s*$", "", script, flags=re.DOTALL | re.MULTILINE)
     simple = [part.strip() for part in re.split(r"\n|;|&&|\|\||\||&(?!>)", joined.replace("\\\n", " "))]
     simple = [part for part in simple if part and not part.startswith("#")]
-    launches: list[tuple[Launch, bool]] = []
+    found = Launch("", (), script)
     for part in simple:
         part = re.sub(r"^(if|then|else|do|while|until|!|\(|\{)\s+", "", part).strip("() ")
         try:
             words = shlex.split(part, comments=True)
         except ValueError:
             words = part.split()
-        launch = _of_words(_unwrapped(words)[0])
-        if launch.kind and launch.program not in ("pip", "ensurepip", "venv"):
-            launches.append((launch, bool(words) and words[0] == "exec"))
-    if not launches:
-        return Launch("", (), script, len(simple), False)
-    # The training is the last launcher, or, where there is none but python, the last python.
-    ours = [pair for pair in launches if pair[0].kind != "python"] or launches
-    launch, replaced = ours[-1]
-    # A shell given one simple command replaces itself by it; one that waits for a trap or a child passes on.
-    swallows = not replaced and len(simple) > 1 and not re.search(r"\btrap\b", script)
-    return replace(launch, script=script, commands=len(simple), swallows=swallows)
+        launch = _of_words(_unwrapped(words))
+        weak = launch.kind == "python" and found.kind not in ("", "python")
+        if not launch.kind or weak or launch.program in ("pip", "ensurepip", "venv"):
+            continue
+        # A shell given one simple command replaces itself by it; one with a trap passes signals on.
+        swallows = words[:1] != ["exec"] and len(simple) > 1 and not re.search(r"\btrap\b", script)
+        found = replace(launch, script=script, swallows=swallows)
+    return found
 
 
-def _unwrapped(words: list[str]) -> tuple[list[str], bool]:
-    """Drop leading wrappers and assignments: ``env A=1 tini -g -- torchrun`` starts ``torchrun``.
-
-    The second value is True if an init that signals the whole group stands first.
-    """
-    start, forwards = 0, False
+def _unwrapped(words: list[str]) -> list[str]:
+    """Drop leading wrappers and assignments: ``env A=1 tini -g -- torchrun`` starts ``torchrun``."""
+    start = 0
     while start < len(words):
         name = _name(words[start])
         if re.match(r"[A-Za-z_]\w*=", words[start]):
             start += 1
         elif name in WRAPPERS:
-            forwards = (
-                forwards or name == "dumb-init" or (name in INITS and "-g" in words[start + 1 : start + 4])
-            )
             profiles = words[start + 1 : start + 2] in (["profile"], ["launch"])
-            start = _past_options(words, start + 1 + profiles) + WRAPPERS[name]
+            start = _past_options(words, start + 1 + profiles) + (name in TAKE_A_WORD)
         elif name in RUNNERS and "run" in words[start + 1 : start + 4]:
             start = _past_options(words, words.index("run", start) + 1)
         else:
             break
-    return words[start:], forwards
+    return words[start:]
 
 
 def _past_options(words: list[str], start: int) -> int:
@@ -180,82 +165,51 @@ def _past_options(words: list[str], start: int) -> int:
 
 
 def _of_words(words: list[str]) -> Launch:
-    if not words:
-        return Launch("", ())
-    program = _name(words[0])
-    if PYTHON.fullmatch(program):
-        launch = Launch("python", tuple(words))
-        after = [word for word in words[1:] if word == "-m" or not word.startswith("-")]
-        module = after[1] if after[:1] == ["-m"] and len(after) > 1 else ""
-        if not module:
-            return launch if launch.program else Launch("", tuple(words))
-        return Launch(LAUNCHERS.get(module, "python"), tuple(words))
-    return Launch(LAUNCHERS.get(program, ""), tuple(words))
-
-
-def variables(text: str) -> list[str]:
-    """The variables that a word of a command names: ``$(RANK)`` of Kubernetes, ``$RANK`` of a shell."""
-    return re.findall(r"\$[({]?([A-Za-z_]\w*)", text)
-
-
-def expanded(text: str, env: Mapping[str, str], *, shell: bool) -> str | None:
-    """``text`` with its variables, or None where one is not known."""
-    pattern = r"\$\((\w+)\)|\$\{(\w+)\}|\$(\w+)" if shell else r"\$\((\w+)\)()()"
-    missing = False
-
-    def value(match: re.Match[str]) -> str:
-        nonlocal missing
-        name = match[1] or match[2] or match[3]
-        missing = missing or name not in env
-        return env.get(name, "")
-
-    result = re.sub(pattern, value, text)
-    return None if missing or "$" in result or "`" in result else result
+    program = _name(words[0]) if words else ""
+    if not PYTHON.fullmatch(program):
+        return Launch(LAUNCHERS.get(program, ""), tuple(words))
+    launch = Launch("python", tuple(words))
+    after = [word for word in words[1:] if word == "-m" or not word.startswith("-")]
+    if after[:1] == ["-m"] and len(after) > 1:
+        return replace(launch, kind=LAUNCHERS.get(after[1], "python"))
+    return launch if launch.program else Launch("", tuple(words))
 
 
 @dataclass(frozen=True)
 class WordFault:
-    """A word of command and args that cannot be executed; not ``sure`` where the program may read it."""
+    """A word of command and args that cannot be executed; a warning where the program may read it."""
 
     index: int  # in command and args together
     problem: str
     fix: str
-    sure: bool = True
+    severity: Severity = "error"
 
 
 def word_faults(command: list[str], args: list[str]) -> Iterator[WordFault]:
     """Find words that are not the name of a program, and a shell's words where there is no shell."""
     words = [*command, *args]
+    first = words[0] if words else ""
     if not command:  # what the image's entry point makes of its arguments is its own
-        if len(args) == 1 and _sentence(args[0]):
-            what = f"{args[0][:60]!r} reaches the image's entry point as one word"
-            yield WordFault(0, what, SHELL_COMMAND, sure=False)
-        return
-    first = words[0]
-    if first != first.strip() and len(first.split()) == 1:
-        yield WordFault(0, f"{first!r} begins or ends with a blank, so no program has this name", "remove it")
+        if len(args) == 1 and _sentence(first):
+            what = f"{first[:60]!r} reaches the image's entry point as one word"
+            yield WordFault(0, what, SHELL_COMMAND, "warning")
     elif _sentence(first):
-        split = '", "'.join(first.split()[:3])
-        fix = f'write each word by itself: ["{split}", ...]'
+        fix = f"write each word by itself: {json.dumps(first.split()[:3])}"
         yield WordFault(0, f"{first!r} is one word, and no program has this name", fix)
-    elif first == "":
-        yield WordFault(0, "the first word of the command is empty", "name the program")
     elif first in BUILTINS:
-        yield WordFault(0, f"{first} is a word of the shell and no program", SHELL_COMMAND)
-    if _name(first) in SHELLS:
+        yield WordFault(0, f"{first!r} is not a program", SHELL_COMMAND)
+    elif _name(first) in SHELLS:
         yield from _shell_faults(words)
-        return
-    launch = launch_of(tuple(words))
-    script = launch.program
-    several = re.search(r"\S\s+\S", script) is not None and not launch.script
-    if several and script in words and "-c" not in words[: words.index(script)]:
-        what = f"{script!r} is one word, and no script has this name"
-        yield WordFault(words.index(script), what, "write each word by itself")
-    alone = _name((_unwrapped(words)[0] or [""])[0]) not in {*SHELLS, ""}
-    operator = next((word for word in words if word in ("&&", "||", "|", ";", ">", ">>", "2>&1")), "")
-    if alone and operator:
-        what = f"{operator!r} is handed on as a word: no shell reads it"
-        yield WordFault(words.index(operator), what, SHELL_COMMAND, sure=False)
+    else:
+        launch = launch_of(tuple(words))
+        script = launch.program
+        if len(script.split()) > 1 and script in words and "-c" not in words[: words.index(script)]:
+            what = f"{script!r} is one word, and no script has this name"
+            yield WordFault(words.index(script), what, "write each word by itself")
+        operators = [word for word in words if word in ("&&", "||", "|", ";", ">", ">>", "2>&1")]
+        if operators and not launch.script:
+            what = f"{operators[0]!r} is handed on as a word: no shell reads it"
+            yield WordFault(words.index(operators[0]), what, SHELL_COMMAND, "warning")
 
 
 def _shell_faults(words: list[str]) -> Iterator[WordFault]:
@@ -275,12 +229,10 @@ def _shell_faults(words: list[str]) -> Iterator[WordFault]:
 
 def _sentence(word: str) -> bool:
     """Several words in one, of which the first is a program that people start so."""
-    parts = word.split()
-    if len(parts) < 2:
-        return False
-    name = _name(parts[0])
+    first, *others = word.split() or [""]
     programs = {*SHELLS, *LAUNCHERS, *WRAPPERS, *RUNNERS, "tune", "echo", "sleep", "pip", "pip3"}
-    if name in programs or PYTHON.fullmatch(name) or any(part.startswith("-") for part in parts[1:]):
+    if others and (_name(first) in programs or PYTHON.fullmatch(_name(first))):
         return True
     # a path may hold a blank
-    return not word.startswith(("/", "./")) and any(part.endswith((".py", ".sh")) for part in parts[1:])
+    script = not word.startswith(("/", "./")) and any(part.endswith((".py", ".sh")) for part in others)
+    return script or any(part.startswith("-") for part in others)

@@ -20,7 +20,7 @@ class Diagnostic:
 
     A check gives place and message, and severity, fix and ``by`` where they differ from its rule's; the rest
     is filled in from the rule and the document. ``{role}`` in a message becomes the replica types that it
-    holds for: those of the place, unless ``role`` is given.
+    holds for.
     """
 
     place: Place
@@ -29,7 +29,6 @@ class Diagnostic:
     fix: str = ""
     by: By = ""  # who refuses an error
     code: str = ""
-    role: str = ""
     source: str = ""
     line: int = 0
     job: str = ""

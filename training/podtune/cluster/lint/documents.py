@@ -16,7 +16,6 @@ import yaml
 
 from podtune.cluster.job.manifest import Json
 from podtune.cluster.lint.diagnostic import Diagnostic, Place
-from podtune.run.errors import DataError
 
 JOBS = ("PyTorchJob", "TrainJob")
 RUNTIMES = ("TrainingRuntime", "ClusterTrainingRuntime")
@@ -187,18 +186,6 @@ class _Sizes:
                 raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
             self.known[id(node)] = total
         return self.known[id(node)]
-
-
-def refuse_bombs(text: str, source: str) -> None:
-    """Refuse text whose aliases, nesting or numbers would keep a reader busy for ever.
-
-    Raises:
-        UserError: it is no YAML, or one of these.
-    """
-    for error in read(text, source)[1]:
-        if error.message.startswith("not YAML"):
-            what = error.message.replace("not YAML", "is not YAML", 1)
-            raise DataError(what, where=f"{source}:{error.line}", fix=error.fix)
 
 
 def _objects(content: Json, node: Any, source: str, holder: str = "") -> Iterator[Document]:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from podtune.cluster.job.manifest import dig
-from podtune.cluster.job.pytorchjob import CONTAINER, LABEL, PORT, PORT_NAME
-from podtune.cluster.lint.diagnostic import Diagnostic, Place
+from podtune.cluster.job.manifest import Json, dig
+from podtune.cluster.job.pytorchjob import LABEL, PORT, PORT_NAME
+from podtune.cluster.lint.diagnostic import Diagnostic, Place, Severity
 from podtune.cluster.lint.documents import JOBS
 from podtune.cluster.lint.job import Job
 from podtune.cluster.lint.rules import ALL, rule
 from podtune.cluster.lint.schema import VARIABLE
-from podtune.cluster.lint.templates import PodTemplate
 
 SECRET_NAME = re.compile(
     r"(^|[_-])(TOKEN|SECRET|BEARER|CREDENTIALS|PAT|WEBHOOK(_?URL)?|NOTIFY_?URL|CONNECTION_?STRING"
@@ -30,6 +29,8 @@ SECRET_VALUE = re.compile(
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----|\w+://[^/\s:@$]+:[^/\s:@$]+@"
     r"|\w+://[^\s$]*[?&;#](?i:[\w.-]*(sig|signature|token|secret|password|credential|key|code))=[^\s$]"
 )
+PLACEHOLDER = re.compile(r"[/$<]|([\d.]+|true|false|none|null|changeme)\Z", re.IGNORECASE)
+OBJECT_NAME = re.compile(r"[a-z]+([-.][a-z0-9]+)+")
 ISTIO = "sidecar.istio.io/inject"
 OLD_LABELS = ("pytorch-job-name", "pytorch-replica-type", "pytorch-replica-index", "group-name")
 HOST_DNS = "dnsPolicy: ClusterFirstWithHostNet"
@@ -44,22 +45,21 @@ def host_network_port(job: Job) -> Iterator[Diagnostic]:
     """
     for template in job.templates if job.pods > 1 else ():
         place = (*template.pod_path, "hostNetwork")
+        # the operator has Workers wait for the master's name
+        waits = template.role == "Worker" and job.template("Master") is not None
+        severity: Severity = "error" if waits else "warning"
         if not template.pod.get("hostNetwork"):
             if template.pod.get("dnsPolicy") == "Default":
                 message = "dnsPolicy of {role} is Default, the node's: Services do not resolve"
                 at, fix = (*template.pod_path, "dnsPolicy"), "dnsPolicy: ClusterFirst, or leave it out"
-                yield Diagnostic(at, message, "error" if _waits(job, template) else "warning", fix)
+                yield Diagnostic(at, message, severity, fix)
             continue
         if template.pod.get("dnsPolicy") not in ("ClusterFirstWithHostNet", "None"):
             message = f"hostNetwork of {{role}} without {HOST_DNS}: Services do not resolve"
-            yield Diagnostic(place, message, "error" if _waits(job, template) else "warning", HOST_DNS)
-        if _port(template) == PORT:
+            yield Diagnostic(place, message, severity, HOST_DNS)
+        ports = template.main.ports if template.main else []
+        if all(port.get("name") != PORT_NAME or port.get("containerPort") == PORT for port in ports):
             yield Diagnostic(place, f"hostNetwork of {{role}} with the default port {PORT}", "warning")
-
-
-def _waits(job: Job, template: PodTemplate) -> bool:
-    """True for Workers, which the operator has wait for the master's name."""
-    return template.role == "Worker" and job.template("Master") is not None
 
 
 @rule("PT407", "error", by="operator", fix="name it, or leave it out")
@@ -70,27 +70,18 @@ def ports_without_a_service(job: Job) -> Iterator[Diagnostic]:
     pod resolves: the workers wait, and the job gets no status.
     """
     for _, container in job.mains():
-        ports = container.spec.get("ports") or []
+        ports = container.ports
         named = any(port.get("name") == PORT_NAME for port in ports)
-        seen = set() if named else {PORT}
+        seen: set[object] = set() if named else {PORT}
         for index, port in enumerate(ports):
             place, number = (*container.path, "ports", index), port.get("containerPort")
             if not port.get("name") and (len(ports) > 1 or not named):
-                yield Diagnostic(
-                    place, f"the port {number} has no name, which a Service of several ports needs"
-                )
+                yield Diagnostic(place, f"the port {number} has no name, as a Service of two ports needs")
             elif number in seen:
                 also = f", as {PORT_NAME} that the operator adds" if number == PORT and not named else ""
                 fix = f"name it {PORT_NAME}" if also else "keep one of them"
                 yield Diagnostic(place, f"the port {number} is there twice{also}", fix=fix)
             seen.add(number)
-
-
-def _port(template: PodTemplate) -> int:
-    trainer = next((each for each in template.containers if each.name == CONTAINER), None)
-    ports = trainer.spec.get("ports") or [] if trainer else []
-    number = next((port.get("containerPort") for port in ports if port.get("name") == PORT_NAME), PORT)
-    return int(number or PORT)
 
 
 @rule("PT402", "warning", fix="name a version or a digest", kinds=ALL)
@@ -101,13 +92,11 @@ def image_not_pinned(job: Job) -> Iterator[Diagnostic]:
     """
     loose: dict[str, Place] = {}
     for container in job.containers:
-        image = str(container.spec.get("image") or "")
-        fixed = "@" in image or "$" in image or "{" in image
-        if image and not fixed and (":" not in image.rsplit("/", 1)[-1] or image.endswith(":latest")):
-            loose.setdefault(image, (*container.path, "image"))
+        _, colon, tag = container.image.rsplit("/", 1)[-1].partition(":")
+        if container.image and not re.search(r"[@${]", container.image) and (not colon or tag == "latest"):
+            loose.setdefault(container.image, (*container.path, "image"))
     if loose:
-        names = f"image {next(iter(loose))} is" if len(loose) == 1 else f"images {', '.join(loose)} are"
-        yield Diagnostic(next(iter(loose.values())), f"the {names} not pinned")
+        yield Diagnostic(next(iter(loose.values())), f"not pinned: {', '.join(loose)}")
 
 
 @rule("PT403", "warning", fix="put it into a Secret and refer to it: valueFrom.secretKeyRef", kinds=ALL)
@@ -122,9 +111,8 @@ def secret_in_plain_text(job: Job) -> Iterator[Diagnostic]:
             for index, word in enumerate(container.spec.get(key) or []):
                 if SECRET_VALUE.search(str(word)):
                     yield Diagnostic((*container.path, key, index), f"{key} holds a secret in plain text")
-    places = [(("metadata",), job.metadata)]
-    places += [(each.metadata_path, each.metadata) for each in job.own_templates]  # type: ignore[misc]
-    for place, metadata in places:
+    places: list[tuple[Place, Json]] = [(("metadata",), job.metadata)]
+    for place, metadata in [*places, *((each.metadata_path, each.metadata) for each in job.own_templates)]:
         for name, value in dig(metadata, "annotations").items():
             if SECRET_VALUE.search(str(value)):
                 message = f"the annotation {name} holds a secret in plain text"
@@ -135,15 +123,11 @@ def secret(name: str, value: str) -> bool:
     """True if a variable of this name and value is a secret written down."""
     if SECRET_VALUE.search(value):
         return True
-    named = SECRET_NAME.search(name) and not NOT_SECRET.match(name)
-    if not named or len(value) < 6 or VARIABLE.search(value) or value.startswith(("/", "$", "<")):
-        return False
-    if re.fullmatch(r"[\d.]+|true|false|none|null|changeme", value, re.IGNORECASE):
+    if not SECRET_NAME.search(name) or NOT_SECRET.match(name) or len(value) < 6 or VARIABLE.search(value):
         return False
     # a name of an object, as in HF_SECRET: my-secret-name, rather than what is in it
-    return not (
-        re.fullmatch(r"[a-z]+([-.][a-z0-9]+)+", value) and name.upper().endswith(("SECRET", "CREDENTIALS"))
-    )
+    of_object = name.upper().endswith(("SECRET", "CREDENTIALS")) and OBJECT_NAME.fullmatch(value)
+    return not of_object and not PLACEHOLDER.match(value)
 
 
 @rule("PT404", "note", fix=f'{ISTIO}: "false" as a label or annotation of the template')
@@ -153,11 +137,10 @@ def istio_sidecar(job: Job) -> Iterator[Diagnostic]:
     Harmless without Istio.
     """
     for template in job.templates:
-        labels, annotations = dig(template.metadata, "labels"), dig(template.metadata, "annotations")
-        values = {str(mapping.get(ISTIO, "")).lower() for mapping in (labels, annotations)}
-        if "true" in values:
+        given = dig(template.metadata, "annotations") | dig(template.metadata, "labels")
+        if given.get(ISTIO) == "true":
             yield Diagnostic(template.metadata_path, "{role} asks for Istio's sidecar", "warning")
-        elif "false" not in values:
+        elif given.get(ISTIO) != "false":
             yield Diagnostic(template.metadata_path, "{role} does not turn Istio's sidecar off")
 
 
@@ -165,29 +148,10 @@ def istio_sidecar(job: Job) -> Iterator[Diagnostic]:
 def old_labels(job: Job) -> Iterator[Diagnostic]:
     """A selector with pytorch-job-name and the like finds no pod: the labels are gone since operator 1.5."""
     for template in job.templates:
-        own = dig(template.metadata, "labels")
         text = str({key: template.pod.get(key) for key in ("affinity", "topologySpreadConstraints")})
         for label in OLD_LABELS:
-            if f"'{label}'" in text and label not in own:
+            if f"'{label}'" in text and label not in dig(template.metadata, "labels"):
                 yield Diagnostic((*template.pod_path, "affinity"), f"{{role}} selects pods by {label}")
-    if any("pytorch-job-name" in dig(template.metadata, "labels") for template in job.templates):
-        return
     for other in job.context.selectors:
         if f"'{job.name}'" in str(other.content):
-            yield Diagnostic((), f"{other.kind} {other.name} selects pods by pytorch-job-name")
-
-
-@rule("PT406", "warning", fix="drop it; training needs none of this", kinds=ALL)
-def privileged(job: Job) -> Iterator[Diagnostic]:
-    """A privileged container, or one that shares the host's processes or root folder, is root on the node."""
-    for template in job.own_templates:
-        if template.pod.get("hostPID"):
-            yield Diagnostic((*template.pod_path, "hostPID"), "{role} sets hostPID")
-        if template.pod.get("hostIPC"):
-            yield Diagnostic((*template.pod_path, "hostIPC"), "{role} sets hostIPC", "note")
-        for place, volume in template.volumes:
-            if str(dig(volume, "hostPath").get("path")) == "/":
-                yield Diagnostic(place, "{role} mounts the node's root folder")
-    for container in job.containers:
-        if dig(container.spec, "securityContext").get("privileged"):
-            yield Diagnostic((*container.path, "securityContext"), f"{container.name} is privileged")
+            yield Diagnostic((), f"{other.title} selects pods by pytorch-job-name")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from podtune.cluster.job import trainjob
 from podtune.cluster.job.manifest import Json, dig
+from podtune.cluster.job.pytorchjob import INJECTED
 from podtune.cluster.job.trainjob import NODE
 from podtune.cluster.lint import core
 from podtune.cluster.lint.diagnostic import Diagnostic, Place
@@ -17,13 +20,13 @@ from podtune.cluster.lint.templates import (
     JobContainer,
     PodTemplate,
     ancestor,
+    pod_of,
     replica_templates,
     replicated_jobs,
     runtime_templates,
 )
 
-WITH_MASTER = ("MASTER_PORT", "PET_MASTER_PORT", "MASTER_ADDR", "PET_MASTER_ADDR", "RANK", "PET_NODE_RANK")
-ELASTIC = ("PET_NNODES", "PET_RDZV_ENDPOINT", "PET_RDZV_BACKEND", "PET_RDZV_ID", "PET_RDZV_CONF")
+ELASTIC = re.compile("PET_(RDZV_.*|MAX_RESTARTS|STANDALONE)")
 OF_TRAINER = ("PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT", "PET_NPROC_PER_NODE")
 
 
@@ -95,10 +98,11 @@ class Job:
         """Violations of the CRD, and the API server's refusals of the pods described here, by code."""
         found = list(self.violations)
         if self.kind == "TrainJob":
-            found += core.trainer(dig(self.spec, "trainer"), ("spec", "trainer"))
-        else:
-            for template in self.templates:
-                found += core.pod(template.pod, template.pod_path)
+            trainer = dig(self.spec, "trainer")
+            own: Json = {key: trainer[key] for key in ("env", "resourcesPerNode") if key in trainer}
+            found += core.refusals(own, ("spec", "trainer"), "trainer")
+        for template in self.own_templates:
+            found += core.refusals(template.pod, template.pod_path, "spec")
         by_code: dict[str, list[Diagnostic]] = {}
         for one in found:
             by_code.setdefault(one.code, []).append(one)
@@ -112,9 +116,7 @@ class Job:
     @property
     def processes_per_pod(self) -> int | None:
         """The number that is written for processes of one pod, or None."""
-        value = self.spec.get("nprocPerNode")
-        if self.kind == "TrainJob":
-            value = dig(self.spec, "trainer").get("numProcPerNode")
+        value = self.spec.get("nprocPerNode", dig(self.spec, "trainer").get("numProcPerNode"))
         text = str(value)
         return int(text) if text.isdigit() and len(text) < 7 else None
 
@@ -122,19 +124,16 @@ class Job:
     def runtime(self) -> Json | None:
         """The runtime of a TrainJob, from the documents or built in; None if it is only in the cluster."""
         reference = dig(self.spec, "runtimeRef")
-        kind, name = reference.get("kind") or "ClusterTrainingRuntime", reference.get("name")
-        own = self.context.runtimes.get((kind, str(name)))
-        if own is None and (kind, name) == ("ClusterTrainingRuntime", "torch-distributed"):
-            return trainjob.TORCH_DISTRIBUTED
-        return own
+        key = (reference.get("kind") or "ClusterTrainingRuntime", str(reference.get("name")))
+        known = trainjob.TORCH_DISTRIBUTED if key == ("ClusterTrainingRuntime", "torch-distributed") else None
+        return self.context.runtimes.get(key, known)
 
     @property
     def by_torch(self) -> bool | None:
         """True if the operator gives the pods torchrun's variables; None where only the cluster knows."""
         if self.kind != "TrainJob":
             return True
-        runtime = self.runtime
-        return None if runtime is None else dig(runtime, "spec", "mlPolicy").get("torch") is not None
+        return None if self.runtime is None else "torch" in dig(self.runtime, "spec", "mlPolicy")
 
     @cached_property
     def torch_environment(self) -> dict[str, str] | None:
@@ -147,13 +146,11 @@ class Job:
                 return None
             nodes = str(self.pods) if self.pods else "?"
             return {"PET_NNODES": nodes, "JOB_COMPLETION_INDEX": "?", **dict.fromkeys(OF_TRAINER, "?")}
-        env = {"PYTHONUNBUFFERED": "1", "PET_NPROC_PER_NODE": str(self.spec.get("nprocPerNode") or "auto")}
-        if self.template("Master") is not None:
-            env |= dict.fromkeys(WITH_MASTER, "?")
-            env["WORLD_SIZE"] = str(self.pods * (self.processes_per_pod or 1))
-        if self.spec.get("elasticPolicy") is None:
-            return {**env, "PET_NNODES": str(self.pods)}
-        return {**env, **dict.fromkeys((*ELASTIC, "PET_MAX_RESTARTS", "PET_STANDALONE"), "?")}
+        elastic, master = "elasticPolicy" in self.spec, self.template("Master") is not None
+        env = {name: "?" for name in INJECTED if (elastic if ELASTIC.match(name) else master)}
+        env |= {"PYTHONUNBUFFERED": "1", "PET_NPROC_PER_NODE": str(self.spec.get("nprocPerNode") or "auto")}
+        env |= {"PET_NNODES": "?" if elastic else str(self.pods)}
+        return env | ({"WORLD_SIZE": str(self.pods * (self.processes_per_pod or 1))} if master else {})
 
     def mains(self) -> Iterator[tuple[PodTemplate, JobContainer]]:
         """Each template with its training container."""
@@ -175,28 +172,22 @@ class Job:
         """A TrainJob's template: spec.trainer over the runtime's, where that is in the same file."""
         trainer, runtime = dig(self.spec, "trainer"), self.runtime
         steps = replicated_jobs(runtime or {})
-        step = next((each for each in steps if ancestor(each) == "trainer"), None)
-        step = step or next((each for each in steps if each.get("name") == NODE), {})
-        template = dig(step, "template", "spec", "template")
-        pod = dig(template, "spec")
-        containers = pod.get("containers") or []
+        labelled = [each for each in steps if ancestor(each) == "trainer"]
+        step = next(iter(labelled or [each for each in steps if each.get("name") == NODE]), {})
+        containers = pod_of(step).get("containers") or []
         inherited: Json = next((each for each in containers if each.get("name") == NODE), {})
         if runtime is trainjob.TORCH_DISTRIBUTED:
             inherited = {}  # its command is no choice of this job's
         main = {**inherited, "name": NODE, "env": trainer.get("env") or []}
-        main |= {key: trainer[key] for key in ("image", "command", "args") if key in trainer}
-        if "resourcesPerNode" in trainer:
-            main["resources"] = trainer["resourcesPerNode"]
+        main |= {field: trainer[key] for key, field in trainjob.HANDED_ON.items() if key in trainer}
         others = [
             JobContainer(each, ("spec", "runtimeRef")) for each in containers if each.get("name") != NODE
         ]
-        nodes = 0 if runtime is None else int(dig(runtime, "spec", "mlPolicy").get("numNodes") or 1)
+        nodes: Any = 0 if runtime is None else dig(runtime, "spec", "mlPolicy").get("numNodes") or 1
         return PodTemplate(
             role=NODE,
-            replicas=int(trainer["numNodes"] if trainer.get("numNodes") is not None else nodes),
-            restart_policy=pod.get("restartPolicy") or "OnFailure",
-            metadata=dig(template, "metadata"),
-            pod=pod,
+            replicas=int(trainer.get("numNodes", nodes)),
+            template=dig(step, "template", "spec", "template"),
             path=("spec",),
             pod_path=("spec", "runtimeRef"),
             main_name=NODE,

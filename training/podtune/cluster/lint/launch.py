@@ -7,11 +7,10 @@ from collections.abc import Iterator
 
 from podtune.cluster.job.manifest import dig
 from podtune.cluster.lint.command import word_faults
-from podtune.cluster.lint.diagnostic import Diagnostic, Severity
+from podtune.cluster.lint.diagnostic import Diagnostic
 from podtune.cluster.lint.documents import JOBS
 from podtune.cluster.lint.job import Job
 from podtune.cluster.lint.rules import ALL, rule
-from podtune.cluster.lint.templates import JobContainer
 
 #: what Trainer's webhook reserves in spec.trainer.env
 RESERVED = {"PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT"}
@@ -21,9 +20,10 @@ BY_FLAGS = re.compile(
     r"|include|launcher|host|machinefile)\b|-H$"
 )
 #: accelerate's own: several machines, and what tells them apart
-MACHINES = re.compile(r"--num[_-]machines\b(?!=1$)")
+MACHINES = re.compile(r"--num[_-]machines[= ](?!1\b)")
 RANKED = re.compile(
-    r"--(machine[_-]rank|config[_-]file|deepspeed[_-]hostfile|rdzv[_-]conf|rdzv[_-]backend=c10d)\b|\$\w+$"
+    r"--(machine[_-]rank|config[_-]file|deepspeed[_-]hostfile|rdzv[_-]conf|rdzv[_-]backend[= ]c10d)\b"
+    r"|\$\w+(\s|$)"
 )
 INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 
@@ -46,64 +46,27 @@ def rendezvous_by_hand(job: Job) -> Iterator[Diagnostic]:
                 yield Diagnostic(place, f"{name} is set by hand, and the operator overrides it", "warning")
 
 
-@rule("PT102", "warning", fix='set the number, quoted: nprocPerNode: "2"')
-def processes_not_fixed(job: Job) -> Iterator[Diagnostic]:
-    """On a pod without devices torchrun starts a process for each CPU of the node.
-
-    Unless nprocPerNode or its own flag says how many.
-    """
-    value = job.spec.get("nprocPerNode")
-    if (
-        value not in (None, "auto", "cpu", "gpu")
-        or dig(job.spec, "elasticPolicy").get("nProcPerNode") is not None
-    ):
-        return
-    for template, container in job.mains():
-        launch = container.launch
-        bare = launch.kind == "torchrun" and "nproc-per-node" not in launch.options
-        if bare and not container.gpus and not _asks_for_devices(container):
-            says = "is absent, which means auto" if value is None else f"is {value!r}"
-            message = f"nprocPerNode {says}, and {{role}} has no devices"
-            yield Diagnostic(("spec", "nprocPerNode"), message, role=template.role)
-
-
-def _asks_for_devices(container: JobContainer) -> bool:
-    names = {*container.amounts("limits"), *container.amounts("requests")}
-    return any("/" in name for name in names) or bool(dig(container.spec, "resources").get("claims"))
-
-
 @rule("PT103", "warning", fix="make the processes of a pod its GPUs", kinds=JOBS)
 def processes_differ_from_gpus(job: Job) -> Iterator[Diagnostic]:
     """More processes than GPUs in a pod share them, which NCCL refuses; fewer leave GPUs idle.
 
     CUDA_VISIBLE_DEVICES hides GPUs from them.
     """
-    place = ("spec", "trainer", "numProcPerNode") if job.kind == "TrainJob" else ("spec", "nprocPerNode")
-    number = job.processes_per_pod
-    for template, container in job.mains():
-        gpus, launch = container.gpus, container.launch
+    field, number = "numProcPerNode" if job.kind == "TrainJob" else "nprocPerNode", job.processes_per_pod
+    for _, container in job.mains():
+        gpus, launch, place = container.gpus, container.launch, container.resources_path
         if number is None or "nproc-per-node" in launch.options:
             continue
-        visible = [
-            one for one in container.literals.get("CUDA_VISIBLE_DEVICES", "").split(",") if one.strip()
-        ]
-        if visible and "$" not in visible[0] and number > len(visible):
-            message = f"{place[-1]} is {number} and CUDA_VISIBLE_DEVICES of {{role}} names {len(visible)}"
-            yield Diagnostic(place, message, role=template.role)
-        if not gpus and (number == 1 or container.amounts("limits").get("nvidia.com/gpu") != 0):
-            continue
-        if number > gpus or (number < gpus and launch.kind == "torchrun"):
-            message = f"{place[-1]} is {number} but {{role}} has {gpus} GPUs"
-            yield Diagnostic(place, message, role=template.role)
+        visible = container.literals.get("CUDA_VISIBLE_DEVICES", "").strip(" ,")
+        if visible and not visible.startswith("$") and number > len(visible.split(",")):
+            message = f"{field} is {number} and CUDA_VISIBLE_DEVICES of {{role}} is {visible}"
+            yield Diagnostic((*container.path, "env"), message)
+        none = container.amounts("limits").get("nvidia.com/gpu") == 0 and number > 1
+        if (gpus or none) and (number > gpus or (number < gpus and launch.kind == "torchrun")):
+            yield Diagnostic(place, f"{field} is {number} but {{role}} has {gpus} GPUs")
 
 
-@rule(
-    "PT104",
-    "error",
-    by="hang",
-    fix="start it with torchrun, which reads PET_*: torchrun YOUR_SCRIPT",
-    kinds=JOBS,
-)
+@rule("PT104", "error", by="hang", fix="start it with torchrun, which reads PET_*", kinds=JOBS)
 def plain_python(job: Job) -> Iterator[Diagnostic]:
     """The process group waits for ever where python starts one process and WORLD_SIZE counts more.
 
@@ -116,7 +79,9 @@ def plain_python(job: Job) -> Iterator[Diagnostic]:
             continue
         starts = " ".join(container.launch.argv[:3]).splitlines()[0][:80]
         if job.kind == "TrainJob":
-            if job.pods > 1 and job.by_torch and not _reads_torchrun(container):
+            # a program may take PET_* itself, or its variables are set by hand
+            reads = "PET_" in " ".join(container.words) or {"RANK", "WORLD_SIZE"} <= set(container.literals)
+            if job.pods > 1 and job.by_torch and not reads:
                 message = f"{template.replicas} nodes start {starts}, and nothing sets RANK or WORLD_SIZE"
                 yield Diagnostic(container.command_path, message, "warning")
         elif (job.processes_per_pod or 1) > 1 and job.template("Master") is not None:
@@ -127,18 +92,7 @@ def plain_python(job: Job) -> Iterator[Diagnostic]:
             yield Diagnostic(container.command_path, message, "note")
 
 
-def _reads_torchrun(container: JobContainer) -> bool:
-    """True if the program takes PET_* itself, or its variables are set by hand."""
-    return "PET_" in " ".join(container.words) or {"RANK", "WORLD_SIZE"} <= set(container.literals)
-
-
-@rule(
-    "PT106",
-    "error",
-    by="hang",
-    fix="use torchrun; the Trainer and accelerate's API work under it unchanged",
-    kinds=JOBS,
-)
+@rule("PT106", "error", by="hang", fix="use torchrun; the program runs under it unchanged", kinds=JOBS)
 def launcher_ignores_operator(job: Job) -> Iterator[Diagnostic]:
     """Accelerate launch of several machines hangs without --machine_rank: every pod takes itself for rank 0.
 
@@ -146,9 +100,9 @@ def launcher_ignores_operator(job: Job) -> Iterator[Diagnostic]:
     pod trains alone (a warning).
     """
     for _, container in job.mains() if job.pods > 1 else ():
-        launch = container.launch
+        launch, words = container.launch, " ".join(container.launch.argv)
         launchers = ("accelerate", "deepspeed", "trl", *(["mpirun"] if job.kind == "PyTorchJob" else []))
-        if launch.kind == "accelerate" and _machines_without_rank(launch.argv):
+        if launch.kind == "accelerate" and MACHINES.search(words) and not RANKED.search(words):
             message = "{role} starts accelerate for several machines, and nothing gives each its rank"
             yield Diagnostic(container.command_path, message, fix="--machine_rank=$(RANK), or torchrun")
         elif launch.kind in launchers and not any(BY_FLAGS.match(word) for word in launch.argv):
@@ -156,19 +110,7 @@ def launcher_ignores_operator(job: Job) -> Iterator[Diagnostic]:
             yield Diagnostic(container.command_path, message, "warning")
 
 
-def _machines_without_rank(argv: tuple[str, ...]) -> bool:
-    """True for accelerate's own flags of several machines that leave each with the default rank 0."""
-    words = " ".join(argv).replace("backend c10d", "backend=c10d").replace("machines 1 ", "machines=1 ")
-    flags = words.split()
-    return any(map(MACHINES.match, flags)) and not any(map(RANKED.match, flags))
-
-
-@rule(
-    "PT107",
-    "warning",
-    fix='begin the command with exec, or write it as a list: command: ["torchrun", ...]',
-    kinds=JOBS,
-)
+@rule("PT107", "warning", fix="begin with exec, or write the command as a list", kinds=JOBS)
 def shell_as_first_process(job: Job) -> Iterator[Diagnostic]:
     """A shell as the first process passes no SIGTERM on, so a preempted pod is killed without saving.
 
@@ -176,27 +118,16 @@ def shell_as_first_process(job: Job) -> Iterator[Diagnostic]:
     """
     for _, container in job.mains():
         launch = container.launch
-        if (
-            launch.kind
-            and re.search(r"[^&]&\s*$", launch.script)
-            and not re.search(r"\bwait\b", launch.script)
-        ):
-            message = (
-                f"the shell of {{role}} starts {launch.argv[0]} in the background and ends: nothing trains"
-            )
+        background = re.search(r"[^&]&\s*$", launch.script) and not re.search(r"\bwait\b", launch.script)
+        if launch.kind and background:
+            message = f"the shell of {{role}} starts {launch.argv[0]} in the background and ends"
             yield Diagnostic(container.command_path, message, fix="leave the & out, and begin with exec")
-        elif launch.kind and launch.swallows and launch.kind != "python":
+        elif launch.swallows and launch.kind != "python":
             message = f"a shell is the first process of {{role}} and starts {launch.argv[0]} without exec"
             yield Diagnostic(container.command_path, message)
 
 
-@rule(
-    "PT113",
-    "error",
-    by="hang",
-    fix="remove it, or name the interface that reaches the other pods, as eth0",
-    kinds=JOBS,
-)
+@rule("PT113", "error", by="hang", fix="remove it, or name the pods' interface, as eth0", kinds=JOBS)
 def loopback_between_pods(job: Job) -> Iterator[Diagnostic]:
     """The collectives of a job of several pods hang or fail over the loopback interface.
 
@@ -211,8 +142,8 @@ def loopback_between_pods(job: Job) -> Iterator[Diagnostic]:
         for name, text, place in given:
             value = str(text or "").strip()
             if name in INTERFACES and value.lstrip("=").split(",")[0] in ("lo", "lo0"):
-                used = bool(container.gpus) == (name == "NCCL_SOCKET_IFNAME")
-                sure = used and name != "TP_SOCKET_IFNAME" and not template.pod.get("hostNetwork")
+                used = bool(container.gpus) == (name == "NCCL_SOCKET_IFNAME") and name != "TP_SOCKET_IFNAME"
+                sure = used and not template.pod.get("hostNetwork")
                 message = f"{name} is {value}, which reaches no other pod"
                 yield Diagnostic((*container.path, *place), message, "error" if sure else "warning")
 
@@ -226,10 +157,8 @@ def command_cannot_start(job: Job) -> Iterator[Diagnostic]:
     """
     for container in job.containers:
         command = [str(word) for word in container.spec.get("command") or []]
-        args = [str(word) for word in container.spec.get("args") or []]
+        args = container.words[len(command) :]
         for fault in word_faults(command, args):
-            key, index = ("command", fault.index)
-            if index >= len(command):
-                key, index = "args", index - len(command)
-            severity: Severity = "error" if fault.sure else "warning"
-            yield Diagnostic((*container.path, key, index), fault.problem, severity, fault.fix)
+            index = fault.index - len(command)
+            place = ("args", index) if index >= 0 else ("command", fault.index)
+            yield Diagnostic((*container.path, *place), fault.problem, fault.severity, fault.fix)

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from podtune.cluster.job.manifest import dig
-from podtune.cluster.job.pytorchjob import QUEUE
-from podtune.cluster.lint.command import NEVER_ENDS, SLEEPS
+from podtune.cluster.lint.command import SLEEPS
 from podtune.cluster.lint.diagnostic import Diagnostic
-from podtune.cluster.lint.documents import JOBS
 from podtune.cluster.lint.job import Job
 from podtune.cluster.lint.rules import WITH_PODS, rule
 
@@ -29,32 +27,30 @@ def pods_stay_after_the_end(job: Job) -> Iterator[Diagnostic]:
         yield Diagnostic((*RUN_POLICY, "cleanPodPolicy"), f"cleanPodPolicy {says}")
 
 
-@rule("PT202", "note", fix="backoffLimit: 3, or what a day of retries is worth")
-def retries_without_limit(job: Job) -> Iterator[Diagnostic]:
-    """A job that cannot work restarts for ever without backoffLimit, and holds its GPUs meanwhile.
+@rule("PT202", "warning", fix="backoffLimit: 3, or what a day of retries is worth")
+def limits_of_the_run(job: Job) -> Iterator[Diagnostic]:
+    """A job that cannot work restarts for ever without backoffLimit, and holds its GPUs meanwhile (a note).
 
-    A negative limit is none (a warning).
+    A negative limit is none, a ttlSecondsAfterFinished of minutes deletes the job and its logs before anybody
+    has read them, and a minAvailable above the job's pods waits for pods that do not exist.
     """
     policy = dig(job.spec, "runPolicy")
-    restarting = [
-        each for each in job.templates if each.restart_policy in ("OnFailure", "Always", "ExitCode")
-    ]
-    if restarting and policy.get("backoffLimit") is None:
+    restarting = [each for each in job.templates if each.restart_policy != "Never"]
+    if restarting and "backoffLimit" not in policy:
         message = f"restartPolicy {restarting[0].restart_policy} and no backoffLimit"
-        yield Diagnostic((*RUN_POLICY, "backoffLimit"), message)
-    for field in ("backoffLimit", "ttlSecondsAfterFinished", "activeDeadlineSeconds"):
-        value = policy.get(field)
-        least = 1 if field == "activeDeadlineSeconds" else 0
-        if isinstance(value, int) and value < least:
-            message = f"{field} is {value}, below {least}"
-            yield Diagnostic((*RUN_POLICY, field), message, "warning", f"give it {least} or more")
+        yield Diagnostic((*RUN_POLICY, "backoffLimit"), message, "note")
+    for field, least in (("backoffLimit", 0), ("ttlSecondsAfterFinished", 600), ("activeDeadlineSeconds", 1)):
+        if policy.get(field, least) < least:
+            message = f"{field} is {policy[field]}, below {least}"
+            yield Diagnostic((*RUN_POLICY, field), message, fix=f"give it {least} or more, or leave it out")
+    available = dig(policy, "schedulingPolicy").get("minAvailable", 0)
+    if job.pods and not 0 <= available <= job.pods:
+        message = f"minAvailable is {available} and the job has {job.pods} pods"
+        place = (*RUN_POLICY, "schedulingPolicy", "minAvailable")
+        yield Diagnostic(place, message, fix="leave it out: the default is all pods")
 
 
-@rule(
-    "PT203",
-    "warning",
-    fix="restartPolicy: OnFailure, or an entry point that maps exit codes (podtune launch)",
-)
+@rule("PT203", "warning", fix="restartPolicy: OnFailure, or start it by podtune launch")
 def exit_code_under_torchrun(job: Job) -> Iterator[Diagnostic]:
     """RestartPolicy ExitCode never retries under torchrun.
 
@@ -80,58 +76,39 @@ def grace_shorter_than_a_save(job: Job) -> Iterator[Diagnostic]:
             yield Diagnostic(place, f"terminationGracePeriodSeconds of {{role}} {says}")
 
 
-@rule("PT205", "warning", fix="remove it; the operator watches the process")
-def readiness_probe_on_master(job: Job) -> Iterator[Diagnostic]:
-    """A readinessProbe of the master that needs the training to run deadlocks.
+@rule("PT205", "warning", fix="remove it; the operator watches the process", kinds=WITH_PODS)
+def probe_on_the_trainer(job: Job) -> Iterator[Diagnostic]:
+    """A livenessProbe or startupProbe kills a training that is busy compiling, loading or saving.
 
-    Workers wait for the master's DNS name, which appears when it is ready.
+    A readinessProbe of the Master deadlocks if it needs the training to run: workers wait for the master's
+    DNS name, which appears when it is ready.
     """
-    master = job.template("Master")
-    if master is None or job.template("Worker") is None:
-        return
-    for container in master.containers:
-        if container.spec.get("readinessProbe") is not None:
-            yield Diagnostic((*container.path, "readinessProbe"), "the Master has a readinessProbe")
+    for template, container in job.mains():
+        readiness = template.role == "Master" and job.template("Worker") is not None
+        for probe in ("livenessProbe", "startupProbe", *(["readinessProbe"] if readiness else [])):
+            if probe in container.spec:
+                yield Diagnostic((*container.path, probe), f"the trainer of {{role}} has a {probe}")
 
 
-@rule("PT206", "error", by="hang", fix="restartPolicy: OnFailure")
-def restart_always(job: Job) -> Iterator[Diagnostic]:
+@rule("PT206", "error", by="hang", fix="restartPolicy: OnFailure beside replicas")
+def restart_policy(job: Job) -> Iterator[Diagnostic]:
     """RestartPolicy Always restarts a container that has finished, too, so the job never ends.
 
-    On a Worker beside a Master only its pods stay (a warning).
+    On a Worker beside a Master only its pods stay (a warning). One inside the pod template is overwritten by
+    the replica's, OnFailure if unset (a warning).
     """
     for template in job.templates:
         if template.restart_policy == "Always":
             others = template.role != "Master" and job.template("Master") is not None
             place = (*template.path, "restartPolicy")
             yield Diagnostic(place, "restartPolicy of {role} is Always", "warning" if others else "")
-
-
-@rule("PT207", "warning", fix="set it beside replicas; the operator overwrites the template's")
-def restart_policy_in_template(job: Job) -> Iterator[Diagnostic]:
-    """A restartPolicy inside the pod template is overwritten by the replica's (OnFailure if unset)."""
-    for template in job.templates:
-        policy = template.pod.get("restartPolicy")
-        if policy is not None and policy != template.restart_policy:
+        policy = template.pod.get("restartPolicy", template.restart_policy)
+        if policy != template.restart_policy:
             message = f"the template says {policy}, {{role}}'s restartPolicy is {template.restart_policy}"
-            yield Diagnostic((*template.pod_path, "restartPolicy"), message)
+            yield Diagnostic((*template.pod_path, "restartPolicy"), message, "warning")
 
 
-@rule("PT208", "warning", fix="ttlSecondsAfterFinished: a day or more, or leave it out")
-def gone_before_read(job: Job) -> Iterator[Diagnostic]:
-    """A ttlSecondsAfterFinished of minutes deletes the job and its logs before anybody has read them."""
-    ttl = dig(job.spec, "runPolicy").get("ttlSecondsAfterFinished")
-    if ttl is not None and 0 <= ttl < 600:
-        message = f"the job and its logs are deleted {ttl} s after its end"
-        yield Diagnostic((*RUN_POLICY, "ttlSecondsAfterFinished"), message)
-
-
-@rule(
-    "PT209",
-    "warning",
-    fix="an init container with restartPolicy: Always ends with the others",
-    kinds=WITH_PODS,
-)
+@rule("PT209", "warning", fix="make it an init container with restartPolicy: Always", kinds=WITH_PODS)
 def container_beside_the_trainer(job: Job) -> Iterator[Diagnostic]:
     """A container beside the trainer that never ends keeps the job from ending.
 
@@ -139,47 +116,9 @@ def container_beside_the_trainer(job: Job) -> Iterator[Diagnostic]:
     """
     for template, main in job.mains():
         for container in template.containers:
-            if container.name == main.name:
-                continue
-            never = "has to end by itself, or the job never does"
-            if NEVER_ENDS.search(" ".join(container.words)):
-                never = "never ends, and so neither does the job"
-            message = f"{container.name!r} beside the trainer of {{role}} {never}"
-            yield Diagnostic(container.path, message)
-
-
-@rule("PT210", "warning", fix="remove it; the operator watches the process", kinds=WITH_PODS)
-def probe_on_the_trainer(job: Job) -> Iterator[Diagnostic]:
-    """A livenessProbe or startupProbe kills a training that is busy compiling, loading or saving."""
-    for _, container in job.mains():
-        for probe in ("livenessProbe", "startupProbe"):
-            if container.spec.get(probe) is not None:
-                yield Diagnostic((*container.path, probe), f"the trainer of {{role}} has a {probe}")
-
-
-@rule("PT211", "warning", fix="leave it out: the default is all pods")
-def gang_above_the_pods(job: Job) -> Iterator[Diagnostic]:
-    """A minAvailable above the job's pods waits for pods that do not exist, under gang scheduling."""
-    least = dig(job.spec, "runPolicy", "schedulingPolicy").get("minAvailable")
-    if isinstance(least, int) and job.pods and (least > job.pods or least < 0):
-        place = (*RUN_POLICY, "schedulingPolicy", "minAvailable")
-        yield Diagnostic(place, f"minAvailable is {least} and the job has {job.pods} pods")
-
-
-@rule("PT212", "warning", fix=f"add the label {QUEUE}, or drop it", kinds=JOBS)
-def suspended_without_queue(job: Job) -> Iterator[Diagnostic]:
-    """A suspended job starts when somebody resumes it: Kueue does, for jobs that name a queue.
-
-    So is MultiKueue the manager of such jobs only.
-    """
-    if QUEUE in dig(job.metadata, "labels"):
-        return
-    trainjob = job.kind == "TrainJob"
-    holder, place = (job.spec, ("spec",)) if trainjob else (dig(job.spec, "runPolicy"), RUN_POLICY)
-    if holder.get("suspend") is True:
-        yield Diagnostic((*place, "suspend"), "suspend is true and no queue is named")
-    if "multikueue" in str(holder.get("managedBy") or ""):
-        yield Diagnostic((*place, "managedBy"), "MultiKueue is the manager and no queue is named")
+            if container.name != main.name:
+                message = f"{container.name!r} beside the trainer of {{role}} has to end by itself"
+                yield Diagnostic(container.path, message)
 
 
 @rule("PT213", "error", by="hang", fix="let it end, or remove it", kinds=WITH_PODS)
@@ -190,10 +129,8 @@ def only_sleeps(job: Job) -> Iterator[Diagnostic]:
     """
     for template in job.templates:
         for container in template.init_containers:
-            if (
-                SLEEPS.fullmatch(" ".join(container.words))
-                and container.spec.get("restartPolicy") != "Always"
-            ):
+            sidecar = container.spec.get("restartPolicy") == "Always"
+            if SLEEPS.fullmatch(" ".join(container.words)) and not sidecar:
                 message = f"the init container {container.name!r} of {{role}} never ends"
                 yield Diagnostic(container.path, message)
     for _, container in job.mains():

@@ -48,20 +48,3 @@ def qualified(key: str, path: Place, what: str) -> Iterator[Diagnostic]:
         fix = "at most 63 letters, digits, '-', '_' and '.', before them a domain and a slash if needed"
         message = f"{key!r} cannot be the key of a{'n' * (what[0] == 'a')} {what}"
         yield Diagnostic(path, message, fix=fix, code="PT021")
-
-
-def image_problem(image: str) -> str:
-    """The reason why no kubelet can pull an image of this name, or ""."""
-    if image != image.strip():
-        return "begins or ends with a blank"
-    if re.search(r"\s", image):
-        return "holds a blank"
-    if "://" in image:
-        return "begins with a scheme, which a registry's name does not have"
-    name = image.partition("@")[0]
-    path = name.rpartition(":")[0] if ":" in name.rsplit("/", 1)[-1] else name
-    parts = path.split("/")
-    repository = parts[1:] if len(parts) > 1 and re.search(r"[.:]|^localhost$|[A-Z]", parts[0]) else parts
-    if any(re.search("[A-Z]", part) for part in repository):
-        return "has capital letters, which only a tag may have"
-    return "" if IMAGE.fullmatch(image) else "is not a name that a registry can have"

@@ -1,10 +1,8 @@
-"""PT1, PT304: replicas that have to agree with one another, and the rendezvous that they make."""
+"""PT1: replicas that have to agree with one another, and the rendezvous that they make."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
-from itertools import zip_longest
 
 from podtune.cluster.job.manifest import dig
 from podtune.cluster.lint.diagnostic import Diagnostic
@@ -20,28 +18,50 @@ INTERFACES = (
 )
 ADDRESSES = {"MASTER_ADDR", "PET_MASTER_ADDR", "PET_RDZV_ENDPOINT"}
 ELASTIC = ("spec", "elasticPolicy")
+BACKEND = (*ELASTIC, "rdzvBackend")
 
 
-@rule("PT108", "warning", fix="set the same value on Master and Worker, or on neither")
-def interface_on_one_replica(job: Job) -> Iterator[Diagnostic]:
-    """The rendezvous may hang where a network interface is fixed for one replica type only.
+def _interfaces(container: JobContainer) -> str:
+    given = container.literals
+    return " ".join(f"{name}={given[name]}" for name in INTERFACES if name in given) or "not set"
 
-    The others choose by themselves, and may choose another.
+
+def _devices(container: JobContainer) -> str:
+    resources = dig(container.spec, "resources")
+    amounts = {**dig(resources, "requests"), **dig(resources, "limits")}
+    devices = sorted(name for name in amounts if DEVICE.fullmatch(name))
+    return " ".join(f"{amounts[name]} {name}" for name in devices) or "none"
+
+
+def _program(container: JobContainer) -> str:
+    """The launcher and its program, else the words without options, whose values may differ by replica."""
+    settled = [word for word in container.words if not word.startswith("-")][:2]
+    program = container.launch.program or " ".join(settled) or "the image's own"
+    return f"{container.launch.kind} {program.splitlines()[0][:60]}".strip()
+
+
+#: what is compared, the field of the container that it is in, and its words
+COMPARED: tuple[tuple[str, str, Callable[[JobContainer], str]], ...] = (
+    ("network interfaces", "env", _interfaces),
+    ("images", "image", lambda container: container.image or "none"),
+    ("programs", "command", _program),
+    ("GPUs", "resources", _devices),
+)
+
+
+@rule("PT111", "warning", fix="give Master and Worker the same")
+def replicas_differ(job: Job) -> Iterator[Diagnostic]:
+    """Master and Worker of different images, programs, GPUs or network interfaces fail, hang or drift.
+
+    The collectives of two programs do not fit each other, nprocPerNode is one number for all pods, and where
+    an interface is fixed for one replica the others may choose another.
     """
-    for name in INTERFACES:
-        given = {
-            template.role: {
-                index: str(entry.get("value")) for index, entry in container.env if entry["name"] == name
-            }
-            for template, container in job.mains()
-        }
-        if len({frozenset(values.values()) for values in given.values()}) > 1:
-            role, container = next((t.role, c) for t, c in job.mains() if given[t.role])
-            sides = ", ".join(
-                f"{each}: {' '.join(values.values()) or 'not set'}" for each, values in given.items()
-            )
-            place = (*container.path, "env", next(iter(given[role])))
-            yield Diagnostic(place, f"{name} differs between replicas ({sides})")
+    for what, field, shown in COMPARED:
+        values = {template.role: shown(container) for template, container in job.mains()}
+        if len(set(values.values())) > 1:
+            *_, (_, last) = job.mains()
+            sides = ", ".join(f"{role}: {value}" for role, value in values.items())
+            yield Diagnostic((*last.path, field), f"the {what} of the replicas differ ({sides})")
 
 
 @rule("PT109", "error", by="hang", fix="make the first pod a Master, or add an elasticPolicy")
@@ -53,21 +73,18 @@ def no_rendezvous(job: Job) -> Iterator[Diagnostic]:
     workers = job.template("Worker")
     if workers is None or workers.replicas < 2 or workers.main is None:
         return
-    if job.template("Master") is not None or job.spec.get("elasticPolicy") is not None:
+    if job.template("Master") is not None or "elasticPolicy" in job.spec:
         return
     container, launch = workers.main, workers.main.launch
-    by_hand = ADDRESSES & {entry["name"] for _, entry in container.env}
     by_flags = {"master-addr", "rdzv-endpoint", "rdzv-id"} & set(launch.options)
-    if by_hand or by_flags or container.spec.get("envFrom"):
+    if by_flags or ADDRESSES & set(container.literals) or container.spec.get("envFrom"):
         return
     sure = launch.kind == "torchrun" and not trains_alone(launch.options) and "nnodes" not in launch.options
     message = f"{workers.replicas} Workers, no Master and no elasticPolicy: nothing sets MASTER_ADDR"
     yield Diagnostic(workers.path, message, "error" if sure else "warning")
 
 
-@rule(
-    "PT110", "error", by="hang", fix="minReplicas <= Worker.replicas <= maxReplicas, all pods being Workers"
-)
+@rule("PT110", "error", by="hang", fix="minReplicas <= Worker.replicas <= maxReplicas")
 def elastic_range(job: Job) -> Iterator[Diagnostic]:
     """The rendezvous waits for ever with fewer Workers than minReplicas.
 
@@ -75,14 +92,14 @@ def elastic_range(job: Job) -> Iterator[Diagnostic]:
     is not counted and is one pod too many.
     """
     elastic, workers = dig(job.spec, "elasticPolicy"), job.template("Worker")
-    if job.spec.get("elasticPolicy") is None or workers is None:
+    if "elasticPolicy" not in job.spec or workers is None:
         return
-    low, high = elastic.get("minReplicas"), elastic.get("maxReplicas")
-    low, high = (low if low is not None else high), (high if high is not None else low)
+    # the operator fills in the one that is absent
+    given = [elastic[key] for key in ("minReplicas", "maxReplicas") if key in elastic] or [workers.replicas]
+    low, high = given[0], given[-1]
     places = ((*ELASTIC, "minReplicas"), (*ELASTIC, "maxReplicas"), (*workers.path, "replicas"))
-    variable = any(VARIABLE.search(job.document.text(place) or "") for place in places)
-    if low is None or high is None or variable:
-        pass  # the operator fills in what is absent, the template engine the variable
+    if any(VARIABLE.search(job.document.text(place) or "") for place in places):
+        pass  # it is not known what the template engine fills in
     elif low > high or low < 1:
         message = f"minReplicas {low} is above maxReplicas {high}" if low > high else f"minReplicas is {low}"
         yield Diagnostic(ELASTIC, message)
@@ -96,73 +113,14 @@ def elastic_range(job: Job) -> Iterator[Diagnostic]:
     if elastic.get("standalone") and workers.replicas > 1:
         message = f"standalone with {workers.replicas} Workers: each would train alone"
         yield Diagnostic((*ELASTIC, "standalone"), message, "warning", "remove it")
-    backend = elastic.get("rdzvBackend")
-    if backend is not None and backend not in ("c10d", "etcd", "etcd-v2", "static"):
+    backend = elastic.get("rdzvBackend", "c10d")
+    listens = elastic.get("rdzvHost") or (workers.main and "rdzv-endpoint" in workers.main.launch.options)
+    if backend not in ("c10d", "etcd", "etcd-v2", "static"):
         message = f"rdzvBackend is {backend!r}; torchrun has c10d, etcd, etcd-v2 and static"
-        yield Diagnostic((*ELASTIC, "rdzvBackend"), message, "warning", "rdzvBackend: c10d")
-    endpoint = workers.main is not None and "rdzv-endpoint" in workers.main.launch.options
-    if backend == "static" and job.template("Master") is None:
+        yield Diagnostic(BACKEND, message, "warning", "rdzvBackend: c10d")
+    elif backend == "static" and job.template("Master") is None:
         message = "rdzvBackend is static, and nothing gives the Workers their ranks"
-        yield Diagnostic((*ELASTIC, "rdzvBackend"), message, "warning", "rdzvBackend: c10d")
-    elif str(backend).startswith("etcd") and not elastic.get("rdzvHost") and not endpoint:
+        yield Diagnostic(BACKEND, message, "warning", "rdzvBackend: c10d")
+    elif backend.startswith("etcd") and not listens:
         message = f"rdzvBackend is {backend} without rdzvHost, and on Worker 0 no etcd listens"
-        yield Diagnostic((*ELASTIC, "rdzvBackend"), message, "warning", "name the host of etcd: rdzvHost")
-
-
-@rule("PT111", "warning", fix="use the same image on Master and Worker")
-def images_differ(job: Job) -> Iterator[Diagnostic]:
-    """Master and Worker of different images fail at the first collective, or drift.
-
-    They run different versions of the libraries.
-    """
-    yield from _apart(job, "the images differ", "image", lambda each: str(each.spec.get("image")))
-
-
-def _apart(job: Job, what: str, field: str, shown: Callable[[JobContainer], str]) -> Iterator[Diagnostic]:
-    """Find replicas whose training containers differ in what ``shown`` makes of them."""
-    values = {template.role: shown(container) for template, container in job.mains()}
-    if len(set(values.values())) > 1:
-        *_, (_, last) = job.mains()
-        sides = ", ".join(f"{role}: {value}" for role, value in values.items())
-        yield Diagnostic((*last.path, field), f"{what} ({sides})")
-
-
-@rule("PT115", "warning", fix="give Master and Worker the same command")
-def commands_differ(job: Job) -> Iterator[Diagnostic]:
-    """Processes of different programs hang: the collectives of the two do not fit each other."""
-    mains = list(job.mains())
-    if len(mains) < 2:
-        return
-    (one, first), (other, last) = mains[0], mains[-1]
-    ours, theirs = _started(first), _started(last)
-    if ours != theirs:
-        apart = next((pair for pair in zip_longest(ours, theirs) if pair[0] != pair[1]), ("", ""))
-        left, right = (repr(line[:60]) if line else "nothing there" for line in apart)
-        message = f"the replicas start different programs: {one.role} has {left}, {other.role} {right}"
-        yield Diagnostic(last.command_path, message)
-
-
-def _started(container: JobContainer) -> list[str]:
-    """The launcher and the lines of the program but for what it prints.
-
-    Else the words without options, whose values may differ by replica.
-    """
-    settled = [word for word in container.words if not word.startswith("-")][:2]
-    lines = (container.launch.program or " ".join(settled)).splitlines() or ["the image's own"]
-    silent = [line.strip() for line in lines if not re.match(r"\s*(print\(|echo\b|$)", line)]
-    return [container.launch.kind, *silent]
-
-
-@rule("PT304", "warning", fix="ask for the same GPUs on Master and Worker")
-def gpus_differ_between_replicas(job: Job) -> Iterator[Diagnostic]:
-    """A replica with fewer GPUs than another (or another kind) fails or idles.
-
-    nprocPerNode is one number for all pods.
-    """
-    yield from _apart(job, "GPUs differ between replicas", "resources", _devices)
-
-
-def _devices(container: JobContainer) -> str:
-    amounts = {**container.amounts("requests"), **container.amounts("limits")}
-    devices = sorted(f"{value} {name}" for name, value in amounts.items() if DEVICE.fullmatch(name))
-    return " ".join(devices) or "none"
+        yield Diagnostic(BACKEND, message, "warning", "name the host of etcd: rdzvHost")

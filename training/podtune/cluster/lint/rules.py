@@ -47,12 +47,8 @@ def find(code: str, where: str = "") -> Rule:
     name = code.strip().upper()
     if name in rules:
         return rules[name]
-    groups = [
-        sorted(one for one in rules if one[:3] == group) for group in sorted({one[:3] for one in rules})
-    ]
-    spans = ", ".join(f"{group[0]} to {group[-1]}" for group in groups)
     what = f"{name!r} is not a rule{near(name, [*rules])}"
-    raise UserError(what, where=where, fix=f"use a code of {spans}", code=2)
+    raise UserError(what, where=where, fix=f"use one of {', '.join(sorted(rules))}", code=2)
 
 
 def rule(
@@ -73,8 +69,8 @@ def rule(
     return declare
 
 
-def collected(
-    code: str, name: str, *, fix: str, summary: str, severity: Severity = "error", by: By = "api"
-) -> None:
+def collected(code: str, name: str, by: By, fix: str, refused: str) -> None:
     """Declare a rule without a check of its own: the passes over the whole document find it."""
+    severity: Severity = "error" if by else "warning"
+    summary = f"The API server refuses what {refused}."
     RULES.append(Rule(code, severity, by, fix, ALL, lambda job: iter(()), name, summary))

@@ -1,7 +1,7 @@
 """The strict check of a document against its CRD's schema.
 
 The schemas (*.schema.json) are made by scripts/build_crd_schema.py. A walker of the few keywords that a CRD
-uses, instead of the jsonschema library, whose import alone takes as long as all of ``podtune lint`` may; a
+uses, instead of the jsonschema library, since it also gives back the document without what is wrong in it; a
 test holds it equal to the library.
 """
 
@@ -20,6 +20,14 @@ from podtune.run.errors import near
 
 #: what envsubst, Katib or a template engine fills in before the API server sees it
 VARIABLE = re.compile(r"\$\{[^}]*\}|^\$[A-Za-z_]\w*$|\{\{.*\}\}")
+TYPES: dict[str, type | tuple[type, ...]] = {
+    "boolean": bool,
+    "integer": int,
+    "number": (int, float),
+    "string": str,
+    "array": list,
+    "object": dict,
+}
 TYPE_NAMES: dict[type, str] = {
     int: "a number",
     float: "a number",
@@ -29,8 +37,9 @@ TYPE_NAMES: dict[type, str] = {
     dict: "a mapping",
     type(None): "empty",
 }
-#: fields that people put into spec.trainer
-OF_THE_POD = ("volumeMounts", "volumes", "nodeSelector", "tolerations")
+#: fields that people put into spec.trainer, and what to do instead
+POD_FIELDS = ("volumeMounts", "volumes", "nodeSelector", "tolerations")
+OF_THE_POD = "a TrainJob sets it in podTemplateOverrides (Trainer 2.1), runtimePatches (2.2), or the runtime"
 #: the keywords for the smallest and the largest of a type, and the unit
 BOUNDS: dict[type, tuple[str, str, str]] = {
     str: ("minLength", "maxLength", " characters"),
@@ -73,25 +82,21 @@ class SchemaCheck:
         Like the API server, it reads null as absent. A variable of a template where a number is wanted
         becomes 1.
         """
-        kinds = schema.get("type")
-        if kinds is not None and not _is(value, kinds):
+        kinds = schema.get("type", [])
+        kinds = kinds if isinstance(kinds, list) else [kinds]
+        if kinds and not any(_is(value, kind) for kind in kinds):
             if isinstance(value, str) and VARIABLE.search(value):
                 self._add("PT008", path, f"{_last(path)} is the variable {value}")
-                return 1 if kinds in ("integer", "number") else None
-            self._wrong_type(value, kinds, path)
+                return 1 if kinds[0] in ("integer", "number") and len(kinds) == 1 else None
+            self._wrong_type(value, " or ".join(kinds), path)
             return None
         if isinstance(value, dict):
             return self._object(value, schema, path)
-        if isinstance(value, list):
-            self._bounds(value, schema, path)
-            if "items" not in schema:
-                return value
-            if "x-kubernetes-list-map-keys" in schema:
-                self._unique(value, schema["x-kubernetes-list-map-keys"], path)
+        self._bounds(value, schema, path)
+        if isinstance(value, list) and "items" in schema:
+            self._unique(value, schema.get("x-kubernetes-list-map-keys", []), path)
             items = [self.cleaned(item, schema["items"], (*path, index)) for index, item in enumerate(value)]
             return [item for item in items if item is not None]
-        if len(schema) > 1:
-            self._bounds(value, schema, path)
         return value
 
     def _add(self, code: str, path: Place, message: str, fix: str = "") -> None:
@@ -102,18 +107,16 @@ class SchemaCheck:
         required = schema.get("required", ())
         kept: Json = {}
         for key, item in value.items():
-            if item is None and key not in required:
-                continue
-            if key in properties or isinstance(others, dict):
-                part = properties.get(key, others)
-                checked = self.cleaned(item, part, (*path, key)) if item is not None else None
-                if checked is not None:
-                    kept[key] = checked
-            elif others is False:
-                message = f"{key!r} is not a field here{near(key, properties)}"
-                self._add("PT002", (*path, key), message, _where_it_belongs(key, path))
-            else:
-                kept[key] = item
+            if key not in properties and others is False and item is not None:
+                fix = OF_THE_POD if path == ("spec", "trainer") and key in POD_FIELDS else ""
+                self._add("PT002", (*path, key), f"{key!r} is not a field here{near(key, properties)}", fix)
+            elif item is None and "/" in key and _last(path) in ("limits", "requests"):
+                message, fix = f"{key} has no number", "write how many"
+                self.found.append(Diagnostic((*path, key), message, "warning", fix, code="PT308"))
+            elif item is not None:
+                part = properties.get(key, others if isinstance(others, dict) else {})
+                checked = self.cleaned(item, part, (*path, key))
+                kept |= {key: checked} if checked is not None else {}
         for key in required:
             if value.get(key) is None:
                 self._add("PT004", (*path, key), f"{key!r} is required here")
@@ -122,8 +125,11 @@ class SchemaCheck:
     def _bounds(self, value: Any, schema: Json, path: Place) -> None:
         pattern = schema.get("pattern")
         text = isinstance(value, str) and not VARIABLE.search(value)
-        if pattern and text and not _pattern(pattern).search(value):
-            self._not_the_pattern(value, pattern, path)
+        if pattern and text and not re.search(pattern, value):
+            quantity = "numkMGTPE" in pattern
+            problem = "is not a quantity" if quantity else f"does not fit {pattern}"
+            fix = "write it as Kubernetes does: 2, 500m, 16Gi" if quantity else "correct it"
+            self._add("PT005", path, f"{value!r} {problem}", fix)
         low, high, unit = BOUNDS.get(type(value), ("minimum", "maximum", ""))
         size = len(value) if unit else value
         wanted = ""
@@ -136,77 +142,43 @@ class SchemaCheck:
         if wanted:
             self._add("PT005", path, f"{_last(path)} has to be {wanted}", "correct it")
 
-    def _not_the_pattern(self, value: str, pattern: str, path: Place) -> None:
-        if "numkMGTPE" in pattern:
-            fix = "write it as Kubernetes does: 2, 500m, 16Gi"
-            self._add("PT005", path, f"{value!r} is not a quantity", fix)
-        else:
-            self._add("PT005", path, f"{value!r} does not fit {pattern}", "correct it")
-
     def _unique(self, items: list[Any], keys: list[str], path: Place) -> None:
         """Refuse a second item of one key in a list that Kubernetes keeps as a map: env by name."""
-        seen: set[tuple[str, ...]] = set()
+        seen: set[str] = set()
         for index, item in enumerate(items):
-            if not isinstance(item, dict):
-                continue
-            identity = tuple(repr(item.get(key)) for key in keys)
-            if identity in seen and any(item.get(key) is not None for key in keys):
-                message = f"{_last(path)} has {keys[0]} {item.get(keys[0])!r} twice"
-                self._add("PT007", (*path, index), message)
-            seen.add(identity)
+            values = [item.get(key) for key in keys] if isinstance(item, dict) else []
+            if repr(values) in seen and any(value is not None for value in values):
+                self._add("PT007", (*path, index), f"{_last(path)} has {keys[0]} {values[0]!r} twice")
+            seen.add(repr(values))
 
-    def _wrong_type(self, value: Any, kinds: str | list[str], path: Place) -> None:
-        words = " or ".join(kinds) if isinstance(kinds, list) else kinds
+    def _wrong_type(self, value: Any, wanted: str, path: Place) -> None:
         last = _last(path)
         name = f"{path[-2]}[{last}]" if isinstance(last, int) else last or "the document"
         is_a = TYPE_NAMES.get(type(value), type(value).__name__)
-        message = f"{name} is {is_a}, the schema wants {words}"
-        self._add("PT003", path, message, self._correction(value, words, path))
+        message = f"{name} is {is_a}, the schema wants {wanted}"
+        self._add("PT003", path, message, self._correction(value, wanted, path))
 
     def _correction(self, value: Any, wanted: str, path: Place) -> str:
         text, name = self.text_at(path), _last(path)
         before = f"{name}:" if isinstance(name, str) else "-"
-        if text is None:
-            return "write it as a list: [...]" if isinstance(value, str) and wanted == "array" else ""
+        if wanted == "array":
+            return "write it as a list: [...]"
         if wanted == "integer or string" and isinstance(value, float) and "/" in str(name):
             return "a whole number; shares of a GPU are MIG slices or time slicing"
-        if "string" in wanted and isinstance(value, int | float | bool):
+        if text and "string" in wanted and isinstance(value, int | float | bool):
             return f'quote it: {before} "{text}"'
-        if wanted == "integer" and re.fullmatch(r"\d+", text):
-            return f"without quotes: {before} {text}"
-        if wanted == "boolean" and text.lower() in ("true", "false"):
+        if text and (wanted, text.lower()) in (("boolean", "true"), ("boolean", "false")):
             return f"without quotes: {before} {text.lower()}"
-        return "write it as a list: [...]" if wanted == "array" else ""
+        return f"without quotes: {before} {text}" if text and wanted == "integer" and text.isdigit() else ""
 
 
 def _last(path: Place) -> str | int:
     return path[-1] if path else ""
 
 
-def _where_it_belongs(field: str, path: Place) -> str:
-    if path == ("spec", "trainer") and field in OF_THE_POD:
-        return (
-            "a TrainJob sets it in podTemplateOverrides (Trainer 2.1), runtimePatches (2.2), or the runtime"
-        )
-    return ""
-
-
-@cache
-def _pattern(text: str) -> re.Pattern[str]:
-    return re.compile(text.removesuffix("$") + r"\Z" if text.endswith("$") else text)
-
-
-def _is(value: Any, kinds: str | list[str]) -> bool:
-    if kinds == "string":
-        return isinstance(value, str)
-    if kinds == "object":
-        return isinstance(value, dict)
-    if kinds == "array":
-        return isinstance(value, list)
-    if isinstance(kinds, list):
-        return any(_is(value, kind) for kind in kinds)
+def _is(value: Any, kind: str) -> bool:
     if isinstance(value, bool):
-        return kinds == "boolean"
-    if kinds == "integer":
-        return isinstance(value, int) or (isinstance(value, float) and value.is_integer())
-    return kinds == "number" and isinstance(value, int | float)
+        return kind == "boolean"
+    if kind == "integer" and isinstance(value, float):
+        return value.is_integer()
+    return isinstance(value, TYPES[kind])

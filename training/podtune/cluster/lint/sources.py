@@ -6,14 +6,13 @@ import glob
 import os
 import re
 import sys
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
 
 from podtune.cluster.lint.documents import read
 from podtune.run.errors import NotFound
 
 ENDINGS = (".yaml", ".yml", ".json")
-TEMPLATES = (".yaml-template", ".yml-template", ".j2", ".tmpl", ".tpl")
 STDIN = "-"
 #: what makes a file of a directory worth reading
 WORTH = re.compile(
@@ -22,34 +21,26 @@ WORTH = re.compile(
 KUSTOMIZATION = "kustomization.yaml"
 
 
-@dataclass
-class Sources:
-    """Contents of the files, and the names of templates, which are no YAML yet."""
-
-    texts: list[tuple[str, str]] = field(default_factory=list)  # name, text
-    templates: list[str] = field(default_factory=list)
-
-
-def read_sources(names: list[str]) -> Sources:
-    """Read every file that ``names`` stand for.
+def read_sources(names: list[str]) -> list[tuple[str, str]]:
+    """The name and the text of every file that ``names`` stand for.
 
     Raises:
         NotFound: one of them cannot be read.
     """
-    sources = Sources()
+    sources: list[tuple[str, str]] = []
     for name in names:
         if os.path.isdir(name):
-            _read_directory(Path(name), sources)
+            sources += _in_directory(Path(name))
             continue
         matches = [name] if name == STDIN or os.path.exists(name) else sorted(glob.glob(name, recursive=True))
         for match in matches or [name]:
             path = Path(match)
             if not path.is_dir() and path.name not in _patches(path.parent):
-                sources.texts.append((match, _text(match)))
+                sources.append((match, _text(match)))
     return sources
 
 
-def _read_directory(folder: Path, sources: Sources) -> None:
+def _in_directory(folder: Path) -> Iterator[tuple[str, str]]:
     """Read the files below ``folder`` with jobs or claims in them, but for hidden ones and parts of objects.
 
     Templates of charts and patches of kustomize are parts of objects only.
@@ -59,17 +50,15 @@ def _read_directory(folder: Path, sources: Sources) -> None:
         folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in left_out)
         left_out = {KUSTOMIZATION, *_patches(Path(root))}
         for file in sorted(files):
-            if file.startswith(".") or file in left_out or not file.endswith((*ENDINGS, *TEMPLATES)):
+            if file.startswith(".") or file in left_out or not file.endswith(ENDINGS):
                 continue
             path = os.path.join(root, file)
             try:
                 text = _text(path)
             except NotFound:
                 continue  # not text, so no manifest
-            if WORTH.search(text) and file.endswith(ENDINGS):
-                sources.texts.append((path, text))
-            elif WORTH.search(text):
-                sources.templates.append(path)
+            if WORTH.search(text):
+                yield path, text
 
 
 def _patches(folder: Path) -> set[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import cached_property
 
 from podtune.cluster.job import pytorchjob as contract
@@ -34,20 +35,31 @@ class JobContainer:
         return str(self.spec.get("name") or "")
 
     @property
+    def image(self) -> str:
+        return str(self.spec.get("image") or "")
+
+    @property
     def env(self) -> list[tuple[int, Json]]:
         """The entries with their index, so that a finding names the line."""
         return [(index, entry) for index, entry in enumerate(self.spec.get("env") or []) if "name" in entry]
 
-    @property
+    @cached_property
     def literals(self) -> dict[str, str]:
-        """The variables whose values are written in the manifest."""
-        return {
-            entry["name"]: str(entry.get("value") or "") for _, entry in self.env if "valueFrom" not in entry
-        }
+        """The variables, with what is written in the manifest, or "" where the value is from elsewhere."""
+        return {entry["name"]: str(entry.get("value") or "") for _, entry in self.env}
 
-    def amounts(self, key: str) -> Json:
-        """``resources.limits`` or ``resources.requests``, as they are written."""
-        return dig(self.spec, "resources", key)
+    @property
+    def mounts(self) -> list[Json]:
+        return self.spec.get("volumeMounts") or []
+
+    @property
+    def ports(self) -> list[Json]:
+        return self.spec.get("ports") or []
+
+    def amounts(self, key: str) -> dict[str, Decimal]:
+        """``resources.limits`` or ``resources.requests`` as numbers."""
+        numbers = {name: quantity(value) for name, value in dig(self.spec, "resources", key).items()}
+        return {name: number for name, number in numbers.items() if number is not None}
 
     @property
     def resources_path(self) -> Place:
@@ -86,19 +98,28 @@ class PodTemplate:
 
     role: str  # Master, Worker; node for a TrainJob
     replicas: int
-    restart_policy: str
-    metadata: Json
-    pod: Json
+    template: Json  # metadata and spec
     path: Place  # of the replica
     pod_path: Place  # of the pod's spec
     main_name: str
+    of_replica: str = ""  # the restartPolicy of a PyTorchJob's replica
     of_trainjob: list[JobContainer] | None = None  # what spec.trainer and its runtime make of a TrainJob
+
+    @property
+    def metadata(self) -> Json:
+        return dig(self.template, "metadata")
+
+    @property
+    def pod(self) -> Json:
+        return dig(self.template, "spec")
+
+    @property
+    def restart_policy(self) -> str:
+        return self.of_replica or self.pod.get("restartPolicy") or "OnFailure"
 
     @cached_property
     def containers(self) -> list[JobContainer]:
-        if self.of_trainjob is not None:
-            return self.of_trainjob
-        return self._containers("containers")
+        return self._containers("containers") if self.of_trainjob is None else self.of_trainjob
 
     @cached_property
     def main(self) -> JobContainer | None:
@@ -110,10 +131,8 @@ class PodTemplate:
         return self._containers("initContainers")
 
     def _containers(self, key: str) -> list[JobContainer]:
-        return [
-            JobContainer(spec, (*self.pod_path, key, index))
-            for index, spec in enumerate(self.pod.get(key) or [])
-        ]
+        specs = self.pod.get(key) or []
+        return [JobContainer(spec, (*self.pod_path, key, index)) for index, spec in enumerate(specs)]
 
     @property
     def metadata_path(self) -> Place:
@@ -122,29 +141,23 @@ class PodTemplate:
     @property
     def volumes(self) -> list[tuple[Place, Json]]:
         """The volumes, each with its place."""
-        return [
-            ((*self.pod_path, "volumes", index), volume)
-            for index, volume in enumerate(self.pod.get("volumes") or [])
-        ]
+        volumes = enumerate(self.pod.get("volumes") or [])
+        return [((*self.pod_path, "volumes", index), volume) for index, volume in volumes]
 
 
 def replica_templates(spec: Json) -> Iterator[PodTemplate]:
     """The templates of a PyTorchJob's spec, the Master first."""
-    replicas = spec.get("pytorchReplicaSpecs") or {}
-    for role in (*contract.REPLICA_TYPES, *(name for name in replicas if name not in contract.REPLICA_TYPES)):
-        replica = replicas.get(role)
-        if replica is None:
-            continue
+    replicas = dig(spec, "pytorchReplicaSpecs")
+    for role in sorted(replicas, key=lambda role: (role not in contract.REPLICA_TYPES, role)):
         path: Place = ("spec", "pytorchReplicaSpecs", role)
         yield PodTemplate(
             role=role,
-            replicas=int(replica.get("replicas", 1)),
-            restart_policy=replica.get("restartPolicy") or "OnFailure",
-            metadata=dig(replica, "template", "metadata"),
-            pod=dig(replica, "template", "spec"),
+            replicas=int(replicas[role].get("replicas", 1)),
+            template=dig(replicas[role], "template"),
             path=path,
             pod_path=(*path, "template", "spec"),
             main_name=contract.CONTAINER,
+            of_replica=replicas[role].get("restartPolicy") or "OnFailure",
         )
 
 
@@ -172,15 +185,11 @@ def container_names(replicated: Json) -> set[str]:
 def runtime_templates(runtime: Json) -> Iterator[PodTemplate]:
     """The templates of a runtime's replicated jobs."""
     for index, replicated in enumerate(replicated_jobs(runtime)):
-        template = dig(replicated, "template", "spec", "template")
-        pod = dig(template, "spec")
         path: Place = ("spec", "template", "spec", "replicatedJobs", index)
         yield PodTemplate(
             role=str(replicated.get("name") or ""),
             replicas=1,
-            restart_policy=pod.get("restartPolicy") or "OnFailure",
-            metadata=dig(template, "metadata"),
-            pod=pod,
+            template=dig(replicated, "template", "spec", "template"),
             path=path,
             pod_path=(*path, "template", "spec", "template", "spec"),
             main_name=NODE if ancestor(replicated) == "trainer" else "",

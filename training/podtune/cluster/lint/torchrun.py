@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from podtune.cluster.lint.command import expanded, variables
 from podtune.cluster.lint.diagnostic import Diagnostic
 from podtune.cluster.lint.documents import JOBS
 from podtune.cluster.lint.job import Job
 from podtune.cluster.lint.rules import rule
 from podtune.cluster.lint.templates import JobContainer, PodTemplate
 
+#: a variable in a word of a command: ``$(RANK)`` of Kubernetes, ``$RANK`` and ``${RANK}`` of a shell
+REFERENCE = re.compile(r"\$[({]?([A-Za-z_]\w*)[)}]?")
+#: in a script of a shell, on a line of its own
+ASSIGNED = re.compile(r"^\s*(?:export\s+)?(\w+)=[\"']?([\w.:-]+)[\"']?\s*$", re.MULTILINE)
 RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
 #: torchrun's options for the rendezvous; it reads the static ones with --rdzv-backend=static alone
 STATIC = ("node-rank", "master-addr", "master-port")
@@ -19,13 +22,7 @@ SETS_RANK = (*STATIC, "rdzv-endpoint")
 OWN_ADDRESS = ("localhost", "127.0.0.1", "::1", "[::1]", "0.0.0.0")
 
 
-@rule(
-    "PT105",
-    "error",
-    by="hang",
-    fix="call torchrun bare: it reads PET_NNODES, PET_NODE_RANK and the rest",
-    kinds=JOBS,
-)
+@rule("PT105", "error", by="hang", fix="call torchrun bare: it reads PET_*", kinds=JOBS)
 def launcher_overrides_operator(job: Job) -> Iterator[Diagnostic]:
     """The rendezvous hangs where torchrun's own flags beat PET_* on every pod.
 
@@ -33,57 +30,51 @@ def launcher_overrides_operator(job: Job) -> Iterator[Diagnostic]:
     --nnodes=1 make every pod train alone (a warning). Flags made of the operator's own variables are fine.
     """
     for template, container in job.mains():
-        if container.launch.kind != "torchrun":
+        launch, place = container.launch, container.command_path
+        if launch.kind != "torchrun":
             continue
-        options = dict(container.launch.options)
-        if job.spec.get("elasticPolicy") is not None and options.get("rdzv-backend") != "static":
+        options = dict(launch.options)
+        if "elasticPolicy" in job.spec and options.get("rdzv-backend") != "static":
             for name in STATIC:  # torchrun ignores them beside the operator's PET_RDZV_BACKEND
                 options.pop(name, None)
-        yield from _flags_with_variables(job, container, options)
+        for name in (*SETS_RANK, "nnodes", "nproc-per-node"):
+            value = options.get(name, "")
+            shell = re.search(r"\$\{?(RANK|WORLD_SIZE|MASTER_\w+|PET_\w+)\}?", value)
+            if shell and not launch.script:
+                message = f"{{role}} passes --{name}={value}, and no shell expands {shell[0]}"
+                yield Diagnostic(place, message, fix=f"as Kubernetes expands it: $({shell[1]})")
+            if name in SETS_RANK and (unset := _unset(job, container, value)):
+                yield Diagnostic(place, f"{{role}} passes --{name}={value}, and nothing sets {unset}")
         if job.pods > 1:
-            yield from _flags_of_every_pod(job, template, container, options)
+            for message, sure in _same_on_every_pod(job, template, options):
+                yield Diagnostic(place, message, "error" if sure else "warning")
 
 
-def _flags_with_variables(job: Job, container: JobContainer, options: dict[str, str]) -> Iterator[Diagnostic]:
-    place = container.command_path
-    for name in (*SETS_RANK, "nnodes", "nproc-per-node"):
-        value = options.get(name, "")
-        shell = re.search(r"\$\{?(RANK|WORLD_SIZE|MASTER_\w+|PET_\w+)\}?", value)
-        if shell and not container.launch.script:
-            message = f"{{role}} passes --{name}={value}, and no shell expands {shell[0]}"
-            yield Diagnostic(place, message, fix=f"as Kubernetes expands it: $({shell[1]})")
-        if name in SETS_RANK and (unset := _unset(job, container, value)):
-            yield Diagnostic(place, f"{{role}} passes --{name}={value}, and nothing sets {unset}")
-
-
-def _flags_of_every_pod(
-    job: Job, template: PodTemplate, container: JobContainer, options: dict[str, str]
-) -> Iterator[Diagnostic]:
-    place, alone = container.command_path, trains_alone(options)
-    rank = options.get("node-rank", "")
-    if rank.isdigit() and (template.replicas > 1 or not _own_rank(job, template, rank)):
-        yield Diagnostic(place, f"{{role}} passes --node-rank={rank} on every pod")
+def _same_on_every_pod(
+    job: Job, template: PodTemplate, options: dict[str, str]
+) -> Iterator[tuple[str, bool]]:
+    """Sentences on flags that are wrong as every pod has them; True where the job surely hangs."""
+    rank, alone = options.get("node-rank", ""), trains_alone(options)
+    # Master 0 and one Worker 1 may each have a command of their own
+    own = job.kind == "PyTorchJob" and template.replicas == 1 and rank == str(int(template.role != "Master"))
+    if rank.isdigit() and not own:
+        yield f"{{role}} passes --node-rank={rank} on every pod", True
     endpoint = options.get("rdzv-endpoint") or options.get("master-addr") or ""
     host = endpoint.rpartition(":")[0] or endpoint
     if host in OWN_ADDRESS and not alone:
-        message = f"{{role}} passes {host} as the address to meet at, which is each pod's own"
         sure = template.replicas > 1 or template.role != "Master"
-        yield Diagnostic(place, message, "error" if sure else "warning")
+        yield f"{{role}} passes {host} as the address to meet at, which is each pod's own", sure
     elif re.fullmatch(r"\d+\.\d+\.\d+\.\d+", host):
-        yield Diagnostic(place, f"{{role}} passes the address {host}, which no pod keeps", "warning")
+        yield f"{{role}} passes the address {host}, which no pod keeps", False
     if alone:
         flag = "--standalone" if "standalone" in options else f"--nnodes={options['nnodes']}"
-        message = f"{{role}} passes {flag} in a job of {job.pods} pods: each would train alone"
-        yield Diagnostic(place, message, "warning")
+        yield f"{{role}} passes {flag} in a job of {job.pods} pods: each would train alone", False
     count = options.get("nproc-per-node", "")
     if count.isdigit() and job.processes_per_pod not in (None, int(count)):
-        message = f"{{role}} passes --nproc-per-node={count}, and nprocPerNode says {job.processes_per_pod}"
-        yield Diagnostic(place, message, "warning")
-
-
-def _own_rank(job: Job, template: PodTemplate, rank: str) -> bool:
-    """True for Master 0 and one Worker 1, each with its own command."""
-    return job.kind == "PyTorchJob" and int(rank) == (0 if template.role == "Master" else 1)
+        yield (
+            f"{{role}} passes --nproc-per-node={count}, and nprocPerNode says {job.processes_per_pod}",
+            False,
+        )
 
 
 def trains_alone(options: dict[str, str]) -> bool:
@@ -99,15 +90,14 @@ def nodes_differ_from_pods(job: Job) -> Iterator[Diagnostic]:
     """
     if not job.pods or job.torch_environment is None:
         return
-    env = {name: value for name, value in job.torch_environment.items() if value != "?"}
     for _, container in job.mains():
         launch, place = container.launch, container.command_path
         text = launch.options.get("nnodes", "") if launch.kind == "torchrun" else ""
         if unset := _unset(job, container, text):
             yield Diagnostic(place, f"{{role}} passes --nnodes={text}, and nothing sets {unset}")
             continue
-        known = {**_assigned(launch.script), **container.literals, **env}
-        value = expanded(text, known, shell=bool(launch.script)) or ""
+        known = {**dict(ASSIGNED.findall(launch.script)), **container.literals, **job.torch_environment}
+        value = _filled_in(text, known)
         low, _, high = value.partition(":")
         if not low.isdigit():
             continue
@@ -119,15 +109,14 @@ def nodes_differ_from_pods(job: Job) -> Iterator[Diagnostic]:
             yield Diagnostic(place, message, "warning")
 
 
-def _assigned(script: str) -> dict[str, str]:
-    return dict(re.findall(r"^\s*(?:export\s+)?(\w+)=[\"']?([\w.:-]+)[\"']?\s*$", script, re.MULTILINE))
+def _filled_in(text: str, variables: dict[str, str]) -> str:
+    return REFERENCE.sub(lambda match: variables.get(match[1], "?"), text)
 
 
 def _unset(job: Job, container: JobContainer, text: str) -> str:
     """A variable of the rendezvous that ``text`` names and nothing sets, or ""."""
     if job.torch_environment is None or container.spec.get("envFrom"):
         return ""
-    script = container.launch.script
-    own = {entry["name"] for _, entry in container.env} | set(job.torch_environment)
-    own |= set(re.findall(r"(\w+)=", script)) | set(re.findall(r"\bread (\w+)", script))
-    return next((name for name in variables(text) if name in RENDEZVOUS and name not in own), "")
+    own = {*container.literals, *job.torch_environment}
+    own |= set(re.findall(r"\w+(?==)|(?<=\bread )\w+", container.launch.script))
+    return next((name for name in REFERENCE.findall(text) if name in RENDEZVOUS and name not in own), "")

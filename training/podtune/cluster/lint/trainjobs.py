@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from podtune.cluster.job.manifest import Json, dig
-from podtune.cluster.job.trainjob import MAX_NAME, NODE, TORCH_DISTRIBUTED
-from podtune.cluster.lint.diagnostic import Diagnostic, Place
+from podtune.cluster.job.trainjob import ANCESTOR, MAX_NAME, NODE, TORCH_DISTRIBUTED
+from podtune.cluster.lint.diagnostic import Diagnostic, Place, Severity
 from podtune.cluster.lint.documents import RUNTIMES
 from podtune.cluster.lint.job import Job
 from podtune.cluster.lint.rules import rule
@@ -19,11 +19,8 @@ MANAGERS = (f"{GROUP}/trainjob-controller", "kueue.x-k8s.io/multikueue")
 TRAINER: Place = ("spec", "trainer")
 STEP_PLACE: Place = ("spec", "template", "spec", "replicatedJobs")
 RUNTIME: Place = ("spec", "runtimeRef")
-STEPS = {
-    "trainer": NODE,
-    "model-initializer": "model-initializer",
-    "dataset-initializer": "dataset-initializer",
-}
+#: the label of a step -> the container that it needs
+STEPS = {"trainer": NODE} | {name: name for name in ("model-initializer", "dataset-initializer")}
 #: the policies of a runtime, of which it has one
 POLICIES = ("torch", "mpi", "jax", "flux", "xgboost")
 JOBSET_SUFFIX = len("-0-") + len("-xxxxx")  # of a pod: NAME-STEP-0-INDEX-xxxxx
@@ -32,32 +29,26 @@ JOBSET_SUFFIX = len("-0-") + len("-xxxxx")  # of a pod: NAME-STEP-0-INDEX-xxxxx
 @rule("PT501", "warning", fix="add spec.trainer, with numNodes and numProcPerNode", kinds=ONLY)
 def no_trainer(job: Job) -> Iterator[Diagnostic]:
     """Without spec.trainer no PET_* reaches the pods, so torchrun starts a job of its own in each node."""
-    if job.spec.get("trainer") is None and job.by_torch and job.pods > 1:
+    if "trainer" not in job.spec and job.by_torch and job.pods > 1:
         yield Diagnostic(("spec",), f"the TrainJob has no spec.trainer, and its runtime {job.pods} nodes")
 
 
-@rule(
-    "PT502",
-    "error",
-    by="webhook",
-    fix="numProcPerNode: the processes (GPUs) of one pod, a number without quotes",
-    kinds=ONLY,
-)
+@rule("PT502", "error", by="webhook", fix="the processes (GPUs) of one pod, without quotes", kinds=ONLY)
 def trainer_processes(job: Job) -> Iterator[Diagnostic]:
     """The webhook takes a number or auto, cpu, gpu for numProcPerNode, and refuses any other text.
 
     A number in quotes too. So does Trainer 2.0 and 2.1; later the API server takes numbers only.
     """
-    trainer = dig(job.spec, "trainer")
-    value, nodes, place = trainer.get("numProcPerNode"), trainer.get("numNodes"), (*TRAINER, "numProcPerNode")
+    trainer, place = dig(job.spec, "trainer"), (*TRAINER, "numProcPerNode")
+    value, nodes = trainer.get("numProcPerNode", 1), trainer.get("numNodes", 1)
     if isinstance(value, str) and value not in ("auto", "cpu", "gpu") and job.by_torch is not False:
         yield Diagnostic(place, f"numProcPerNode is {value!r}")
     elif isinstance(value, int) and value < 1:
         yield Diagnostic(place, f"numProcPerNode is {value}, below 1", by="hang")
-    if isinstance(nodes, int) and nodes < 1:
+    if nodes < 1:
+        severity: Severity = "warning" if nodes == 0 else "error"
         message, fix = f"numNodes is {nodes}: no pod trains", "numNodes: 1 or more"
-        sure = nodes < 0
-        yield Diagnostic((*TRAINER, "numNodes"), message, "error" if sure else "warning", fix, "operator")
+        yield Diagnostic((*TRAINER, "numNodes"), message, severity, fix, "operator")
 
 
 @rule("PT503", "error", by="operator", fix="a shorter name", kinds=ONLY)
@@ -75,55 +66,6 @@ def trainjob_name_too_long(job: Job) -> Iterator[Diagnostic]:
         yield Diagnostic(("metadata", "name"), message)
 
 
-@rule(
-    "PT504",
-    "warning",
-    fix="install the runtime first, or as a pre-install hook, or refer to an installed one",
-    kinds=ONLY,
-)
-def runtime_beside_trainjob(job: Job) -> Iterator[Diagnostic]:
-    """The webhook refuses a TrainJob whose TrainingRuntime comes with the same chart.
-
-    Helm goes by kind's name, so the runtime is created after it.
-    """
-    runtime = job.runtime
-    if runtime is None or runtime.get("kind") != "TrainingRuntime":
-        return
-    metadata = dig(runtime, "metadata")
-    by_helm = dig(metadata, "labels").get("app.kubernetes.io/managed-by") == "Helm"
-    if by_helm and not dig(metadata, "annotations").get("helm.sh/hook"):
-        yield Diagnostic(
-            RUNTIME, f"the TrainingRuntime {metadata.get('name')} comes with the chart of its TrainJob"
-        )
-
-
-@rule("PT505", "warning", fix="write the same GPUs under requests and limits", kinds=ONLY)
-def gpu_limit_without_request(job: Job) -> Iterator[Diagnostic]:
-    """Trainer 2.0 counts GPUs in requests only with numProcPerNode auto: limits alone start one process.
-
-    Later versions read limits, too (a note where none is named).
-    """
-    trainer = dig(job.spec, "trainer")
-    gpus = next((container.gpus for _, container in job.mains()), 0)
-    if str(trainer.get("numProcPerNode") or "auto") != "auto" or gpus < 2 or job.target.trainer > "2.0":
-        return
-    # Trainer tells a GPU by its name
-    if not any("gpu" in name.lower() for name in dig(trainer, "resourcesPerNode", "requests")):
-        sure = "2.0" in (job.target.trainer, job.trainer) or trainer.get("numProcPerNode") == "auto"
-        message = f"{gpus} GPUs are in limits only, where Trainer 2.0 does not see them"
-        yield Diagnostic((*TRAINER, "resourcesPerNode"), message, "warning" if sure else "note")
-
-
-@rule("PT506", "note", fix="restartPolicy: Never in the runtime's template, with backoffLimit: 0", kinds=ONLY)
-def trainjob_logs_lost(job: Job) -> Iterator[Diagnostic]:
-    """A failed job's pods are deleted with their logs unless the template's restartPolicy is Never."""
-    runtime = job.runtime
-    if runtime is not None and runtime.get("kind") == "TrainingRuntime":
-        for template in job.templates:
-            if template.restart_policy != "Never":
-                yield Diagnostic(RUNTIME, f"the runtime's restartPolicy is {template.restart_policy}")
-
-
 @rule("PT507", "error", by="webhook", fix="TrainingRuntime or ClusterTrainingRuntime", kinds=ONLY)
 def unknown_runtime_kind(job: Job) -> Iterator[Diagnostic]:
     """The webhook refuses a runtimeRef of another kind or group.
@@ -131,48 +73,40 @@ def unknown_runtime_kind(job: Job) -> Iterator[Diagnostic]:
     The API server refuses a managedBy other than Trainer's own or MultiKueue's.
     """
     reference = dig(job.spec, "runtimeRef")
-    kind, group, manager = reference.get("kind"), reference.get("apiGroup"), job.spec.get("managedBy")
+    kind, group, manager = reference.get("kind"), reference.get("apiGroup", GROUP), job.spec.get("managedBy")
     own = job.context.runtimes.get(("TrainingRuntime", str(reference.get("name"))))
     namespace = dig(own, "metadata").get("namespace")
     if own is not None and kind is None and job.runtime is None:
-        message = (
-            f"runtimeRef has no kind, which means ClusterTrainingRuntime, and {reference['name']} is not"
-        )
+        message = "runtimeRef has no kind, which means ClusterTrainingRuntime, and this one is not"
         yield Diagnostic(RUNTIME, message, "warning", "kind: TrainingRuntime")
     if kind == "TrainingRuntime" and namespace and job.metadata.get("namespace", namespace) != namespace:
         message = f"the TrainingRuntime {reference['name']} is of the namespace {namespace}"
         yield Diagnostic(RUNTIME, message, "warning", "put both into one namespace")
     if kind not in (None, *RUNTIMES):
         yield Diagnostic((*RUNTIME, "kind"), f"{kind!r} is not a kind of runtime")
-    if group not in (None, GROUP):
+    if group != GROUP:
         yield Diagnostic((*RUNTIME, "apiGroup"), f"{group!r} has no runtimes", fix=f"apiGroup: {GROUP}")
     if manager not in (None, *MANAGERS):
         message, fix = f"{manager!r} is not a controller that is allowed here", " or ".join(MANAGERS)
         yield Diagnostic(("spec", "managedBy"), message, fix=f"remove it, or use {fix}", by="api")
 
 
-@rule(
-    "PT508",
-    "warning",
-    fix="label the replicated job's template trainer.kubeflow.org/trainjob-ancestor-step: trainer, and name"
-    f" its container {NODE}",
-    kinds=(*ONLY, *RUNTIMES),
-)
+@rule("PT508", "warning", fix=f"label it {ANCESTOR}: trainer, its container {NODE}", kinds=(*ONLY, *RUNTIMES))
 def trainer_is_ignored(job: Job) -> Iterator[Diagnostic]:
     """Image, command and numNodes of spec.trainer are dropped where the runtime has no step trainer.
 
     spec.trainer goes to the container node of the replicated job with that label.
     """
     runtime = job.runtime if job.kind == "TrainJob" else job.content
-    if runtime is None or (job.kind == "TrainJob" and job.spec.get("trainer") is None):
+    if runtime is None or (job.kind == "TrainJob" and "trainer" not in job.spec):
         return
+    place = RUNTIME if job.kind == "TrainJob" else ("spec", "template")
     steps = [step for step in replicated_jobs(runtime) if ancestor(step) == "trainer"]
     name = dig(runtime, "metadata").get("name")
     if not steps:
-        place = RUNTIME if job.kind == "TrainJob" else ("spec", "template")
         yield Diagnostic(place, f"no replicated job of the runtime {name} has the label of the step trainer")
     elif job.kind == "TrainJob" and not any(NODE in container_names(step) for step in steps):
-        yield Diagnostic(RUNTIME, f"the step trainer of the runtime {name} has no container {NODE}")
+        yield Diagnostic(place, f"the step trainer of the runtime {name} has no container {NODE}")
 
 
 @rule("PT509", "error", by="webhook", fix="name a job and a container of the runtime", kinds=ONLY)
@@ -181,13 +115,12 @@ def override_without_target(job: Job) -> Iterator[Diagnostic]:
 
     An initializer without its step, too, and variables of the container node outside spec.trainer.env.
     """
-    runtime = job.runtime
-    if runtime is None:
+    if job.runtime is None:
         return
-    names = {str(step.get("name")): container_names(step) for step in replicated_jobs(runtime)}
-    for step in ("dataset", "model"):
+    names = {str(step.get("name")): container_names(step) for step in replicated_jobs(job.runtime)}
+    for step in dig(job.spec, "initializer"):
         wanted = f"{step}-initializer"
-        if dig(job.spec, "initializer").get(step) is not None and wanted not in names.get(wanted, set()):
+        if wanted not in names.get(wanted, set()):
             message = f"the runtime has no step {wanted}, and spec.initializer.{step} is given"
             yield Diagnostic(("spec", "initializer", step), message, fix="a runtime with this step")
     for path, target, pod in _overrides(job.spec):
@@ -220,8 +153,7 @@ def long_step_names(content: Json, version: str) -> Iterator[Diagnostic]:
     """Names of replicated jobs, of a runtime or of patches, that this version of Trainer finds too long."""
     most = MAX_STEP_NAME.get(version, 253)
     names = [(STEP_PLACE, str(step.get("name"))) for step in replicated_jobs(content)]
-    names += [(place, name) for place, name, _ in _overrides(dig(content, "spec"))]
-    for place, name in names:
+    for place, name in [*names, *((place, name) for place, name, _ in _overrides(dig(content, "spec")))]:
         if len(name) > most:
             message = f"the replicated job {name} has {len(name)} characters, Trainer {version} takes {most}"
             yield Diagnostic(place, message, fix="a shorter name", code="PT005")
@@ -232,9 +164,14 @@ def runtime_steps(job: Job) -> Iterator[Diagnostic]:
     """The webhook refuses a runtime whose trainer or initializer has replicas other than 1.
 
     From Trainer 2.1 on, one whose step lacks its container too (node, model-initializer,
-    dataset-initializer). The API server refuses two policies, and JobSet a dependence on no earlier job.
+    dataset-initializer). The API server refuses two policies and Jobs of another restartPolicy than OnFailure
+    and Never, and JobSet a dependence on no earlier job.
     """
-    policies = [name for name in POLICIES if dig(job.spec, "mlPolicy").get(name) is not None]
+    for template in job.templates:
+        if template.restart_policy not in ("OnFailure", "Never"):
+            message, fix = f"restartPolicy is {template.restart_policy}", "restartPolicy: OnFailure or Never"
+            yield Diagnostic((*template.pod_path, "restartPolicy"), message, fix=fix, by="operator")
+    policies = [name for name in POLICIES if name in dig(job.spec, "mlPolicy")]
     if len(policies) > 1:
         message = f"mlPolicy has {' and '.join(policies)}, it takes one"
         yield Diagnostic(("spec", "mlPolicy"), message, fix="keep one", by="api")
@@ -248,44 +185,12 @@ def runtime_steps(job: Job) -> Iterator[Diagnostic]:
                 yield Diagnostic((*place, "dependsOn", number), message, fix=fix, by="operator")
         names.append(str(replicated.get("name")))
         step = ancestor(replicated)
-        if step not in STEPS:
-            continue
-        if replicated.get("replicas", 1) != 1:
+        if step in STEPS and replicated.get("replicas", 1) != 1:
             message = f"replicas of the step {step} is {replicated['replicas']}, it must be 1"
             yield Diagnostic((*place, "replicas"), message)
-        if STEPS[step] not in container_names(replicated):
+        if step in STEPS and STEPS[step] not in container_names(replicated):
             message = f"the step {step} has no container {STEPS[step]!r}"
             yield Diagnostic(place, message, "warning" if job.target.trainer == "2.0" else "error")
-
-
-@rule("PT511", "error", by="operator", fix="restartPolicy: OnFailure or Never", kinds=RUNTIMES)
-def runtime_restart_policy(job: Job) -> Iterator[Diagnostic]:
-    """The API server refuses the Jobs that JobSet makes of a runtime with another restartPolicy.
-
-    A Job takes OnFailure or Never only.
-    """
-    for template in job.templates:
-        policy = template.pod.get("restartPolicy")
-        if policy is not None and policy not in ("OnFailure", "Never"):
-            yield Diagnostic((*template.pod_path, "restartPolicy"), f"restartPolicy is {policy}")
-
-
-@rule("PT512", "warning", fix="call torchrun bare: Trainer sets PET_*", kinds=ONLY)
-def variables_of_the_operator(job: Job) -> Iterator[Diagnostic]:
-    """Trainer sets none of RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
-
-    A command that passes them on gets the empty text, or the name itself.
-    """
-    if job.torch_environment is None:
-        return
-    for _, container in job.mains():
-        if container.launch.kind == "torchrun" or container.spec.get("envFrom"):
-            continue  # PT105 and PT112
-        own = {entry["name"] for _, entry in container.env}
-        for name in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK"):
-            if name not in own and f"$({name})" in " ".join(container.words):
-                message = f"the command uses $({name}), which Trainer does not set"
-                yield Diagnostic(container.command_path, message)
 
 
 @rule("PT513", "note", fix="say which Trainer you have: --target trainer=2.1", kinds=(*ONLY, *RUNTIMES))

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from podtune.cluster.live.errors import Refused, Unreachable, refusal
-from podtune.cluster.live.kinds import JOB_KINDS, checked_name, name_of, newest_by_rank, plural_of, trains
+from podtune.cluster.job.manifest import Json, dig, name_of
+from podtune.cluster.live.errors import Unreachable, refusal
+from podtune.cluster.live.kinds import JOB_KINDS, checked_name, newest_by_rank, plural_of, trains
 from podtune.run.errors import NotFound
 
-Json = dict[str, Any]
 Query = list[tuple[str, str]]
 
 CONNECT_S, READ_S = 3.0, 20.0
@@ -36,8 +36,7 @@ class Cluster:
         try:
             if os.environ.get("KUBERNETES_SERVICE_HOST") and not os.environ.get("KUBECONFIG"):
                 kubernetes.config.load_incluster_config(client_configuration=configuration)
-                mounted = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-                default = mounted.read_text().strip() if mounted.exists() else "default"
+                default = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace").read_text().strip()
             else:
                 file = os.environ.get("KUBECONFIG")  # the library looks at it only once, when it is imported
                 kubernetes.config.load_kube_config(
@@ -46,22 +45,11 @@ class Cluster:
                 contexts, active = kubernetes.config.list_kube_config_contexts(file)
                 chosen = next((entry for entry in contexts if entry["name"] == context), active)
                 default = (chosen.get("context") or {}).get("namespace") or "default"
-        # Python's own errors come of a file that holds something else than a mapping
-        except (
-            kubernetes.config.ConfigException,
-            OSError,
-            yaml.YAMLError,
-            TypeError,
-            AttributeError,
-        ) as error:
-            foreign = not isinstance(error, kubernetes.config.ConfigException | OSError)
-            reason = "the file is not a kubeconfig" if foreign else " ".join(str(error).split())[:200]
-            raise NotFound(
-                f"no cluster is configured: {reason}",
-                where="kubeconfig",
-                fix="set KUBECONFIG to your cluster's file, or use --context with one of `kubectl config "
-                "get-contexts`",
-            ) from error
+        except (kubernetes.config.ConfigException, OSError) as error:
+            raise _no_cluster(" ".join(str(error).split())[:200]) from error
+        # of a file that holds something else than a mapping
+        except (yaml.YAMLError, TypeError, AttributeError) as error:
+            raise _no_cluster("the file is not a kubeconfig") from error
         # several tries of some seconds each would hide a dead API server for a minute
         configuration.retries = 0
         self.namespace = checked_name(namespace or default, "--namespace")
@@ -110,26 +98,17 @@ class Cluster:
         follow: bool = False,
         since: str = "",
         tail: int = 0,
-        first_bytes: int = 0,
         previous: bool = False,
     ) -> Iterator[str]:
-        """Yield a container's log line by line, each after its RFC 3339 time.
-
-        ``tail`` takes the last lines alone, ``first_bytes`` ends the log early, in mid-line.
-        """
+        """Yield a container's log, or its last ``tail`` lines, line by line, each after its RFC 3339 time."""
         query = [("timestamps", "true"), ("follow", str(follow).lower()), ("previous", str(previous).lower())]
-        limits = {"container": container, "sinceTime": since, "tailLines": tail, "limitBytes": first_bytes}
+        limits = {"container": container, "sinceTime": since, "tailLines": tail}
         query += [(key, str(value)) for key, value in limits.items() if value]
         path = f"/api/v1/namespaces/{self.namespace}/pods/{quote(pod, safe='')}/log"
         with self._explained(f"the log of {pod}"):
             response = self._call("GET", path, query, {"Accept": "*/*"}, READ_S * 3 if follow else READ_S)
-            rest = b""
-            for chunk in response.stream(65536, decode_content=True):
-                *lines, rest = (rest + chunk).split(b"\n")
-                for line in lines:
-                    yield line.decode(errors="replace")
-            if rest:
-                yield rest.decode(errors="replace")
+            for line in response:
+                yield line.decode(errors="replace").rstrip("\n")
 
     def path(self, version: str, kind: str, name: str = "") -> str:
         """The path of a kind in this namespace, or of one object of it."""
@@ -181,22 +160,18 @@ class Cluster:
         group = self.get(f"/apis/{JOB_KINDS[kind].version}") or {}
         return any(resource["name"] == JOB_KINDS[kind].plural for resource in group.get("resources", []))
 
-    def may(self, verb: str, version: str, kind: str, subresource: str = "") -> bool:
-        """True if this user may do ``verb`` with objects of the kind here, or with a subresource."""
-        attributes = {
-            "namespace": self.namespace,
-            "verb": verb,
-            "group": version.rpartition("/")[0],
-            "resource": plural_of(kind),
-            "subresource": subresource,
-        }
+    def may(self, verb: str, group: str, resource: str) -> bool:
+        """True if this user may do ``verb`` with a resource here, or with a subresource (``pods/log``)."""
+        name, _, subresource = resource.partition("/")
+        attributes = {"group": group, "resource": name, "subresource": subresource}
+        attributes |= {"verb": verb, "namespace": self.namespace}
         review = {
             "apiVersion": "authorization.k8s.io/v1",
             "kind": "SelfSubjectAccessReview",
             "spec": {"resourceAttributes": attributes},
         }
         answer = self.request("POST", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", body=review)
-        return bool((answer.get("status") or {}).get("allowed"))
+        return bool(dig(answer, "status").get("allowed"))
 
     def job(self, name: str) -> Json:
         """The job of that name, of any kind that trains.
@@ -210,11 +185,9 @@ class Cluster:
             job = self.get(self.path(version, kind, name))
             if job is not None and trains(job := {**job, "kind": kind, "apiVersion": version}):
                 return job
-        raise NotFound(
-            f"there is no job {name!r} in the namespace {self.namespace}",
-            where=self.server,
-            fix="podtune status lists the jobs; --namespace names another namespace",
-        )
+        what = f"there is no job {name!r} in the namespace {self.namespace}"
+        fix = "podtune status lists the jobs; --namespace names another namespace"
+        raise NotFound(what, where=self.server, fix=fix)
 
     def jobs(self) -> list[Json]:
         """All jobs of the namespace that train."""
@@ -244,24 +217,6 @@ class Cluster:
             return None
         return self.items(self.path(group["preferredVersion"]["groupVersion"], kind), selector)
 
-    def workloads(self, job: Json) -> list[Json]:
-        """Kueue's view of the job; none where it may not be read."""
-        try:
-            return self.kueue("Workload", f"kueue.x-k8s.io/job-uid={job['metadata']['uid']}") or []
-        except Refused:
-            return []
-
-    def events(self, names: list[str]) -> list[Json]:
-        """Events about objects of these names, oldest first; none where they may not be read."""
-        try:
-            events = self.items(self.path("v1", "Event"))
-        except Refused:
-            return []
-        return sorted(
-            (event for event in events if (event.get("involvedObject") or {}).get("name") in names),
-            key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or ""),
-        )
-
     @contextlib.contextmanager
     def _explained(self, what: str) -> Iterator[None]:
         import kubernetes
@@ -274,6 +229,11 @@ class Cluster:
         except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
             reason = getattr(error, "reason", None) or error
             raise Unreachable(f"{self.server} does not answer: {type(reason).__name__}") from error
+
+
+def _no_cluster(reason: str) -> NotFound:
+    fix = "set KUBECONFIG to your cluster's file, or use --context with one of `kubectl config get-contexts`"
+    return NotFound(f"no cluster is configured: {reason}", where="kubeconfig", fix=fix)
 
 
 def connect(namespace: str = "", context: str = "") -> Cluster:

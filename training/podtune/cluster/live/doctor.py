@@ -1,15 +1,17 @@
-"""Checks of a cluster: the API, the operator, your permissions, and what facilities.py looks at. No torch."""
+"""Checks of a cluster: API, operator, permissions, and what it offers to jobs. No torch."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
-from podtune.cluster.live import facilities
+from podtune.cluster.job.manifest import dig, name_of
 from podtune.cluster.live.client import Cluster, connect
 from podtune.cluster.live.errors import Refused
 from podtune.cluster.live.kinds import JOB_KINDS
 from podtune.cluster.live.rights import RIGHTS
-from podtune.cluster.live.submit import INSTALL
+from podtune.cluster.live.submit import INSTALL, TOO_OLD, trainer_version
 from podtune.machine.checks import Check, Result, run_checks
 from podtune.run.errors import NoPermission, UserError
 
@@ -18,42 +20,47 @@ DEADLINE_S = 20.0
 
 # A job that the operator's webhook refuses (two masters): its refusal shows that the operator answers. Never
 # created.
+_POD = {"spec": {"containers": [{"name": "pytorch", "image": "none", "command": ["true"]}]}}
 REFUSED = {
     "apiVersion": "kubeflow.org/v1",
     "kind": "PyTorchJob",
     "metadata": {"name": "podtune-doctor"},
-    "spec": {
-        "pytorchReplicaSpecs": {
-            "Master": {
-                "replicas": 2,
-                "template": {
-                    "spec": {"containers": [{"name": "pytorch", "image": "none", "command": ["true"]}]}
-                },
-            }
-        }
-    },
+    "spec": {"pytorchReplicaSpecs": {"Master": {"replicas": 2, "template": _POD}}},
 }
+
+# Parts of provisioners' names whose volumes several nodes can mount and write, as their documentation says.
+SHARED = (
+    *("nfs", "cephfs", "efs.csi", "fsx", "lustre", "filestore", "file.csi.azure", "azure-file"),
+    *("nasplugin", "longhorn", "glusterfs", "juicefs", "beegfs", "weka", "portworx", "pxd", "trident"),
+    *("spectrumscale", "quobyte", "kubernetes.io/host-path"),
+)
+GPUS = ("nvidia.com/gpu", "amd.com/gpu")
+# What enforces NetworkPolicies: API groups of CNIs, and parts of the DaemonSets' names of those without one.
+POLICY_GROUPS = ("cilium.io", "crd.projectcalico.org", "crd.antrea.io", "k8s.ovn.org")
+POLICY_AGENTS = (
+    *("calico", "canal", "cilium", "anetd", "antrea", "ovnkube", "kube-router", "weave-net"),
+    *("azure-npm", "kube-network-policies"),
+)
 
 
 def check_cluster(namespace: str = "", context: str = "") -> list[Result]:
-    """Result everything about the cluster; one line alone if there is none or it does not answer."""
+    """Check everything about the cluster; one line alone if there is none or it does not answer."""
     try:
         cluster = connect(namespace, context)
     except UserError as error:
         return [Result("cluster", "fail", error.what, error.fix)]
-    return run_checks(
-        [
-            Check("cluster", lambda: api(cluster)),
-            Check("namespace", lambda: namespace_exists(cluster)),
-            Check("job kinds", lambda: job_kinds(cluster)),
-            Check("operator", lambda: operator(cluster)),
-            Check("permissions", lambda: permissions(cluster)),
-            Check("shared volumes", lambda: facilities.storage(cluster)),
-            Check("cluster GPUs", lambda: facilities.gpu_nodes(cluster)),
-            Check("kueue", lambda: facilities.queues(cluster)),
-            Check("network policies", lambda: facilities.network_policies(cluster)),
-        ]
-    )
+    checks: dict[str, Callable[[Cluster], Result | list[Result]]] = {
+        "cluster": api,
+        "namespace": namespace_exists,
+        "job kinds": job_kinds,
+        "operator": operator,
+        "permissions": permissions,
+        "shared volumes": storage,
+        "cluster GPUs": gpu_nodes,
+        "kueue": queues,
+        "network policies": network_policies,
+    }
+    return run_checks([Check(name, partial(look, cluster)) for name, look in checks.items()])
 
 
 def api(cluster: Cluster) -> Result:
@@ -62,29 +69,24 @@ def api(cluster: Cluster) -> Result:
 
 
 def namespace_exists(cluster: Cluster) -> Result:
-    """The namespace, and which Pod Security profile it enforces."""
+    """The namespace."""
     name = cluster.namespace
-    namespace = cluster.get(f"/api/v1/namespaces/{name}")
-    if namespace is None:
+    if cluster.get(f"/api/v1/namespaces/{name}") is None:
         return Result("namespace", "fail", f"{name} does not exist", f"kubectl create namespace {name}")
-    enforced = (namespace["metadata"].get("labels") or {}).get("pod-security.kubernetes.io/enforce")
-    profile = f", enforces the {enforced} Pod Security profile" if enforced else ""
-    return Result("namespace", "ok", f"{name}{profile}")
+    return Result("namespace", "ok", name)
 
 
 def job_kinds(cluster: Cluster) -> list[Result]:
     """The CRDs of the kinds of job that need an operator."""
     checks = []
     for kind, fix in INSTALL.items():
-        version, plural, *_ = JOB_KINDS[kind]
         if not cluster.serves(kind):
             what = f"not installed; api: {kind.lower()} needs it, api: job needs no operator"
             checks.append(Result(kind, "warn" if kind == "PyTorchJob" else "ok", what, fix))
             continue
-        trainer = facilities.trainer_version(cluster) if kind == "TrainJob" else ""
-        crd = _crd_version(cluster, f"{plural}.{version.partition('/')[0]}")
-        found = f"served as {version}{crd}"
-        if trainer in facilities.TOO_OLD:
+        found = f"served as {JOB_KINDS[kind].version}"
+        trainer = trainer_version(cluster) if kind == "TrainJob" else ""
+        if trainer in TOO_OLD:
             found = f"{found}, Kubeflow Trainer {trainer}; api: trainjob needs 2.2 or later"
             checks.append(Result(kind, "warn", found, fix))
         else:
@@ -92,19 +94,8 @@ def job_kinds(cluster: Cluster) -> list[Result]:
     return checks
 
 
-def _crd_version(cluster: Cluster, name: str) -> str:
-    """The release that installed the CRD, where that may be read and is labelled."""
-    try:
-        definition = cluster.get(f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}")
-    except Refused:
-        return ""
-    labels = (definition or {}).get("metadata", {}).get("labels") or {}
-    said = labels.get("app.kubernetes.io/version") or labels.get("helm.sh/chart")
-    return f", CRD of {said}" if said else ""
-
-
 def operator(cluster: Cluster) -> Result:
-    """The training operator: its webhook answers a job that it has to refuse, or its Deployment is ready."""
+    """The training operator: its webhook answers a job that it has to refuse."""
     if not cluster.serves("PyTorchJob"):
         return Result("operator", "warn", "not installed", INSTALL["PyTorchJob"])
     fix = "kubectl -n kubeflow get pods; kubectl -n kubeflow logs deployment/training-operator"
@@ -117,40 +108,77 @@ def operator(cluster: Cluster) -> Result:
             return Result("operator", "fail", f"its webhook does not answer: {error.what[:200]}", fix)
         if not isinstance(error, NoPermission):
             raise
-    try:
-        query = [("fieldSelector", "metadata.name=training-operator")]
-        deployments = (cluster.get("/apis/apps/v1/deployments", query) or {}).get("items", [])
-    except Refused:
-        deployments = []
-    if not deployments:
-        what = "not seen: no webhook answered, and no Deployment training-operator is shown to you"
-        fix = "ask whoever runs the cluster whether the training operator is up"
-        return Result("operator", "warn", what, fix)
-    if any((deployment.get("status") or {}).get("readyReplicas") for deployment in deployments):
-        return Result("operator", "ok", "its Deployment is ready")
-    return Result("operator", "fail", "its Deployment is not ready", fix)
+    return Result("operator", "warn", "not seen: no webhook answered", fix)
 
 
 def permissions(cluster: Cluster) -> Result:
     """Each verb that podtune's cluster commands need, of what is installed, asked of the API server."""
     optional = {"kueue.x-k8s.io", "trainer.kubeflow.org"}
     missing = {group for group in optional if cluster.get(f"/apis/{group}") is None}
-    rights = [
-        (verb, right)
-        for right in RIGHTS
-        if right.version.partition("/")[0] not in missing
-        for verb in right.verbs
+    wanted = [
+        (verb, group, resource)
+        for group, resources, verbs in RIGHTS
+        for resource in resources
+        for verb in verbs
+        if group not in missing
     ]
     with ThreadPoolExecutor(8) as pool:
-        allowed = pool.map(
-            lambda each: cluster.may(each[0], each[1].version, each[1].kind, each[1].subresource), rights
-        )
-        refused = [
-            f"{verb} {right.kind}{'/' + right.subresource if right.subresource else ''}"
-            for (verb, right), yes in zip(rights, allowed, strict=True)
-            if not yes
-        ]
+        allowed = list(pool.map(lambda right: cluster.may(*right), wanted))
+    refused = [
+        f"{verb} {resource}" for (verb, _, resource), yes in zip(wanted, allowed, strict=True) if not yes
+    ]
     if not refused:
-        return Result("permissions", "ok", f"all {len(rights)} that podtune needs in {cluster.namespace}")
+        return Result("permissions", "ok", f"all {len(wanted)} that podtune needs in {cluster.namespace}")
     fix = "ask for the Role in docs/cluster.md"
     return Result("permissions", "fail", f"you may not {', '.join(refused)}", fix)
+
+
+def storage(cluster: Cluster) -> Result:
+    """Storage classes whose provisioner can give several nodes one volume to write."""
+    items = cluster.items("/apis/storage.k8s.io/v1/storageclasses")
+    classes = {name_of(item): str(item.get("provisioner")) for item in items}
+    shared = [name for name, provisioner in classes.items() if any(part in provisioner for part in SHARED)]
+    if shared:
+        return Result("shared volumes", "ok", f"ReadWriteMany by {', '.join(shared)}")
+    others = ", ".join(f"{name} ({provisioner})" for name, provisioner in classes.items())
+    found = f"none known for ReadWriteMany: {others or 'no storage class'}"
+    fix = "persistence.*.existingClaim of a ReadWriteMany volume, or a class of NFS, CephFS, EFS or the like"
+    return Result("shared volumes", "warn", found, fix)
+
+
+def gpu_nodes(cluster: Cluster) -> Result:
+    """Nodes with GPUs, whoever holds them."""
+    nodes = [dig(node, "status", "allocatable") for node in cluster.items("/api/v1/nodes")]
+    counts = [count for node in nodes if (count := sum(int(node.get(name, 0)) for name in GPUS))]
+    if counts:
+        return Result("cluster GPUs", "ok", f"{sum(counts)} on {len(counts)} nodes")
+    fix = "install the GPU's device plugin, or use deploy/values/cpu-smoke.yaml"
+    return Result("cluster GPUs", "warn", f"none on {len(nodes)} nodes", fix)
+
+
+def network_policies(cluster: Cluster) -> Result:
+    """Anything that enforces the chart's NetworkPolicies; Kubernetes takes them without."""
+    groups = {group["name"] for group in (cluster.get("/apis") or {}).get("groups", [])}
+    enforcers = [group for group in POLICY_GROUPS if group in groups]
+    if not enforcers:
+        try:
+            names = [name_of(each) for each in cluster.items("/apis/apps/v1/daemonsets")]
+        except Refused:
+            names = []
+        enforcers = [name for name in names if any(agent in name for agent in POLICY_AGENTS)]
+    if enforcers:
+        return Result("network policies", "ok", f"enforced by {', '.join(enforcers)}")
+    what = "no CNI that enforces them is seen: who reaches a job's rendezvous can run code in its pods"
+    fix = "ask whoever runs the cluster whether NetworkPolicies are enforced, for example by Cilium or Calico"
+    return Result("network policies", "warn", what, fix)
+
+
+def queues(cluster: Cluster) -> Result:
+    """Kueue's queues that the namespace may use."""
+    found = cluster.kueue("LocalQueue")
+    if found is None:
+        return Result("kueue", "ok", "not installed; jobs start as soon as their pods fit")
+    if names := [name_of(queue) for queue in found]:
+        return Result("kueue", "ok", f"queues: {', '.join(names)} (kueue.queueName)")
+    what = f"installed, and {cluster.namespace} has no LocalQueue"
+    return Result("kueue", "warn", what, "ask for one if jobs have to be admitted by Kueue")

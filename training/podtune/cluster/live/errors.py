@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from podtune.run.errors import CONFIG, UNAVAILABLE, NoPermission, NotFound, Unavailable, UserError
+from podtune.run.errors import UNAVAILABLE, NoPermission, NotFound, Unavailable, UserError
 
 
 class Unreachable(Unavailable):
@@ -43,8 +43,6 @@ def refusal(error: Any, what: str, server: str) -> UserError:
         409: "podtune delete NAME, or another --name",
         500: "look at the webhook named: kubectl -n kubeflow get pods",
     }
-    fix = fixes.get(error.status, "")
-    if kind := kinds.get(error.status):
-        return kind(message, where=what, fix=fix)
-    code = UNAVAILABLE if error.status in (500, 503) else CONFIG
-    return Refused(message, where=what, fix=fix, code=code)
+    kind = kinds.get(error.status, Refused)
+    code = UNAVAILABLE if error.status in (500, 503) else None
+    return kind(message, where=what, fix=fixes.get(error.status, ""), code=code)

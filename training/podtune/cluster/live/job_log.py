@@ -10,25 +10,38 @@ import contextlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Any
 
-from podtune.cluster.job.manifest import dig
+from podtune.cluster.job.manifest import Json, name_of
+from podtune.cluster.job.pods import pods_of
 from podtune.cluster.live.client import Cluster
-from podtune.cluster.live.diagnose import PodProblem, pod_status, problems, state
 from podtune.cluster.live.errors import Forbidden, Refused, Unreachable
-from podtune.cluster.live.follow import Unseen
-from podtune.cluster.live.kinds import JOB_KINDS, name_of
-from podtune.cluster.live.status import ENDED, problems_of
+from podtune.cluster.live.kinds import JOB_KINDS
+from podtune.cluster.live.status import job_scene, status_in
+from podtune.cluster.why.scene import Scene
 from podtune.run.collect import collect
-from podtune.run.errors import MARKER, NotFound
-from podtune.run.job_snapshot import JobSnapshot
+from podtune.run.errors import MARKER, DataError, NotFound
+from podtune.run.job_snapshot import JobSnapshot, JobStatus
 from podtune.run.log_lines import parse
 
-Json = dict[str, Any]
-
-# of each log that a list looks at; a record takes a handful of lines
-HEAD_BYTES, TAIL_LINES = 32 * 1024, 1000
+TAIL_LINES = 1000  # of each log that a list looks at; a record takes a handful of lines
 AT_ONCE = 8  # jobs of a list that are asked for at the same time
+
+
+class Unseen:
+    """A filter of log lines that are new, when the log is asked for again from ``since`` on."""
+
+    def __init__(self) -> None:
+        self.since, self._at_since = "", set[str]()
+
+    def split(self, line: str) -> tuple[str, str] | None:
+        """A line's time and text, None if it was there before."""
+        moment, _, text = line.partition(" ")
+        # sinceTime has a resolution of a second: lines of that second come again
+        if moment < self.since or line in self._at_since:
+            return None
+        self._at_since = {line} | ({seen for seen in self._at_since if seen[:19] == line[:19]})
+        self.since = moment
+        return moment, text
 
 
 @dataclass
@@ -56,7 +69,7 @@ class RunLog:
                 self._back_to(entry["step"])
             else:
                 self.max_steps = entry.pop("max_steps", self.max_steps)
-                self._add({"time": moment, **entry})
+                self.entries.setdefault(split, []).append({"time": moment, **entry})
 
     def _back_to(self, step: int) -> None:
         """A resumed run repeats the steps after its checkpoint."""
@@ -66,11 +79,6 @@ class RunLog:
         }
         self._record_lines.clear()
 
-    def _add(self, entry: Json) -> None:
-        entries = self.entries.setdefault(entry["split"], [])
-        if not entries or entries[-1]["step"] < entry["step"]:  # a list reads the head of a short log twice
-            entries.append(entry)
-
     def records(self) -> list[Json]:
         """The records that were printed, each exact; damaged ones are left out."""
         return collect(self._record_lines).records
@@ -78,26 +86,18 @@ class RunLog:
 
 def declared(job: Json) -> Json:
     """The keys of a record that the job's manifest gives: mode, strategy, pods and processes."""
-    spec = job.get("spec") or {}
-    container: Json = {}
-    if job["kind"] == "TrainJob":
-        container = spec.get("trainer") or {}
-        nodes, processes = int(container.get("numNodes") or 1), container.get("numProcPerNode")
-    else:
-        replicas = list((spec.get("pytorchReplicaSpecs") or {"": spec}).values())
-        nodes = sum(int(replica.get("replicas") or replica.get("completions") or 1) for replica in replicas)
-        for each in dig(replicas[0], "template", "spec").get("containers") or []:
-            container = each if each.get("name") == JOB_KINDS[job["kind"]].container else container
-        own = (
-            entry.get("value")
-            for entry in container.get("env") or []
-            if entry["name"] == "PET_NPROC_PER_NODE"
-        )
-        processes = spec.get("nprocPerNode") or next(own, None)
-    words = [str(word) for word in [*(container.get("command") or []), *(container.get("args") or [])]]
-    keys: Json = {"nnodes": nodes}
-    if str(processes).isdigit():
-        keys |= {"nproc_per_node": int(str(processes)), "world_size": nodes * int(str(processes))}
+    # numbers and command are the job's own, whatever runtime a TrainJob refers to
+    known = {**job, "spec": {**job["spec"], "runtimeRef": {"name": "torch-distributed"}}}
+    try:
+        pods = pods_of(known, [])
+    except DataError:
+        return {}
+    keys: Json = {"nnodes": len(pods)}
+    processes = pods[0].variables.get("PET_NPROC_PER_NODE", "")
+    if processes.isdigit():
+        keys |= {"nproc_per_node": int(processes), "world_size": len(pods) * int(processes)}
+    containers = pods[0].spec.get("containers") or []
+    words = [str(word) for each in containers for word in (*each.get("command", ()), *each.get("args", ()))]
     if "podtune.training" in words:
         keys["mode"] = "sft"
     elif "bench" in words or "podtune.benchmark" in words:
@@ -107,29 +107,17 @@ def declared(job: Json) -> Json:
     return keys
 
 
-def snapshot(
-    cluster: Cluster, job: Json, pods: list[Json], found: list[PodProblem], log: RunLog
-) -> JobSnapshot:
-    """Put together the job's condition, its pods, their problems, and what the log says."""
-    condition, message = state(job, pods)
-    status, keys = job.get("status") or {}, declared(job)
+def snapshot(job: Json, status: JobStatus, log: RunLog) -> JobSnapshot:
+    """Put together the job's status and what its log says."""
+    keys = declared(job)
     return JobSnapshot(
-        name=name_of(job),
-        kind=job["kind"],
-        namespace=cluster.namespace,
-        condition=condition,
-        message=message,
-        ended=condition in ENDED,
-        started_at=status.get("startTime") or job["metadata"].get("creationTimestamp"),
-        ended_at=status.get("completionTime"),
-        pods=[pod_status(pod) for pod in pods],
-        problems=[str(problem) for problem in found],
+        **vars(status),
         declared=keys,
         head=log.head,
         max_steps=log.max_steps,
         entries=log.entries,
         last_line=log.last_line,
-        records=log.records() if condition in ENDED or keys.get("mode") == "benchmark" else [],
+        records=log.records() if status.ended or keys.get("mode") == "benchmark" else [],
     )
 
 
@@ -138,7 +126,8 @@ class JobWatch:
 
     def __init__(self, cluster: Cluster, name: str) -> None:
         self._cluster, self._name = cluster, name
-        self._log, self._unseen, self._pod = RunLog(), Unseen(), ""
+        self.pods: list[Json] = []
+        self._log, self._unseen = RunLog(), Unseen()
         self._last: JobSnapshot | None = None
 
     def look(self) -> JobSnapshot:
@@ -151,11 +140,11 @@ class JobWatch:
         """
         try:
             job = self._cluster.job(self._name)
-            pods = self._cluster.pods(job)
-            found = problems_of(self._cluster, job, pods)
-            if pods:
-                self._read(job, pods[0])
-            self._last = snapshot(self._cluster, job, pods, found, self._log)
+            scene = job_scene(self._cluster, job)
+            self.pods, status = scene.pods, status_in(scene, self._cluster.namespace)
+            if status.pods:
+                self._read(status.pods[0].name, JOB_KINDS[job["kind"]].container)
+            self._last = snapshot(job, status, self._log)
         except Unreachable as error:
             if self._last is None:
                 raise
@@ -166,49 +155,41 @@ class JobWatch:
             raise NotFound(f"the job {self._name!r} was deleted", where=self._cluster.namespace) from error
         return self._last
 
-    def _read(self, job: Json, pod: Json) -> None:
-        if pod["metadata"]["uid"] != self._pod:
-            self._pod, self._unseen = pod["metadata"]["uid"], Unseen()
-        container = JOB_KINDS[job["kind"]].container
+    def _read(self, pod: str, container: str) -> None:
         with _begun():
-            for line in self._cluster.log_lines(name_of(pod), container=container, since=self._unseen.since):
+            for line in self._cluster.log_lines(pod, container=container, since=self._unseen.since):
                 if new := self._unseen.split(line):
                     self._log.see(*new)
 
 
 def snapshots(cluster: Cluster) -> list[JobSnapshot]:
-    """Every job of the namespace, with the beginning and the end of its first pod's log.
+    """Every job of the namespace, with the end of its first pod's log.
 
     Raises:
         UserError: the user may not list jobs or pods, or read logs.
         Unreachable: no answer.
     """
     jobs = cluster.jobs()
-    pods = {(job["kind"], name_of(job)): list[Json]() for job in jobs}
-    for kind, job_kind in JOB_KINDS.items():
-        if any(job["kind"] == kind for job in jobs):
-            for pod in cluster.pods_with(job_kind.pods_label):
-                name = pod["metadata"]["labels"][job_kind.pods_label]
-                pods.setdefault((kind, name), []).append(pod)
+    pods: dict[tuple[str, str], list[Json]] = {}
+    for kind in {job["kind"] for job in jobs}:
+        label = JOB_KINDS[kind].pods_label
+        for pod in cluster.pods_with(label):
+            pods.setdefault((kind, pod["metadata"]["labels"][label]), []).append(pod)
 
     def one(job: Json) -> JobSnapshot:
-        own = pods[job["kind"], name_of(job)]
-        log = _ends_of_log(cluster, job, own[0]) if own else RunLog()
-        return snapshot(cluster, job, own, problems(own, []), log)
+        name = name_of(job)
+        own = pods.get((job["kind"], name), [])
+        log = RunLog()
+        with _begun():
+            for pod in own[:1]:
+                container = JOB_KINDS[job["kind"]].container
+                for line in cluster.log_lines(name_of(pod), container=container, tail=TAIL_LINES):
+                    moment, _, text = line.partition(" ")
+                    log.see(moment, text)
+        return snapshot(job, status_in(Scene(name, jobs=[job], pods=own), cluster.namespace), log)
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
         return list(pool.map(one, jobs))
-
-
-def _ends_of_log(cluster: Cluster, job: Json, pod: Json) -> RunLog:
-    name, container, log = name_of(pod), JOB_KINDS[job["kind"]].container, RunLog()
-    with _begun():
-        # the last one is cut off
-        beginning = list(cluster.log_lines(name, container=container, first_bytes=HEAD_BYTES))[:-1]
-        for line in [*beginning, *cluster.log_lines(name, container=container, tail=TAIL_LINES)]:
-            moment, _, text = line.partition(" ")
-            log.see(moment, text)
-    return log
 
 
 @contextlib.contextmanager

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from podtune.cluster.job import indexed_job, pytorchjob, trainjob
-from podtune.cluster.job.manifest import dig
+from podtune.cluster.job.manifest import Json, dig, name_of
+from podtune.cluster.job.pytorchjob import CONTAINER
+from podtune.cluster.job.trainjob import NODE
 from podtune.run.errors import UsageError
-
-Json = dict[str, Any]
 
 
 class JobKind(NamedTuple):
@@ -23,15 +23,10 @@ class JobKind(NamedTuple):
 
 
 JOB_KINDS = {
-    "PyTorchJob": JobKind(
-        "kubeflow.org/v1", "pytorchjobs", f"{pytorchjob.LABEL}job-name", pytorchjob.CONTAINER
-    ),
-    "TrainJob": JobKind(
-        "trainer.kubeflow.org/v1alpha1", "trainjobs", f"{trainjob.LABEL}jobset-name", trainjob.NODE
-    ),
-    "Job": JobKind("batch/v1", "jobs", f"{indexed_job.LABEL}job-name", pytorchjob.CONTAINER),
+    "PyTorchJob": JobKind("kubeflow.org/v1", "pytorchjobs", f"{pytorchjob.LABEL}job-name", CONTAINER),
+    "TrainJob": JobKind("trainer.kubeflow.org/v1alpha1", "trainjobs", f"{trainjob.LABEL}jobset-name", NODE),
+    "Job": JobKind("batch/v1", "jobs", f"{indexed_job.LABEL}job-name", CONTAINER),
 }
-IRREGULAR_PLURALS = {"NetworkPolicy": "networkpolicies"}
 
 
 def trains(job: Json) -> bool:
@@ -39,36 +34,30 @@ def trains(job: Json) -> bool:
     if job["kind"] != "Job":
         return True
     containers = dig(job, "spec", "template", "spec").get("containers") or []
-    named = any(container.get("name") == pytorchjob.CONTAINER for container in containers)
+    named = any(container.get("name") == CONTAINER for container in containers)
     return indexed_job.is_indexed(job) and named and not job["metadata"].get("ownerReferences")
 
 
 def newest_by_rank(pods: Iterable[Json]) -> list[Json]:
     """The pods in the order of ranks, of each index the newest: a Job keeps those that failed before."""
+
+    def index(pod: Json) -> str:
+        return str(dig(pod, "metadata", "labels").get(indexed_job.INDEX, ""))
+
     newest: dict[str, Json] = {}
     for pod in sorted(pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp"))):
         # RUN-INDEX-SUFFIX, where the others are called by their rank alone
-        key = name_of(pod).rpartition("-")[0] if index_of(pod) else name_of(pod)
-        newest[key] = pod
+        newest[name_of(pod).rpartition("-")[0] if index(pod) else name_of(pod)] = pod
     return sorted(
         newest.values(),
-        key=lambda pod: ("-master-" not in name_of(pod), int(index_of(pod) or 0), name_of(pod)),
+        key=lambda pod: ("-master-" not in name_of(pod), int(index(pod) or 0), name_of(pod)),
     )
 
 
-def index_of(pod: Json) -> str:
-    """The pod's index in a Job; empty for a pod of another kind."""
-    return str((pod["metadata"].get("labels") or {}).get(indexed_job.INDEX, ""))
-
-
 def plural_of(kind: str) -> str:
-    """The kind's name in paths of the API."""
-    return IRREGULAR_PLURALS.get(kind, f"{kind.lower()}s")
-
-
-def name_of(document: Json) -> str:
-    """The object's name."""
-    return str(document["metadata"]["name"])
+    """The kind's name in paths of the API: pods, networkpolicies."""
+    name = kind.lower()
+    return f"{name[:-1]}ies" if name.endswith("y") else f"{name}s"
 
 
 def checked_name(name: str, where: str) -> str:
@@ -78,9 +67,7 @@ def checked_name(name: str, where: str) -> str:
         UsageError: it could not.
     """
     if len(name) > 253 or not re.fullmatch(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?", name) or ".." in name:
-        raise UsageError(
-            f"{name!r} is not a name of Kubernetes (lower-case letters, digits, dashes, dots)",
-            where=where,
-            fix="podtune status lists the jobs, kubectl get namespaces the namespaces",
-        )
+        what = f"{name!r} is not a name of Kubernetes (lower-case letters, digits, dashes, dots)"
+        fix = "podtune status lists the jobs, kubectl get namespaces the namespaces"
+        raise UsageError(what, where=where, fix=fix)
     return name

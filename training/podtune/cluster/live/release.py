@@ -8,11 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from podtune.cluster.job.manifest import name_of
 from podtune.cluster.live import submit
 from podtune.cluster.live.client import Cluster
 from podtune.cluster.live.errors import Unreachable
 from podtune.cluster.live.job_log import JobWatch
-from podtune.cluster.live.kinds import name_of
 from podtune.run.errors import OK, SOFTWARE, NotFound
 from podtune.run.files import write_atomically
 from podtune.run.job_snapshot import JobSnapshot
@@ -67,7 +67,7 @@ class Release:
         """Delete the job; its pods have their grace time to save. Its volumes stay."""
         job = self._cluster.job(self._name)
         parts = submit.parts_of(self._cluster, job, volumes=False)
-        submit.delete(self._cluster, job, parts.own)
+        submit.delete(self._cluster, job, parts)
 
     def leave(self) -> None:
         """Leave it running; the same sweep comes back to it."""
@@ -80,7 +80,7 @@ class Release:
             write_atomically(self._folder / METRICS_FILE, "".join(f"{line}\n" for line in lines))
         if job.records:
             write_json(self._folder / RUN_FILE, job.records[-1])
-        problems = job.problems or ([job.message] if job.condition == "Failed" else [])
+        problems = [*map(str, job.problems)] or ([job.message] if job.condition == "Failed" else [])
         for line in [*problems, job.unreachable]:
             self._tell(line)
         if problems:

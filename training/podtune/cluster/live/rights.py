@@ -2,43 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from podtune.cluster.job.manifest import Json
+from podtune.cluster.live.kinds import JOB_KINDS
 
-from podtune.cluster.live.kinds import JOB_KINDS, plural_of
-
-
-class Right(NamedTuple):
-    """Verbs that are needed on a kind, or on a subresource of it."""
-
-    version: str
-    kind: str
-    subresource: str
-    verbs: tuple[str, ...]
-
-    @property
-    def group(self) -> str:
-        """The API group, empty for the core's."""
-        return self.version.rpartition("/")[0]
-
-
-_PARTS = ("ConfigMap", "ServiceAccount", "Service", "PersistentVolumeClaim")
 _READ, _EDIT = ("get", "list"), ("get", "list", "create", "patch", "delete")
-RIGHTS = (
-    *(Right(job.version, kind, "", ("get", "list", "create", "delete")) for kind, job in JOB_KINDS.items()),
-    *(Right("v1", kind, "", _EDIT) for kind in _PARTS),
-    Right("networking.k8s.io/v1", "NetworkPolicy", "", _EDIT),
-    *(Right("v1", kind, part, _READ) for kind, part in (("Pod", ""), ("Pod", "log"), ("Event", ""))),
-    *(Right("kueue.x-k8s.io/v1beta2", kind, "", _READ) for kind in ("LocalQueue", "Workload")),
+_JOBS = ("get", "list", "create", "delete")
+_PARTS = ("configmaps", "serviceaccounts", "services", "persistentvolumeclaims")
+#: API group, resources, verbs
+RIGHTS: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
+    *((job.version.partition("/")[0], (job.plural,), _JOBS) for job in JOB_KINDS.values()),
+    ("", _PARTS, _EDIT),
+    ("networking.k8s.io", ("networkpolicies",), _EDIT),
+    ("", ("pods", "pods/log", "events"), _READ),
+    ("kueue.x-k8s.io", ("localqueues", "workloads"), _READ),
 )
 
 
-def rules() -> list[dict[str, Any]]:
+def rules() -> list[Json]:
     """The rights as the rules of a Role."""
-    by_verbs: dict[tuple[str, tuple[str, ...]], list[str]] = {}
-    for right in RIGHTS:
-        resource = plural_of(right.kind) + (f"/{right.subresource}" if right.subresource else "")
-        by_verbs.setdefault((right.group, right.verbs), []).append(resource)
     return [
-        {"apiGroups": [group], "resources": resources, "verbs": list(verbs)}
-        for (group, verbs), resources in by_verbs.items()
+        {"apiGroups": [group], "resources": list(resources), "verbs": list(verbs)}
+        for group, resources, verbs in RIGHTS
     ]

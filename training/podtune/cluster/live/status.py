@@ -1,68 +1,102 @@
-"""A job's status with its pods and problems, for ``podtune status``, ``logs --follow`` and ``watch``."""
+"""A job as the cluster has it: its status, and the scene from which `podtune why` finds the cause."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+import contextlib
 
+from podtune.cluster.job.manifest import Json, dig, name_of
 from podtune.cluster.live.client import Cluster
-from podtune.cluster.live.diagnose import PodProblem, held_back, in_a_queue, pod_status, problems, state
-from podtune.cluster.live.kinds import name_of
-from podtune.run.job_snapshot import PodStatus
+from podtune.cluster.live.errors import Refused
+from podtune.cluster.why.causes import causes
+from podtune.cluster.why.scene import Scene, about_of
+from podtune.cluster.why.state import ENDS, container_statuses, phase, pod_status, queue_of, state
+from podtune.run.errors import NotFound
+from podtune.run.job_snapshot import JobStatus
 
-Json = dict[str, Any]
-
-ENDED = ("Succeeded", "Failed")
-WARNINGS = 5
+TAIL_LINES = 500
+BATCH_LABEL = "batch.kubernetes.io/job-name"
 
 
-@dataclass(frozen=True)
-class JobStatus:
-    """A job's condition, each pod, and what is wrong; as JSON the output of ``podtune status``."""
-
-    schema: str
-    job: str
-    kind: str
-    namespace: str
-    condition: str
-    message: str
-    started_at: str | None
-    ended_at: str | None
-    pods: list[PodStatus]
-    problems: list[PodProblem]
-    warnings: list[str]
+def job_scene(cluster: Cluster, job: Json) -> Scene:
+    """The job and its pods; events are asked for only where something waits."""
+    scene = Scene(name_of(job), jobs=[job], pods=cluster.pods(job))
+    waits = not scene.pods and state(job)[0] not in ENDS
+    if waits or any(phase(pod) == "Pending" for pod in scene.pods):
+        _read_events(cluster, scene)
+    return scene
 
 
 def status_of(cluster: Cluster, job: Json) -> JobStatus:
-    """Ask for the job's pods and events."""
-    pods = cluster.pods(job)
-    condition, message = state(job, pods)
-    status = job.get("status") or {}
-    warnings = [event for event in cluster.events(_names(job, pods)) if event.get("type") == "Warning"]
+    """A job's condition, its pods, and what is wrong with them."""
+    return status_in(job_scene(cluster, job), cluster.namespace)
+
+
+def status_in(scene: Scene, namespace: str) -> JobStatus:
+    """The status of the scene's job."""
+    (job,) = scene.jobs
+    condition, message = state(job, scene.pods)
+    status = dig(job, "status")
     return JobStatus(
-        schema="podtune.status/1",
         job=name_of(job),
         kind=job["kind"],
-        namespace=cluster.namespace,
+        namespace=namespace,
         condition=condition,
         message=message,
-        started_at=status.get("startTime"),
+        started_at=status.get("startTime") or job["metadata"].get("creationTimestamp"),
         ended_at=status.get("completionTime"),
-        pods=[pod_status(pod) for pod in pods],
-        problems=problems_of(cluster, job, pods),
-        warnings=[" ".join(str(event.get("message")).split())[:300] for event in warnings[-WARNINGS:]],
+        pods=[pod_status(pod) for pod in scene.pods],
+        problems=causes(scene),
     )
 
 
-def problems_of(cluster: Cluster, job: Json, pods: list[Json]) -> list[PodProblem]:
-    """Reasons why the job does not run, or no longer does.
+def scene_of(cluster: Cluster, name: str) -> Scene:
+    """Everything that the cluster has of a job or pod; of the namespace's newest job if ``name`` is empty.
 
-    Events and Kueue are asked only where they can say it.
+    Raises:
+        NotFound: there is no such job or pod.
     """
-    held = held_back(job, cluster.workloads(job)) if in_a_queue(job) else []
-    waiting = any((pod.get("status") or {}).get("phase") == "Pending" for pod in pods)
-    return held + problems(pods, cluster.events(_names(job, pods)) if waiting else [])
+    if not name:
+        jobs = sorted(cluster.jobs(), key=lambda job: str(job["metadata"].get("creationTimestamp")))
+        if not jobs:
+            fix = "name a folder or a file, or another --namespace"
+            raise NotFound("there are no jobs", where=f"namespace {cluster.namespace}", fix=fix)
+        name = name_of(jobs[-1])
+    scene = Scene(name)
+    try:
+        scene.jobs = [cluster.job(name)]
+        scene.pods = cluster.pods(scene.jobs[0])
+    except NotFound:
+        if batch := cluster.get(cluster.path("batch/v1", "Job", name)):
+            scene.jobs = [{**batch, "kind": "Job"}]
+            scene.pods = cluster.pods_with(f"{BATCH_LABEL}={name}")
+        elif pod := cluster.get(cluster.path("v1", "Pod", name)):
+            scene.pods = [pod]
+        else:
+            raise
+    _read_events(cluster, scene)
+    for pod in scene.pods:
+        for container in container_statuses(pod):
+            restarted = bool(dig(container, "lastState", "terminated"))
+            with contextlib.suppress(Refused):  # it has not begun, or its log is gone
+                lines = cluster.log_lines(
+                    name_of(pod), container=container["name"], tail=TAIL_LINES, previous=restarted
+                )
+                scene.add_log(name_of(pod), "\n".join(lines))
+    return scene
 
 
-def _names(job: Json, pods: list[Json]) -> list[str]:
-    return [name_of(job), *map(name_of, pods)]
+def _read_events(cluster: Cluster, scene: Scene) -> None:
+    """Read the events about the job, its pods and claims, and Kueue's view, as far as they may be read."""
+    volumes = [volume for pod in scene.pods for volume in dig(pod, "spec").get("volumes") or []]
+    mounted = {dig(volume, "persistentVolumeClaim").get("claimName") for volume in volumes}
+    with contextlib.suppress(Refused):
+        claims = cluster.items(cluster.path("v1", "PersistentVolumeClaim"))
+        scene.claims = [claim for claim in claims if name_of(claim) in mounted]
+        for event in cluster.items(cluster.path("v1", "Event")):
+            about = about_of(event)
+            if about in mounted or about == scene.subject or about.startswith(f"{scene.subject}-"):
+                scene.events.append(event)
+    for job in filter(queue_of, scene.jobs):
+        with contextlib.suppress(Refused):
+            uid = job["metadata"]["uid"]
+            scene.workloads = cluster.kueue("Workload", f"kueue.x-k8s.io/job-uid={uid}") or []

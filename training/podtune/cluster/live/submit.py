@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
-from podtune.cluster.job.manifest import dig
-from podtune.cluster.live import facilities
+from podtune.cluster.job.manifest import Json, dig, name_of
 from podtune.cluster.live.client import MANAGER, Cluster
 from podtune.cluster.live.errors import Refused
-from podtune.cluster.live.kinds import JOB_KINDS, name_of
+from podtune.cluster.live.kinds import JOB_KINDS
 from podtune.run.errors import ConfigError, NoPermission, NotFound, Unavailable, UserError
-
-Json = dict[str, Any]
 
 INSTANCE, APPLICATION = "app.kubernetes.io/instance", "app.kubernetes.io/name"
 #: kinds besides the job that a release of the chart holds
@@ -33,21 +30,31 @@ INSTALL = {
 }
 
 
+#: versions of Trainer by the field of a TrainJob that changes the runtime's pods, the newest first
+TRAINERS = {"runtimePatches": "2.2 or later", "podTemplateOverrides": "2.1", "podSpecOverrides": "2.0"}
+TOO_OLD = ("2.1", "2.0")
+
+
+def trainer_version(cluster: Cluster) -> str:
+    """Kubeflow Trainer's version by the fields of its TrainJobs; empty where the API does not say."""
+    document = cluster.get("/openapi/v3/apis/trainer.kubeflow.org/v1alpha1") or {}
+    for name, schema in dig(document, "components", "schemas").items():
+        if name.endswith(".TrainJob"):
+            fields = dig(schema, "properties", "spec", "properties")
+            return next((version for field, version in TRAINERS.items() if field in fields), "")
+    return ""
+
+
 def installable(documents: list[Json]) -> list[Json]:
     """The documents without Helm's test hooks and namespaces, which the connection decides; the job last."""
-    for document in documents:
-        if isinstance(metadata := document.get("metadata"), dict):
-            metadata.pop("namespace", None)
-    kept = [
-        document
-        for document in documents
-        if "helm.sh/hook" not in ((document.get("metadata") or {}).get("annotations") or {})
-    ]
+    kept = [each for each in documents if "helm.sh/hook" not in dig(each, "metadata", "annotations")]
+    for document in kept:
+        dig(document, "metadata").pop("namespace", None)
     return sorted(kept, key=lambda document: document["kind"] in JOB_KINDS)
 
 
 def check(cluster: Cluster, documents: list[Json]) -> list[str]:
-    """Ask everything before creating: operator, permissions, references, and a server-side dry run.
+    """Ask everything before creating: operator, references, and a server-side dry run, which asks for rights.
 
     Returns notes about what could not be looked at.
 
@@ -56,88 +63,21 @@ def check(cluster: Cluster, documents: list[Json]) -> list[str]:
     """
     job = documents[-1]
     if not cluster.serves(job["kind"]):
-        raise Unavailable(
-            f"the cluster does not know the kind {job['kind']}: the operator (its CRD) is not installed",
-            where=cluster.server,
-            fix=INSTALL[job["kind"]],
+        what = f"the cluster does not know the kind {job['kind']}: the operator (its CRD) is not installed"
+        raise Unavailable(what, where=cluster.server, fix=INSTALL[job["kind"]])
+    version = trainer_version(cluster) if dig(job, "spec").get("runtimePatches") else ""
+    if version in TOO_OLD:
+        what = (
+            f"the cluster's Kubeflow Trainer is {version}; this TrainJob's runtimePatches need 2.2 or later"
         )
-    version = facilities.trainer_version(cluster) if dig(job, "spec").get("runtimePatches") else ""
-    if version in facilities.TOO_OLD:
-        raise Unavailable(
-            f"the cluster's Kubeflow Trainer is {version}; this TrainJob's runtimePatches need 2.2 or later",
-            where=cluster.server,
-            fix=INSTALL["TrainJob"],
-        )
-    _check_permissions(cluster, documents)
+        raise Unavailable(what, where=cluster.server, fix=INSTALL["TrainJob"])
     notes = list(_check_references(cluster, documents))
-    if cluster.exists(job):
-        raise ConfigError(
-            f"the job {name_of(job)!r} exists already in {cluster.namespace}",
-            where=job["kind"],
-            fix=f"podtune delete {name_of(job)}, or submit under another --name",
-        )
     for document in documents:
-        cluster.put(document, dry_run=True)
+        cluster.put(document, dry_run=True)  # says which right is missing, too, and that the job exists
     return notes
 
 
-def _check_permissions(cluster: Cluster, documents: list[Json]) -> None:
-    versions = {document["kind"]: document["apiVersion"] for document in documents}
-    refused = [
-        f"{verb} {kind}"
-        for kind, version in versions.items()
-        for verb in (("create",) if kind in JOB_KINDS else ("create", "patch"))
-        if not cluster.may(verb, version, kind)
-    ]
-    if refused:
-        raise NoPermission(
-            f"you may not {', '.join(refused)} in the namespace {cluster.namespace}",
-            where=cluster.server,
-            fix="ask for a Role with these rights (docs/cluster.md lists them), or use --namespace",
-        )
-
-
-def _check_references(cluster: Cluster, documents: list[Json]) -> Iterator[str]:
-    """Look for Secrets, ConfigMaps and claims that the pods name and that are not among the documents.
-
-    Yields those that may not be read.
-    """
-    own = {(document["kind"], name_of(document)) for document in documents}
-    for kind, name in sorted(set(references(documents)) - own):
-        try:
-            found = cluster.get(cluster.path("v1", kind, name))
-        except NoPermission:
-            yield f"the {kind} {name} may not be read by you; it has to exist"
-            continue
-        if found is None:
-            raise NotFound(
-                f"the {kind} {name!r} does not exist in the namespace {cluster.namespace}",
-                where="pods",
-                fix=HOW_TO_CREATE[kind],
-            )
-
-
-HOW_TO_CREATE = {
-    "Secret": "kubectl create secret generic NAME --from-literal=token=...",
-    "ConfigMap": "kubectl create configmap NAME --from-file=...",
-    "PersistentVolumeClaim": "create it, or leave existingClaim empty so that the chart does",
-}
-
-
-def references(documents: list[Json]) -> Iterator[tuple[str, str]]:
-    """(kind, name) of every Secret, ConfigMap and claim that a pod template names and needs."""
-    for node in _mappings(documents):
-        if node.get("optional"):
-            continue
-        for key, kind, field in REFERENCES:
-            target = node.get(key)
-            if isinstance(target, dict) and isinstance(target.get(field), str) and not target.get("optional"):
-                yield kind, target[field]
-        for secret in node.get("imagePullSecrets") or []:
-            if isinstance(secret, dict) and secret.get("name"):
-                yield "Secret", secret["name"]
-
-
+#: where a pod names an object: key, kind, and the key of the name
 REFERENCES = (
     ("secretKeyRef", "Secret", "name"),
     ("secretRef", "Secret", "name"),
@@ -149,14 +89,33 @@ REFERENCES = (
 )
 
 
-def _mappings(node: Any) -> Iterator[Json]:
-    if isinstance(node, dict):
-        yield node
-        for value in node.values():
-            yield from _mappings(value)
-    elif isinstance(node, list):
-        for value in node:
-            yield from _mappings(value)
+def _check_references(cluster: Cluster, documents: list[Json]) -> Iterator[str]:
+    """Look for Secrets, ConfigMaps and claims that the pods name and that are not among the documents.
+
+    Yields those that may not be read.
+    """
+    own = {(document["kind"], name_of(document)) for document in documents}
+    for kind, name in sorted({*_references(documents)} - own):
+        try:
+            found = cluster.get(cluster.path("v1", kind, name))
+        except NoPermission:
+            yield f"the {kind} {name} may not be read by you; it has to exist"
+            continue
+        if found is None:
+            what = f"the {kind} {name!r} does not exist in the namespace {cluster.namespace}"
+            raise NotFound(what, where="pods", fix="create it, or take its name out of the values")
+
+
+def _references(node: Any) -> Iterator[tuple[str, str]]:
+    """(kind, name) of every Secret, ConfigMap and claim that a pod template names and needs."""
+    for value in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+        yield from _references(value)
+    if isinstance(node, dict) and not node.get("optional"):
+        for key, kind, field in REFERENCES:
+            target = node.get(key)
+            if isinstance(target, dict) and isinstance(target.get(field), str) and not target.get("optional"):
+                yield kind, target[field]
+        yield from (("Secret", secret["name"]) for secret in node.get("imagePullSecrets") or [])
 
 
 def create(cluster: Cluster, documents: list[Json]) -> list[str]:
@@ -166,38 +125,21 @@ def create(cluster: Cluster, documents: list[Json]) -> list[str]:
         for document in documents:
             existed = cluster.exists(document)
             cluster.put(document)
-            if not existed:
-                new.append(document)
+            new += [] if existed else [document]
     except UserError as error:
-        left = _taken_back(cluster, new)
-        rest = (
-            f"; left behind: kubectl -n {cluster.namespace} delete {' '.join(left)}"
-            if left
-            else "; what had been created is removed again"
-        )
-        raise UserError(error.what + rest, where=error.where, fix=error.fix, code=error.code) from error
+        left = []
+        for document in reversed(new):
+            try:
+                cluster.delete(document)
+            except UserError:
+                left.append(f"{document['kind'].lower()}/{name_of(document)}")
+        rest = f"left behind: kubectl -n {cluster.namespace} delete {' '.join(left)}"
+        rest = rest if left else "what had been created is removed again"
+        raise UserError(f"{error.what}; {rest}", where=error.where, fix=error.fix, code=error.code) from error
     return [f"{document['kind']}/{name_of(document)}" for document in documents]
 
 
-def _taken_back(cluster: Cluster, documents: list[Json]) -> list[str]:
-    left = []
-    for document in reversed(documents):
-        try:
-            cluster.delete(document)
-        except UserError:
-            left.append(f"{document['kind'].lower()}/{name_of(document)}")
-    return left
-
-
-@dataclass(frozen=True)
-class JobParts:
-    """Objects that carry a job's labels."""
-
-    own: list[Json]  # submitted by podtune with the job
-    others: list[str]  # kind/name of those that only carry the labels
-
-
-def parts_of(cluster: Cluster, job: Json, *, volumes: bool) -> JobParts:
+def parts_of(cluster: Cluster, job: Json, *, volumes: bool) -> list[Json]:
     """Find what was submitted with the job, the claims only if ``volumes``.
 
     Labels are what the author of a job wrote, so they are not enough: an object is podtune's if it has the
@@ -206,30 +148,27 @@ def parts_of(cluster: Cluster, job: Json, *, volumes: bool) -> JobParts:
     Raises:
         ConfigError: the job is Helm's.
     """
-    name, metadata = name_of(job), job["metadata"]
-    if release := (metadata.get("annotations") or {}).get("meta.helm.sh/release-name"):
-        raise ConfigError(
-            f"the job {name!r} belongs to the Helm release {release!r}",
-            where="delete",
-            fix=f"helm uninstall {release}",
-        )
+    name = name_of(job)
+    if release := dig(job, "metadata", "annotations").get("meta.helm.sh/release-name"):
+        what = f"the job {name!r} belongs to the Helm release {release!r}"
+        raise ConfigError(what, where="delete", fix=f"helm uninstall {release}")
     selector = f"{INSTANCE}={name}"
-    if application := (metadata.get("labels") or {}).get(APPLICATION):
+    if application := dig(job, "metadata", "labels").get(APPLICATION):
         selector += f",{APPLICATION}={application}"
-    parts = JobParts([], [])
-    for version, kind in [*PARTS, *([("v1", "PersistentVolumeClaim")] if volumes else [])]:
-        try:
+    parts = []
+    for version, kind in (*PARTS, *([("v1", "PersistentVolumeClaim")] if volumes else [])):
+        items: list[Json] = []
+        with contextlib.suppress(Refused):  # a kind that this user has nothing to do with
             items = cluster.items(cluster.path(version, kind), selector)
-        except Refused:  # a kind that this user has nothing to do with
-            continue
-        for item in items:
-            part = name_of(item)
-            managers = {entry.get("manager") for entry in item["metadata"].get("managedFields") or []}
-            if MANAGER in managers and (part == name or part.startswith(f"{name}-")):
-                parts.own.append({"apiVersion": version, "kind": kind, "metadata": {"name": part}})
-            else:
-                parts.others.append(f"{kind.lower()}/{part}")
+        for part in map(name_of, filter(_is_ours, items)):
+            if part == name or part.startswith(f"{name}-"):
+                parts.append({"apiVersion": version, "kind": kind, "metadata": {"name": part}})
     return parts
+
+
+def _is_ours(document: Json) -> bool:
+    fields = dig(document, "metadata").get("managedFields") or []
+    return any(entry.get("manager") == MANAGER for entry in fields)
 
 
 def delete(cluster: Cluster, job: Json, parts: list[Json]) -> list[str]:

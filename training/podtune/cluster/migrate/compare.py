@@ -13,7 +13,6 @@ from podtune.cluster.migrate.migrate import RANK_FIELD, differing
 
 #: variables whose value is the address of the first pod, which has another name and port in each kind
 ADDRESSES = {"MASTER_ADDR", "MASTER_PORT", "PET_MASTER_ADDR", "PET_MASTER_PORT"}
-ADDED = {"JOB_COMPLETION_INDEX"}
 
 
 @dataclass(frozen=True)
@@ -29,12 +28,10 @@ class RankComparison:
 def compare(job: Json, documents: list[Json]) -> list[RankComparison]:
     """Hold each pod of the PyTorchJob ``job`` against that of the same rank in ``documents``."""
     before, after = pods_of(job, []), pods_of(one_job(documents), documents)
-    addresses = {_addresses(pod) for pod in after}
+    # an elastic rendezvous has no equal at all, which is said of elasticPolicy
     elastic = dig(job, "spec").get("elasticPolicy") is not None
-    found = [_compared(*pair, elastic=elastic) for pair in zip(before, after, strict=True)]
-    if len(addresses) > 1:
-        found[0].differences.append(f"the ranks meet at several addresses: {sorted(addresses)}")
-    return found
+    without = {"JOB_COMPLETION_INDEX", *(INJECTED if elastic else ())}
+    return [_compared(*pair, without) for pair in zip(before, after, strict=True)]
 
 
 def differences(ranks: list[RankComparison]) -> list[str]:
@@ -49,53 +46,41 @@ def differences(ranks: list[RankComparison]) -> list[str]:
     ]
 
 
-def _compared(before: Pod, after: Pod, *, elastic: bool) -> RankComparison:
-    one, other = _bare(before), _bare(after)
-    differences = differing(one, other)
-    equal = 0
+def _compared(before: Pod, after: Pod, without: set[str]) -> RankComparison:
+    found, equal = differing(_bare(before), _bare(after)), 0
     for container, same in zip(before.spec["containers"], after.spec["containers"], strict=False):
         ours, theirs = _variables(before, container), _variables(after, same)
-        # an elastic rendezvous has no equal at all, which is said of elasticPolicy
-        for name in sorted({*ours, *theirs} - ADDED - (set(INJECTED) if elastic else set())):
+        for name in sorted({*ours, *theirs} - without):
             if ours.get(name) == theirs.get(name) or (name in ADDRESSES and name in theirs):
                 equal += 1
             else:
                 says = f"{ours.get(name, 'unset')} before, {theirs.get(name, 'unset')} after"
                 says += "; give nprocPerNode a number" if name == "PET_NPROC_PER_NODE" else ""
-                differences.append(f"{name} of {container['name']}: {says}")
-    return RankComparison(before.name, after.name, equal, differences)
+                found.append(f"{name} of {container['name']}: {says}")
+    return RankComparison(before.name, after.name, equal, found)
 
 
 def _bare(pod: Pod) -> Json:
-    """The pod's spec without variables, and without what each controller adds."""
+    """The pod's spec without the containers' variables, and without what each controller adds."""
     spec = copy.deepcopy(pod.spec)
     for key in ("restartPolicy", "subdomain"):
         spec.pop(key, None)
     for container in spec["containers"]:
-        container.pop("env", None)
         container["name"] = CONTAINER if container["name"] == NODE else container["name"]
         ports = [port for port in container.get("ports") or [] if port.get("name") != "pytorchjob-port"]
-        container["ports"] = ports
+        container |= {"env": [], "ports": ports}
     init = [each for each in spec.get("initContainers") or [] if each["name"] != INIT_CONTAINER]
     for container in init:
-        env = [entry for entry in container.get("env") or [] if entry["name"] not in ADDED]
-        container["env"] = env
-    spec["initContainers"] = init
-    return spec
+        env = container.get("env") or []
+        container["env"] = [entry for entry in env if entry["name"] != "JOB_COMPLETION_INDEX"]
+    return spec | {"initContainers": init}
 
 
 def _variables(pod: Pod, container: Json) -> dict[str, str]:
     """The variables that the container's process sees; those from elsewhere as where they come from."""
     values = pod.environment(container)
     for entry in container.get("env") or []:
-        if entry.get("valueFrom") == RANK_FIELD:
-            values[entry["name"]] = str(pod.index)
-        elif "valueFrom" in entry:
-            values[entry["name"]] = str(entry["valueFrom"])
+        if "valueFrom" in entry:
+            rank = entry["valueFrom"] == RANK_FIELD
+            values[entry["name"]] = str(pod.index if rank else entry["valueFrom"])
     return values
-
-
-def _addresses(pod: Pod) -> tuple[str, ...]:
-    main = next(each for each in pod.spec["containers"] if each["name"] in (CONTAINER, NODE))
-    values = _variables(pod, main)
-    return tuple(values.get(name, "") for name in ("PET_MASTER_ADDR", "MASTER_ADDR"))

@@ -7,8 +7,9 @@ operator injects is written into it, so that every rank sees the same variables.
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from podtune.cluster.job import pytorchjob, trainjob
 from podtune.cluster.job.indexed_job import INDEX
@@ -29,11 +30,10 @@ ONE_SHAPE = "its pods are of one shape"
 
 @dataclass
 class Migration:
-    """The manifests that take the job's place, what has no equal in them, and what changes by design."""
+    """The manifests that take the job's place, and what has no equal in them."""
 
     documents: list[Json] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
-    changed: list[str] = field(default_factory=list)
 
 
 def migrate(job: Json, to: To) -> Migration:
@@ -52,15 +52,11 @@ def migrate(job: Json, to: To) -> Migration:
     result = Migration()
     template = _template(job, to, len(pods), result)
     job_spec = _job_spec(job, template, result)
-    policy = _run_policy(job, to, result)
+    policy = _run_policy(job, result)
     metadata = _metadata(job["metadata"])
     if to == "job":
-        job_spec = {
-            "completionMode": "Indexed",
-            "completions": len(pods),
-            "parallelism": len(pods),
-            **job_spec,
-        }
+        counts = {"completionMode": "Indexed", "completions": len(pods), "parallelism": len(pods)}
+        job_spec = {**policy, **counts, **job_spec}
         service = {
             "clusterIP": "None",
             "publishNotReadyAddresses": True,  # the ranks meet before they are ready
@@ -68,7 +64,7 @@ def migrate(job: Json, to: To) -> Migration:
         }
         result.documents = [
             {"apiVersion": "v1", "kind": "Service", "metadata": _name(metadata), "spec": service},
-            {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": {**policy, **job_spec}},
+            {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": job_spec},
         ]
     else:
         result.documents = _trainjob(job, metadata, policy, job_spec, len(pods))
@@ -89,14 +85,11 @@ def _trainjob(job: Json, metadata: Json, policy: Json, job_spec: Json, nodes: in
     trainer["env"] = main.pop("env")
     labels = {trainjob.ANCESTOR: "trainer"}
     step = {"name": trainjob.NODE, "template": {"metadata": {"labels": labels}, "spec": job_spec}}
-    template: Json = {"spec": {"replicatedJobs": [step]}}
-    if ttl := policy.pop("ttlSecondsAfterFinished", None):
-        template["spec"]["ttlSecondsAfterFinished"] = ttl
-    deadline = policy.pop("activeDeadlineSeconds", None)
-    if deadline is not None:
-        job_spec["activeDeadlineSeconds"] = deadline
+    jobset: Json = {"replicatedJobs": [step]}
+    for key, place in (("ttlSecondsAfterFinished", jobset), ("activeDeadlineSeconds", job_spec)):
+        place.update({key: policy.pop(key)} if key in policy else {})
     version = "trainer.kubeflow.org/v1alpha1"
-    spec = {"mlPolicy": {"numNodes": nodes, "torch": {}}, "template": template}
+    spec = {"mlPolicy": {"numNodes": nodes, "torch": {}}, "template": {"spec": jobset}}
     reference = {"apiGroup": "trainer.kubeflow.org", "kind": "TrainingRuntime", "name": metadata["name"]}
     return [
         {"apiVersion": version, "kind": "TrainingRuntime", "metadata": _name(metadata), "spec": spec},
@@ -154,20 +147,17 @@ def _rendezvous(job: Json, to: To, nodes: int, *, pet: bool) -> list[Json]:
     name, spec = job["metadata"]["name"], job["spec"]
     job = pytorchjob.with_defaults(job)
     role = next(iter(pytorchjob.replica_specs(job)))
-    values, ranks = {"PYTHONUNBUFFERED": "1"}, list[str]()
+    values = {"PYTHONUNBUFFERED": "1"}
     if pet:
-        values["PET_NNODES"] = str(nodes)
-        values["PET_NPROC_PER_NODE"] = str(spec.get("nprocPerNode") or "auto")
+        values |= {"PET_NNODES": str(nodes), "PET_NPROC_PER_NODE": str(spec.get("nprocPerNode") or "auto")}
     if role != "Master" and spec.get("elasticPolicy") is None:
         return as_env(values)  # the operator gives Workers alone no rendezvous
     host = f"{name}-0.{name}" if to == "job" else f"{name}-{trainjob.NODE}-0-0.{name}"
     port = str(pytorchjob.port_of(job, role) if to == "job" else trainjob.PORT)
     values |= {"MASTER_ADDR": host, "MASTER_PORT": port}
     values["WORLD_SIZE"] = str(nodes * pytorchjob.processes_per_node(spec))
-    ranks.append("RANK")
-    if pet:
-        values |= {"PET_MASTER_ADDR": host, "PET_MASTER_PORT": port}
-        ranks.append("PET_NODE_RANK")
+    values |= {"PET_MASTER_ADDR": host, "PET_MASTER_PORT": port} if pet else {}
+    ranks = ["RANK", "PET_NODE_RANK"] if pet else ["RANK"]
     return [*({"name": rank, "valueFrom": copy.deepcopy(RANK_FIELD)} for rank in ranks), *as_env(values)]
 
 
@@ -189,42 +179,31 @@ def _job_spec(job: Json, template: Json, result: Migration) -> Json:
     return {**spec, "template": template}
 
 
-def _run_policy(job: Json, to: To, result: Migration) -> Json:
-    """The rest of runPolicy, as far as the other kind has it."""
-    policy = dig(job, "spec", "runPolicy")
-    kept = {
-        key: policy[key]
-        for key in ("suspend", "activeDeadlineSeconds", "ttlSecondsAfterFinished")
-        if policy.get(key) is not None
-    }
-    if "multikueue" in str(policy.get("managedBy")):
-        kept["managedBy"] = policy["managedBy"]
-    if policy.get("schedulingPolicy"):
-        keys = ", ".join(policy["schedulingPolicy"])
-        result.lost.append(f"schedulingPolicy ({keys}): name the gang to your scheduler, or use Kueue")
-    clean = policy.get("cleanPodPolicy") or "None"
-    if clean != "Running":
-        ends = "pods that still run are ended with the job, ended ones stay with their logs"
-        result.changed.append(f"cleanPodPolicy {clean}: {ends}")
-    if kept.get("ttlSecondsAfterFinished") and to == "trainjob":
-        result.changed.append("ttlSecondsAfterFinished: the JobSet and its pods go, the TrainJob stays")
+def _run_policy(job: Json, result: Migration) -> Json:
+    """The rest of runPolicy, as far as the other kinds have it."""
+    kept: Json = {}
+    for key, value in dig(job, "spec", "runPolicy").items():
+        if key in ("suspend", "activeDeadlineSeconds", "ttlSecondsAfterFinished"):
+            kept |= {key: value} if value is not None else {}
+        # what ended stays with its logs in all kinds, and other values of managedBy are Kueue's
+        elif key not in ("backoffLimit", "cleanPodPolicy") and value != "kubeflow.org/training-operator":
+            result.lost.append(f"runPolicy.{key} ({value}): the other kinds have no such field")
     return kept
 
 
-def differing(one: object, other: object, path: str = "") -> list[str]:
-    """The places at which two values differ, the deepest that have a name."""
-    if one == other:
-        return []
-    if isinstance(one, dict) and isinstance(other, dict):
-        return [
-            place
-            for key in sorted({*one, *other})
-            for place in differing(one.get(key), other.get(key), f"{path}.{key}" if path else key)
-        ]
-    if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
-        return [
-            place
-            for index, pair in enumerate(zip(one, other, strict=True))
-            for place in differing(*pair, f"{path}[{index}]")
-        ]
-    return [path]
+def differing(one: Json, other: Json) -> list[str]:
+    """The places at which two mappings differ, the deepest that have a name."""
+    ours, theirs = dict(_leaves(one, "")), dict(_leaves(other, ""))
+    return [place for place in sorted({*ours, *theirs}) if ours.get(place) != theirs.get(place)]
+
+
+def _leaves(value: Any, place: str) -> Iterator[tuple[str, Any]]:
+    """Yield every scalar and empty collection with its place: spec.containers[0].image."""
+    if isinstance(value, dict) and value:
+        for key, each in value.items():
+            yield from _leaves(each, f"{place}.{key}".lstrip("."))
+    elif isinstance(value, list) and value:
+        for index, each in enumerate(value):
+            yield from _leaves(each, f"{place}[{index}]")
+    else:
+        yield place, value

@@ -6,6 +6,7 @@ lists, texts and numbers (torch/csrc/distributed/c10d/FlightRecorder.hpp).
 
 from __future__ import annotations
 
+import contextlib
 import io
 import pickle
 import re
@@ -37,30 +38,27 @@ class _PlainPickle(pickle.Unpickler):
 
 
 def read_traces(files: Iterable[Path]) -> list[RankTrace]:
-    """The dumps among ``files``; what is damaged or is none is left out."""
+    """The dumps among ``files``, by rank; what is damaged or is none is left out."""
     traces = []
     for file in files:
         match = NAME.search(file.name)
         if match and file.stat().st_size < LARGEST:
-            try:
-                content = _PlainPickle(io.BytesIO(file.read_bytes())).load()
-                trace = _trace(int(match[1]), content)
-            except (pickle.UnpicklingError, AttributeError, EOFError, LookupError, TypeError, ValueError):
-                continue
-            traces += [trace] if trace else []
+            with contextlib.suppress(
+                pickle.UnpicklingError, AttributeError, EOFError, LookupError, TypeError, ValueError
+            ):
+                traces.append(_trace(int(match[1]), _PlainPickle(io.BytesIO(file.read_bytes())).load()))
     return sorted(traces, key=lambda trace: trace.rank)
 
 
-def _trace(rank: int, content: dict[str, Any]) -> RankTrace | None:
-    groups = [
-        frozenset(map(int, re.findall(r"\d+", str(each["ranks"])))) for each in content["pg_config"].values()
-    ]
-    world = max(groups, key=len, default=frozenset[int]())
+def _trace(rank: int, content: dict[str, Any]) -> RankTrace:
+    """The rank's last collective of all ranks; a ValueError if it has entered none."""
+    groups = content["pg_config"].values()
+    world = frozenset(int(rank) for group in groups for rank in re.findall(r"\d+", str(group["ranks"])))
     entries = [one for one in content["entries"] if not one.get("is_p2p")]
-    whole = [one for one in entries if one["process_group"][1] == "default_pg"]
-    if not whole:
-        return None
-    last = max(whole, key=lambda one: int(one["collective_seq_id"]))
+    last = max(
+        (one for one in entries if one["process_group"][1] == "default_pg"),
+        key=lambda one: int(one["collective_seq_id"]),
+    )
     operation = f"{str(last['profiling_name']).rpartition(':')[2]} {last['input_sizes']}"
     waits = last["state"] != "completed" and not last.get("retired")
     return RankTrace(rank, world, int(last["collective_seq_id"]), operation, waits)
@@ -73,18 +71,16 @@ def missing_rank(traces: list[RankTrace]) -> str:
     furthest = max(trace.sequence for trace in traces)
     there = [trace for trace in traces if trace.sequence == furthest]
     behind = [trace for trace in traces if trace.sequence < furthest]
-    absent = sorted(set().union(*(trace.world for trace in traces)) - {trace.rank for trace in traces})
-    where = f"collective {furthest}, {there[0].operation}"
-    waiting = f"{_ranks([trace.rank for trace in there])} wait{'s' * (len(there) == 1)} in {where}"
+    absent = frozenset[int]().union(*(trace.world for trace in traces)) - {trace.rank for trace in traces}
+    waiting = f"{_ranks(there)} wait{'s' * (len(there) == 1)} in collective {furthest}, {there[0].operation}"
     if behind:
         last = f"whose last is collective {behind[0].sequence}, {behind[0].operation}"
-        return f"{waiting}; {_ranks([trace.rank for trace in behind])} never came to it, {last}"
+        return f"{waiting}; {_ranks(behind)} never came to it, {last}"
     if len({trace.operation for trace in there}) > 1:
         each = ", ".join(f"rank {trace.rank} {trace.operation}" for trace in there[:4])
         return f"the ranks are in different operations at collective {furthest}: {each}"
-    return f"{waiting}; {_ranks(absent)} left no dump" if absent else ""
+    return f"{waiting}; rank {', '.join(map(str, sorted(absent)[:8]))} left no dump" if absent else ""
 
 
-def _ranks(ranks: list[int]) -> str:
-    shown = ", ".join(map(str, ranks[:8])) + (" ..." if len(ranks) > 8 else "")
-    return f"rank{'s' * (len(ranks) != 1)} {shown}"
+def _ranks(traces: list[RankTrace]) -> str:
+    return f"rank {', '.join(str(trace.rank) for trace in traces[:8])}" + " ..." * (len(traces) > 8)

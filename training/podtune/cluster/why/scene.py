@@ -6,11 +6,9 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
+from podtune.cluster.job.manifest import Json, dig, name_of
 from podtune.cluster.why.flight_recorder import NAME, RankTrace, read_traces
-
-Json = dict[str, Any]
 
 JOBS = ("PyTorchJob", "TrainJob", "Job", "JobSet", "MPIJob", "TFJob")
 LAST_BYTES = 4 * 1024**2  # of a log; a job's end is in its last lines
@@ -36,15 +34,12 @@ class Scene:
 
     def add_objects(self, objects: Iterable[Json]) -> None:
         """Sort objects of Kubernetes into their lists; those of other kinds are left out."""
+        lists = {"Pod": self.pods, "Event": self.events, "PersistentVolumeClaim": self.claims}
+        lists |= {"Workload": self.workloads, **dict.fromkeys(JOBS, self.jobs)}
         for each in objects:
-            kind = str(each.get("kind") or "")
-            parts = [each.get(key) or {} for key in ("metadata", "spec", "status")]
-            if not all(isinstance(part, dict) for part in parts) or not parts[0].get("name"):
-                continue
-            lists = {"Pod": self.pods, "Event": self.events, "PersistentVolumeClaim": self.claims}
-            target = {**lists, "Workload": self.workloads}.get(kind, self.jobs if kind in JOBS else None)
-            if target is not None:
-                target.append(each)
+            whole = all(isinstance(each.get(key) or {}, dict) for key in ("metadata", "spec", "status"))
+            if whole and dig(each, "metadata").get("name") and each.get("kind") in lists:
+                lists[each["kind"]].append(each)
 
     def add_log(self, name: str, text: str) -> None:
         """Take up a log, of one pod or of several with their names before the lines."""
@@ -57,29 +52,25 @@ class Scene:
         """A scene for each job, by the names of pods, events and logs, which begin with the job's."""
         if len(self.jobs) < 2:
             return [self]
-        names = sorted((str(job["metadata"]["name"]) for job in self.jobs), key=len, reverse=True)
+        jobs = {name_of(job): replace(self, jobs=[job], pods=[], events=[], logs={}) for job in self.jobs}
+        # those about a claim are everybody's
+        events = [event for event in self.events if not _owner(about_of(event), jobs)]
+        for name, job in jobs.items():
+            job.pods = [pod for pod in self.pods if _owner(name_of(pod), jobs) == name]
+            job.events = [*events, *(each for each in self.events if _owner(about_of(each), jobs) == name)]
+            job.logs = {pod: lines for pod, lines in self.logs.items() if _owner(pod, jobs) == name}
+        return list(jobs.values())
 
-        def owner(name: str) -> str:
-            return next((job for job in names if name == job or name.startswith(f"{job}-")), "")
 
-        def of(job: str, objects: list[Json]) -> list[Json]:
-            return [each for each in objects if owner(str(each["metadata"]["name"])) == job]
+def about_of(event: Json) -> str:
+    """The name of the object that the event is about."""
+    return str(dig(event, "involvedObject").get("name") or "")
 
-        return [
-            replace(
-                self,
-                jobs=[job],
-                pods=of(name, self.pods),
-                events=[
-                    each
-                    for each in self.events
-                    if owner(str((each.get("involvedObject") or {}).get("name"))) in ("", name)
-                ],
-                logs={pod: lines for pod, lines in self.logs.items() if owner(pod) == name},
-            )
-            for job in self.jobs
-            for name in [str(job["metadata"]["name"])]
-        ]
+
+def _owner(name: str, jobs: Iterable[str]) -> str:
+    """The job of a pod, event or log of that name; of `run` and `run-2` the longer one that fits."""
+    fitting = [job for job in jobs if name == job or name.startswith(f"{job}-")]
+    return max(fitting, key=len, default="")
 
 
 def from_files(path: Path) -> Scene:
@@ -87,16 +78,14 @@ def from_files(path: Path) -> Scene:
     scene = Scene(str(path))
     files = [path]
     if path.is_dir():
-        files = sorted(
-            file for file in path.rglob("*") if file.is_file() and len(file.parts) <= len(path.parts) + 2
-        )
+        files = sorted(file for pattern in ("*", "*/*") for file in path.glob(pattern) if file.is_file())
         scene.folder = path if (path / "run.json").is_file() else None
     scene.traces = read_traces(files)
     for file in files:
-        whole = not path.is_dir()
-        if NAME.search(file.name) or (scene.folder and file.suffix not in LOGS):
-            continue
-        if whole or file.suffix in (*LOGS, ".yaml", ".yml", ".json"):
+        readable = file == path or file.suffix in (
+            LOGS if scene.folder else (*LOGS, ".yaml", ".yml", ".json")
+        )
+        if readable and not NAME.search(file.name):
             _add_file(scene, file)
     return scene
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from podtune.report.bench.records import Source
-from podtune.run.record import RESIDENT_PEAK, Json, Measurements, Summary
+from podtune.report.draw.tables import shown
+from podtune.run.record import RESIDENT_PEAK, Json, Measurements, mapping
 
 # How simple a strategy is to run and to understand: among equals the first is advised.
 SIMPLEST_FIRST = (
@@ -26,6 +26,7 @@ SIMPLEST_FIRST = (
     "hsdp",
     "pipeline-1f1b",
     "pipeline-gpipe",
+    "gpipe",
     "tensor",
     "naive-mp",
 )
@@ -45,29 +46,44 @@ SETTINGS = (
 
 @dataclass
 class MeasuredCell:
-    """One measured cell with its plan. Speeds are absent unless the losses equalled a single process's."""
+    """One measured cell with its plan: the report's columns in their order, then what they do not show.
 
-    record: Json
-    path: str
-    plan: Json | None
-    key: str = ""
-    efficiency: float | None = None
+    A figure that was not measured is None; so is every one of speed and memory unless the cell ended well and
+    its losses equalled a single process's. Memory and bytes are those of the fullest process.
+    """
 
-    @cached_property
-    def measurements(self) -> Measurements:
-        return Measurements.read(self.record)
-
-    def planned(self, key: str) -> Any:
-        """A value of the plan, or None."""
-        return None if self.plan is None else self.plan.get(key)
-
-    @property
-    def strategy(self) -> str:
-        return str(self.record["strategy"])
-
-    @property
-    def world_size(self) -> int:
-        return int(self.record.get("world_size") or 0)
+    model: str
+    strategy: str
+    world_size: int
+    status: str
+    parity: str  # ok, failed, skipped, undefined, or unknown
+    throughput: float | None  # tokens or images a second over all processes
+    unit: str | None
+    step_time_mean_s: float | None
+    step_time_std_s: float | None
+    step_time_p50_s: float | None
+    step_time_p95_s: float | None
+    step_time_plan_s: float | None
+    mfu: float | None
+    efficiency: float | None
+    peak_memory_gib: float | None
+    peak_memory_plan_gib: float | None
+    bytes_per_step: float | None
+    bytes_per_step_formula: float | None
+    bubble_formula: float | None
+    loss_last: float | None
+    epochs: int | None
+    epoch_loss: float | None
+    accuracy: float | None
+    precision: str | None
+    global_batch_size: int | None
+    per_device_batch_size: int | None
+    commit: str | None
+    record: str  # the file (relative to the report) where it stands
+    noise_s: float = 0.0  # error of the mean step time
+    memory_kind: str = ""
+    reason: str = ""
+    accuracy_by_epoch: tuple[float, ...] = ()
 
     @property
     def label(self) -> str:
@@ -75,91 +91,79 @@ class MeasuredCell:
         return f"{self.strategy} ×{self.world_size}"
 
     @property
-    def parity(self) -> str:
-        """ok, failed, skipped, undefined, or unknown."""
-        return self.measurements.parity.status if self.measurements.parity else "unknown"
-
-    @property
-    def fast(self) -> bool:
-        """True if its speed may be shown."""
-        return self.record["status"] == "ok" and self.parity != "failed"
-
-    @property
-    def unit(self) -> str:
-        return "tokens/s" if self.measurements.tokens_per_s is not None else "images/s"
-
-    @property
-    def throughput(self) -> float | None:
-        """Tokens or images a second over all processes."""
-        if not self.fast:
-            return None
-        measured = self.measurements
-        return measured.samples_per_s if measured.tokens_per_s is None else measured.tokens_per_s
-
-    @property
-    def step_time(self) -> Summary | None:
-        return self.measurements.step_time_s if self.fast else None
-
-    @property
-    def mean_step_s(self) -> float:
-        """Of a cell with a speed: its record was refused if it had no step time."""
-        assert self.step_time is not None
-        return self.step_time.mean
-
-    @property
-    def noise(self) -> float:
-        """Error of the mean step time (s): its standard error, or half the range of the repeats' medians."""
-        step = self.step_time
-        if step is None:
-            return 0.0
-        repeats = step.p50_by_repeat or (0.0,)
-        return max((step.std or 0.0) / math.sqrt(step.n), (max(repeats) - min(repeats)) / 2)
+    def memory_is_the_process(self) -> bool:
+        """True for a CPU's resident peak, most of which is libraries."""
+        return self.memory_kind.startswith(RESIDENT_PEAK)
 
     def as_fast_as(self, other: MeasuredCell) -> bool:
         """True if the two mean step times differ by no more than twice their noise together."""
-        mine, theirs = self.step_time, other.step_time
-        if mine is None or theirs is None:
-            return False
-        return abs(mine.mean - theirs.mean) <= 2 * math.hypot(self.noise, other.noise)
+        apart = abs((self.step_time_mean_s or 0.0) - (other.step_time_mean_s or 0.0))
+        return apart <= 2 * math.hypot(self.noise_s, other.noise_s)
 
-    @property
-    def formula_bytes(self) -> float | None:
-        """The plan's bytes of the same rank."""
-        size: float | None = self.planned("bytes_per_step") if self.world_size > 1 else None
-        return size
+    def row(self) -> dict[str, Any]:
+        """The columns by name."""
+        return {name: getattr(self, name) for name in COLUMNS}
 
-    @property
-    def bubble(self) -> float | None:
-        """The formula's idle share of a step; None for strategies that do not cut the layers."""
-        share: float | None = self.planned("bubble_share")
-        return share or None
 
-    @property
-    def memory_gib(self) -> float | None:
-        """Of the fullest process: on a CPU its tensors at their most, on a GPU the allocator's peak."""
-        if not self.fast:
-            return None
-        counted, peaks = self.measurements.counted_memory_gib, self.measurements.peak_memory_gib
-        return counted.total if counted else peaks.max if peaks else None
+_NAMES = [each.name for each in fields(MeasuredCell)]
+COLUMNS = tuple(_NAMES[: _NAMES.index("record") + 1])
 
-    @property
-    def memory_kind(self) -> str | None:
-        """Kind of the memory measured: tensors, the allocator's peak, or the process's resident peak."""
-        if self.memory_gib is None:
-            return None
-        counted, peaks = self.measurements.counted_memory_gib, self.measurements.peak_memory_gib
-        return "tensors, counted" if counted else peaks.kind if peaks else None
 
-    @property
-    def memory_is_the_process(self) -> bool:
-        """True for a CPU's resident peak, most of which is libraries."""
-        return (self.memory_kind or "").startswith(RESIDENT_PEAK)
-
-    @property
-    def sent_bytes(self) -> float | None:
-        """Counted, of the rank that sends most; None for one process, which has nobody to send to."""
-        communication = self.measurements.communication if self.fast and self.world_size > 1 else None
-        return communication.bytes_per_step if communication else None
+def measured_cell(source: Source, plan: Json) -> MeasuredCell:
+    """The cell of a record; ``plan`` is empty where there is none."""
+    record, measured = source.record, Measurements.read(source.record)
+    parity = measured.parity.status if measured.parity else "unknown"
+    good, world_size = record["status"] == "ok" and parity != "failed", int(record.get("world_size") or 0)
+    step = measured.step_time_s if good else None
+    repeats = (step.p50_by_repeat if step else None) or (0.0,)
+    in_tokens = measured.tokens_per_s is not None
+    throughput = measured.tokens_per_s if in_tokens else measured.samples_per_s
+    counted, peaks = measured.counted_memory_gib, measured.peak_memory_gib
+    memory = counted.total if counted else peaks.max if peaks else None
+    # one process has nobody to send to
+    sent = measured.communication if good and world_size > 1 else None
+    training = measured.training if good else None
+    reason = str(record.get("reason") or "no reason given")
+    if measured.parity and parity == "failed":
+        apart, allowed = measured.parity.max_relative_difference, measured.parity.tolerance
+        reason = f"parity: failed, losses differ by {shown(apart)} where {shown(allowed)} is allowed"
+    return MeasuredCell(
+        model=record["model"],
+        strategy=record["strategy"],
+        world_size=world_size,
+        status=record["status"],
+        parity=parity,
+        throughput=throughput if good else None,
+        unit=("tokens/s" if in_tokens else "images/s") if good else None,
+        step_time_mean_s=step.mean if step else None,
+        step_time_std_s=step.std if step else None,
+        step_time_p50_s=step.p50 if step else None,
+        step_time_p95_s=step.p95 if step else None,
+        step_time_plan_s=plan.get("step_time_s"),
+        mfu=measured.mfu if good else None,
+        efficiency=None,
+        peak_memory_gib=memory if good else None,
+        peak_memory_plan_gib=plan.get("total_gib"),
+        bytes_per_step=sent.bytes_per_step if sent else None,
+        bytes_per_step_formula=plan.get("bytes_per_step") if world_size > 1 else None,
+        bubble_formula=plan.get("bubble_share") or None,
+        loss_last=measured.loss.last if good and measured.loss else None,
+        epochs=len(training.loss_by_epoch) if training else None,
+        epoch_loss=training.loss if training else None,
+        accuracy=training.accuracy if training else None,
+        precision=record["config"].get("precision"),
+        global_batch_size=record.get("global_batch_size"),
+        per_device_batch_size=record["config"].get("per_device_batch_size") or None,
+        commit=mapping(record.get("provenance")).get("git_sha"),
+        record=source.path,
+        # the mean's standard error, or half the range of the repeats' medians
+        noise_s=max((step.std or 0.0) / math.sqrt(step.n), (max(repeats) - min(repeats)) / 2)
+        if step
+        else 0.0,
+        memory_kind="tensors, counted" if counted else (peaks.kind or "") if good and peaks else "",
+        accuracy_by_epoch=(training.accuracy_by_epoch if training else None) or (),
+        reason=f"{record['status']}: {' '.join(reason.split())}",
+    )
 
 
 @dataclass
@@ -177,7 +181,7 @@ class Group:
         kind = "sequences" if identity["sequence_length"] else "images"
         rows = f"{identity['global_batch_size']} {kind} a step"
         if each := identity["per_device_batch_size"]:
-            batches = {cell.world_size: cell.record.get("global_batch_size") for cell in self.cells}
+            batches = {cell.world_size: cell.global_batch_size for cell in self.cells}
             effective = ", ".join(f"{batch} on {ranks}" for ranks, batch in sorted(batches.items()))
             rows = f"{each} {kind} a step and process (effective batch {effective})"
         return (
@@ -186,21 +190,19 @@ class Group:
         )
 
     @property
-    def scaling(self) -> str:
-        """``weak`` where every process has its own rows, so that throughput a process should be kept.
-
-        ``strong`` where one batch is divided, so that time should be.
-        """
-        return "weak" if self.identity["per_device_batch_size"] else "strong"
-
-    @property
     def measured(self) -> list[MeasuredCell]:
         """Cells with a speed."""
         return [cell for cell in self.cells if cell.throughput is not None]
 
     @property
-    def world_sizes(self) -> list[int]:
-        return sorted({cell.world_size for cell in self.measured})
+    def failed(self) -> list[MeasuredCell]:
+        """Cells without a speed."""
+        return [cell for cell in self.cells if cell.throughput is None]
+
+    @property
+    def unit(self) -> str:
+        """Of its throughputs."""
+        return next((cell.unit for cell in self.measured if cell.unit), "")
 
     def at(self, strategy: str, world_size: int) -> MeasuredCell | None:
         """The cell with a speed."""
@@ -209,21 +211,14 @@ class Group:
             None,
         )
 
-    @property
-    def on_cpu(self) -> bool:
-        return not self.identity["gpu"]
-
 
 def identity_of(record: Json) -> dict[str, Any]:
     """Everything that two records must share to be compared."""
-    config, provenance = record["config"], record.get("provenance") or {}
-    hardware = provenance.get("hardware") or {}
-    each = config.get("per_device_batch_size") or None  # records from before the option have none
-    versions = provenance.get("versions") or {}
+    config, provenance = record["config"], mapping(record.get("provenance"))
+    hardware, each = mapping(provenance.get("hardware")), config.get("per_device_batch_size") or None
     return {
         "model": record["model"],
         **{name: config.get(name) for name in SETTINGS},
-        # options that change a model's size; records from before them have none
         **{name: config.get(name) or None for name in ("layers", "heads", "width", "context")},
         "global_batch_size": None
         if each
@@ -231,7 +226,7 @@ def identity_of(record: Json) -> dict[str, Any]:
         "per_device_batch_size": each,
         "device": str(hardware.get("gpu") or hardware.get("cpu") or "unknown device"),
         "gpu": hardware.get("gpu"),
-        "torch": versions.get("torch"),
+        "torch": mapping(provenance.get("versions")).get("torch"),
         "commit": str(provenance.get("git_sha") or "unknown"),
     }
 
@@ -239,24 +234,21 @@ def identity_of(record: Json) -> dict[str, Any]:
 def grouped(sources: Sequence[Source], plans: Sequence[Json | None]) -> list[Group]:
     """The groups, largest first. Of a cell that is there twice the newest counts, and the group says so."""
     groups: dict[str, Group] = {}
-    for source, plan in sorted(
-        zip(sources, plans, strict=True), key=lambda pair: str(pair[0].record.get("started_at")), reverse=True
-    ):
+    pairs = zip(sources, plans, strict=True)
+    for source, plan in sorted(pairs, key=lambda pair: str(pair[0].record.get("started_at")), reverse=True):
         identity = identity_of(source.record)
-        cells_alike = groups.setdefault(repr(identity), Group(identity))
-        cell = MeasuredCell(source.record, source.path, plan)
-        if any(
-            (cell.strategy, cell.world_size) == (other.strategy, other.world_size)
-            for other in cells_alike.cells
-        ):
-            cells_alike.repeated.append(f"{cell.label} ({source.path})")
+        group = groups.setdefault(repr(identity), Group(identity))
+        cell = measured_cell(source, plan or {})
+        if any(cell.label == other.label for other in group.cells):
+            group.repeated.append(f"{cell.label} ({source.path})")
         else:
-            cells_alike.cells.append(cell)
-    for number, cells_alike in enumerate(groups.values()):
-        cells_alike.cells.sort(key=lambda cell: (cell.world_size, simplicity(cell.strategy), cell.strategy))
-        _efficiencies(cells_alike)
-        for cell in cells_alike.cells:
-            cell.key = f"{number}-{cell.strategy}-{cell.world_size}"
+            group.cells.append(cell)
+    for group in groups.values():
+        group.cells.sort(key=lambda cell: (cell.world_size, simplicity(cell.strategy), cell.strategy))
+        for cell in group.measured:
+            base = group.at(cell.strategy, 1) or group.at("single", 1)
+            if cell.world_size > 1 and base and cell.throughput and base.throughput:
+                cell.efficiency = cell.throughput / (cell.world_size * base.throughput)
     return sorted(groups.values(), key=lambda each: (-len(each.cells), each.title))
 
 
@@ -265,35 +257,22 @@ def simplicity(strategy: str) -> int:
     return SIMPLEST_FIRST.index(strategy) if strategy in SIMPLEST_FIRST else len(SIMPLEST_FIRST)
 
 
-def _efficiencies(group: Group) -> None:
-    """Set each scaling efficiency: throughput over n times that of one process.
-
-    The process is of the same strategy or, failing that, of ``single``.
-    """
-    for cell in group.measured:
-        base = group.at(cell.strategy, 1) or group.at("single", 1)
-        if cell.world_size > 1 and base is not None and cell.throughput and base.throughput:
-            cell.efficiency = cell.throughput / (cell.world_size * base.throughput)
-
-
 def differences(groups: Sequence[Group]) -> list[str]:
     """For groups of one model: in what they differ, which is why they are not in one table."""
     lines = []
-    models = sorted({group.identity["model"] for group in groups})
-    for model in models:
-        several = [group for group in groups if group.identity["model"] == model]
+    for model in sorted({group.identity["model"] for group in groups}):
+        several = [group.identity for group in groups if group.identity["model"] == model]
+        values = {
+            key: {repr(each[key]): str(each[key]) for each in several} for key in several[0] if key != "gpu"
+        }
         differing = [
-            key
-            for key in several[0].identity
-            if len({repr(group.identity[key]) for group in several}) > 1 and key != "gpu"
+            f"{key.replace('_', ' ')}: {', '.join(sorted(found.values()))}"
+            for key, found in values.items()
+            if len(found) > 1
         ]
         if differing:
-            what = "; ".join(
-                f"{key.replace('_', ' ')}: {', '.join(sorted({str(each.identity[key]) for each in several}))}"
-                for key in differing
-            )
             lines.append(
-                f"{model} was measured in {len(several)} ways that are not compared with each "
-                f"other. They differ in {what}."
+                f"{model} was measured in {len(several)} ways that are not compared with each other. They "
+                f"differ in {'; '.join(differing)}."
             )
     return lines

@@ -6,17 +6,16 @@ off, is no record, or contradicts itself is named as damaged and gives no figure
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from podtune.run.collect import collect
 from podtune.run.errors import MARKER, NotFound
-from podtune.run.record import RUN_FILE, SCHEMA, Json, Measurements, number, sound
-
-Collect = Callable[[Iterable[str]], tuple[list[Json], list[str]]]
+from podtune.run.record import RUN_FILE, SCHEMA, Json, Measurements, sound
 
 
 @dataclass(frozen=True)
@@ -29,141 +28,78 @@ class Source:
 
 @dataclass
 class FolderRecords:
-    """Benchmark records of a folder; ``damaged`` are sentences."""
+    """Benchmark records of a folder; ``damaged`` are sentences, ``impossible`` says why of cells not run."""
 
     sources: list[Source] = field(default_factory=list)
     damaged: list[str] = field(default_factory=list)
     impossible: dict[str, str] = field(default_factory=dict)
 
+    def take(self, record: Any, path: str) -> None:
+        """Add a benchmark record or say why not; records of other modes are not the benchmark's business."""
+        if not isinstance(record, dict) or record.get("schema") != SCHEMA:
+            self.damaged.append(f"{path}: damaged, it is not a {SCHEMA} record")
+        elif record.get("mode") == "benchmark":
+            if fault := fault_of(record):
+                self.damaged.append(f"{path}: damaged, {fault}")
+            else:
+                self.sources.append(Source(record, path))
 
-def read_folder(folder: Path, collect: Collect) -> FolderRecords:
-    """All benchmark records below ``folder``; ``collect`` finds records in the lines of a log.
+
+def read_folder(folder: Path) -> FolderRecords:
+    """All benchmark records below ``folder``, in files or in the lines of a log.
 
     Raises:
         UserError: no such folder, or nothing of a benchmark in it: says what to run.
     """
+    fix = f"podtune bench run --preset smoke --output {folder}"
     if not folder.is_dir():
-        raise NotFound(
-            "no such folder", where=str(folder), fix=f"podtune bench run --preset smoke --output {folder}"
-        )
-    folder_records = FolderRecords(impossible=_impossible(folder))
+        raise NotFound("no such folder", where=str(folder), fix=fix)
+    found = FolderRecords()
+    with contextlib.suppress(OSError, ValueError, KeyError, AttributeError, TypeError):
+        listed = json.loads((folder / "sweep.json").read_text(encoding="utf-8"))["impossible"]
+        found.impossible = {str(name): str(why) for name, why in listed.items()}
     files = sorted(folder.rglob(RUN_FILE))
     for path in files:
-        _take(folder_records, _read(path), path.relative_to(folder).as_posix())
+        name = path.relative_to(folder).as_posix()
+        try:
+            found.take(json.loads(path.read_text(encoding="utf-8")), name)
+        except (OSError, ValueError, RecursionError) as error:
+            found.damaged.append(f"{name}: damaged, it cannot be read ({error})")
     with_record = {path.parent for path in files}
     for log in sorted([*folder.rglob("*.log"), *folder.rglob("*.txt")]):
-        if log.parent not in with_record:
-            _read_log(folder_records, log, log.relative_to(folder).as_posix(), collect)
-    if not folder_records.sources and not folder_records.damaged:
-        raise NotFound(
-            "holds no benchmark records",
-            where=str(folder),
-            fix=f"podtune bench run --preset smoke --output {folder}",
-        )
-    return folder_records
-
-
-def _impossible(folder: Path) -> dict[str, str]:
-    try:
-        listed = json.loads((folder / "sweep.json").read_text(encoding="utf-8"))["impossible"]
-        return {str(name): str(why) for name, why in listed.items()}
-    except (OSError, ValueError, KeyError, AttributeError, TypeError):
-        return {}
-
-
-def _read(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        return f"cannot be read ({' '.join(str(error).split())[:120]})"
-
-
-def _read_log(folder_records: FolderRecords, log: Path, name: str, collect: Collect) -> None:
-    with log.open(encoding="utf-8", errors="replace") as file:
-        lines = list(_with_marker(file))
-    if not lines:
-        return
-    records, damaged = collect(lines)
-    already = [source.record for source in folder_records.sources]
-    for record in records:
-        if record not in already:
-            _take(folder_records, record, name)
-    folder_records.damaged += [f"{name}: {reason}" for reason in damaged]
-
-
-def _with_marker(lines: Iterable[str]) -> Iterator[str]:
-    """The lines from the first marker on; none of a log without one."""
-    seen = False
-    for line in lines:
-        seen = seen or MARKER in line
-        if seen:
-            yield line
-
-
-def _take(folder_records: FolderRecords, record: Any, name: str) -> None:
-    """Add a benchmark record or say why not; records of other modes are not the benchmark's business."""
-    if isinstance(record, str):
-        folder_records.damaged.append(f"{name}: damaged, it {record}")
-    elif not isinstance(record, dict) or record.get("schema") != SCHEMA:
-        folder_records.damaged.append(f"{name}: damaged, it is not a {SCHEMA} record")
-    elif record.get("mode") == "benchmark":
-        if fault := fault_of(record):
-            folder_records.damaged.append(f"{name}: damaged, {fault}")
-        else:
-            folder_records.sources.append(Source(record, name))
+        if log.parent in with_record:
+            continue
+        with log.open(encoding="utf-8", errors="replace") as lines:
+            collected = collect(line for line in lines if MARKER in line)
+        name = log.relative_to(folder).as_posix()
+        for record in collected.records:
+            if all(record != source.record for source in found.sources):  # two logs may hold one record
+                found.take(record, name)
+        found.damaged += [f"{name}: {reason}" for reason in collected.damaged]
+    if not found.sources and not found.damaged:
+        raise NotFound("holds no benchmark records", where=str(folder), fix=fix)
+    return found
 
 
 def fault_of(record: Json) -> str | None:
-    """Return the reason not to believe a benchmark record, or None.
-
-    Checks kinds, signs, and that its metrics agree with each other.
-    """
+    """Return the reason not to believe a benchmark record, or None."""
     if odd := sound(record)[1]:
         return odd[0]
-    for key, kind in (
-        ("strategy", str),
-        ("model", str),
-        ("status", str),
-        ("config", dict),
-        ("measurements", dict),
-    ):
+    kinds = {"strategy": str, "model": str, "status": str, "config": dict, "measurements": dict}
+    for key, kind in kinds.items():
         if not isinstance(record.get(key), kind):
             return f"'{key}' is {record.get(key)!r}"
-    for key in ("global_batch_size", "world_size"):
-        value = record.get(key)
-        if (value is not None or record["status"] == "ok") and not (isinstance(value, int) and value > 0):
-            return f"'{key}' is {value!r}"
     if record["status"] != "ok":
         return None
     measured = Measurements.read(record)
     step = measured.step_time_s
-    if step is None or not all(map(_positive, (step.mean, step.p50, step.p95, step.n))):
-        return "its status is ok and it has no step time"
-    if not (step.n == 1 if step.std is None else _not_negative(step.std)):
-        return f"the standard deviation of its step time is {step.std!r}"
-    rows = record["global_batch_size"]
-    sequence_length = number(record["config"].get("sequence_length")) or 0
-    speeds = (
-        ("samples_per_s", measured.samples_per_s, 1),
-        ("tokens_per_s", measured.tokens_per_s, sequence_length),
-    )
-    for name, speed, per_row in speeds:
-        if speed is None:
-            continue
-        if not _positive(speed):
-            return f"{name} is {speed!r}"
-        if not math.isclose(speed * step.mean, rows * per_row, rel_tol=0.01):
-            return f"{name} {speed:.4g} contradicts its step time {step.mean:.4g} s and batch of {rows}"
-    if measured.samples_per_s is None and measured.tokens_per_s is None:
-        return "its status is ok and it has no speed"
+    needed = {
+        "world size": record.get("world_size"),
+        "global batch size": record.get("global_batch_size"),
+        "step time": step.mean if step else None,
+        "speed": measured.samples_per_s if measured.tokens_per_s is None else measured.tokens_per_s,
+    }
+    for name, value in needed.items():
+        if value is None or not math.isfinite(value) or value <= 0:
+            return f"its status is ok and its {name} is {value!r}"
     return None
-
-
-def _positive(value: Any) -> bool:
-    return _not_negative(value) and value > 0
-
-
-def _not_negative(value: Any) -> bool:
-    return (
-        isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
-    )

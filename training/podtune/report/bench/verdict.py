@@ -1,9 +1,10 @@
-"""Sentences beside the tables: which strategy to use, what cannot be compared, what failed. No torch."""
+"""Sentences beside the tables: which strategy to use, and what cannot be compared. No torch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from podtune.report.bench.charts import scaled
 from podtune.report.bench.groups import Group, MeasuredCell, simplicity
 from podtune.report.draw.tables import shown
 
@@ -15,11 +16,9 @@ def advice(group: Group) -> list[str]:
     """One sentence on whether more processes pay, then one for each world size, the largest first."""
     if not group.measured:
         return ["No cell of this comparison has a speed that may be shown, so nothing can be advised."]
-    at_sizes = [
-        _advice_at(size, [cell for cell in group.measured if cell.world_size == size])
-        for size in reversed(group.world_sizes)
-    ]
-    return [*_scaling(group), *at_sizes]
+    sizes = sorted({cell.world_size for cell in group.measured}, reverse=True)
+    by_size = {size: [cell for cell in group.measured if cell.world_size == size] for size in sizes}
+    return [*_scaling(group, by_size[sizes[0]]), *(_advice_at(*each) for each in by_size.items())]
 
 
 def _advice_at(world_size: int, cells: Sequence[MeasuredCell]) -> str:
@@ -27,35 +26,28 @@ def _advice_at(world_size: int, cells: Sequence[MeasuredCell]) -> str:
     # one process has nothing to distribute: where a strategy beats single, that is the machine's noise
     alone = next((cell for cell in cells if cell.strategy == "single" and world_size == 1), None)
     fastest = alone or max(cells, key=lambda cell: cell.throughput or 0)
-    equals = sorted(
-        (cell for cell in cells if cell.as_fast_as(fastest)), key=lambda cell: simplicity(cell.strategy)
-    )
-    chosen = equals[0]
+    equals = [cell for cell in cells if cell.as_fast_as(fastest)]
+    chosen, *others = sorted(equals, key=lambda cell: simplicity(cell.strategy))
     processes = "one process" if world_size == 1 else f"{world_size} processes"
-    speed = f"{shown(chosen.throughput)} {chosen.unit}, {shown(chosen.mean_step_s * 1000)} ms a step"
-    alike = (
-        f"; as fast within the spread: {_list(cell.strategy for cell in equals[1:])}" if equals[1:] else ""
-    )
+    step_ms = shown(scaled(chosen.step_time_mean_s, 1000))
+    alike = f"; as fast within the spread: {_list(cell.strategy for cell in others)}" if others else ""
+    speed = f"{shown(chosen.throughput)} {chosen.unit}, {step_ms} ms a step"
     return f"With {processes} use {chosen.strategy}: {speed}{alike}."
 
 
-def _scaling(group: Group) -> list[str]:
+def _scaling(group: Group, largest: Sequence[MeasuredCell]) -> list[str]:
     """Compare the largest world's fastest strategy with one process."""
-    scaled = [
-        cell
-        for cell in group.measured
-        if cell.efficiency is not None and cell.world_size == group.world_sizes[-1]
-    ]
-    if not scaled:
+    scaled_cells = [cell for cell in largest if cell.efficiency is not None]
+    if not scaled_cells:
         return []
-    best = max(scaled, key=lambda cell: cell.throughput or 0)
+    best = max(scaled_cells, key=lambda cell: cell.throughput or 0)
     # against the fastest of one process: a single that was slower than another strategy was disturbed
     alone = max(
         (cell for cell in group.measured if cell.world_size == 1), key=lambda cell: cell.throughput or 0
     )
     gain = (best.throughput or 0) / (alone.throughput or 1)
     share = f"{best.strategy} keeps {gain / best.world_size:.0%} of the ideal against {alone.label}"
-    if group.scaling == "weak":
+    if group.identity["per_device_batch_size"]:  # weak scaling: throughput a process should be kept
         share += " with the same rows a process"
     if gain <= 1 + CLEAR_LOSS:
         return [
@@ -81,23 +73,19 @@ def cautions(group: Group) -> list[str]:
     restless = [
         cell.label
         for cell in group.measured
-        if (step := cell.step_time) and (step.std or 0.0) > RESTLESS * step.mean
+        if (cell.step_time_std_s or 0.0) > RESTLESS * (cell.step_time_mean_s or 0.0)
     ]
-    micro = {str(count) for cell in group.measured if (count := cell.record["config"].get("micro_batches"))}
     found = {
         "Measured on a CPU with gloo: it shows that strategies are right and what they send; speeds say "
-        "nothing about GPUs.": group.on_cpu,
+        "nothing about GPUs.": not group.identity["gpu"],
         "Peak memory is the whole process with its imported libraries, so the plan, which counts the model's "
         "own, is lower.": any(cell.memory_is_the_process for cell in group.measured),
-        "The records do not say which commit they were measured with.": commit == "unknown",
         "The code had changes that were not committed: the same commit may have been different "
         "code.": commit.endswith("-dirty"),
         f"{_list(beyond)} scaled better than the ideal, which cannot be: the one-process cells were "
         "disturbed. Measure again.": beyond,
         f"Steps of {_list(restless)} vary by more than {RESTLESS:.0%}: the machine was busy, and small "
         "differences mean nothing.": restless,
-        f"The pipelines used {_list(sorted(micro))} micro-batches: compare their bubbles with that in "
-        "mind.": len(micro) > 1,
         f"Older records of the same cell were left out: {_list(group.repeated)}.": group.repeated,
     }
     by_parity = {
@@ -105,21 +93,6 @@ def cautions(group: Group) -> list[str]:
     }
     parity = [f"{_list(cells)} {PARITY[status]}." for status, cells in by_parity.items() if cells]
     return [text for text, applies in found.items() if applies] + parity
-
-
-def failures(cells: Sequence[MeasuredCell]) -> list[tuple[MeasuredCell, str]]:
-    """Cells without a speed, each with how it failed."""
-    reasons = []
-    for cell in cells:
-        if cell.throughput is None:
-            reason = " ".join(str(cell.record.get("reason") or "").split())
-            if (parity := cell.measurements.parity) and parity.status == "failed":
-                reason = (
-                    f"parity: failed, losses differ by {shown(parity.max_relative_difference)} where "
-                    f"{shown(parity.tolerance)} is allowed"
-                )
-            reasons.append((cell, f"{cell.record['status']}: {reason or 'no reason given'}"))
-    return reasons
 
 
 def _list(names: Iterable[str]) -> str:

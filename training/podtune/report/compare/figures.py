@@ -43,12 +43,8 @@ class EqualPlace:
 
 def settings(run: Run) -> Json:
     values = {key: run.record[key] for key in IDENTITY if key in run.record}
-    config = run.record.get("config")
-    return values | (
-        {key: value for key, value in config.items() if key not in IGNORED_CONFIG}
-        if isinstance(config, dict)
-        else {}
-    )
+    config = mapping(run.record.get("config"))
+    return values | {key: value for key, value in config.items() if key not in IGNORED_CONFIG}
 
 
 def flat(value: Any, prefix: str = "") -> Json:
@@ -83,11 +79,11 @@ def by_place(curve: Curve) -> Curve:
 
 
 def at_equal(runs: Sequence[Run], axis: str, why_not: Sequence[str | None]) -> list[EqualPlace]:
-    """Rows of each compared metric at about 25, 50, 75 and 100 % of the stretch that all ranked runs cover.
+    """Rows of each compared metric at four places of the stretch that all ranked runs cover.
 
     Places where all of them recorded the metric are preferred; else it is interpolated, but not before a
-    curve's second point: a straight line down from the untrained model is far from any loss. ``why_not``: why
-    a run is not ranked.
+    curve's second point: a straight line down from the untrained model is far from any loss.
+    ``why_not``: why a run is not ranked.
     """
     rows = []
     for split, metric in COMPARED:
@@ -95,19 +91,17 @@ def at_equal(runs: Sequence[Run], axis: str, why_not: Sequence[str | None]) -> l
         ranked = [places for (places, _), why in zip(curves, why_not, strict=True) if not why]
         if not ranked or not all(ranked):
             continue
-        first, end = max(places[0] for places in ranked), min(places[-1] for places in ranked)
-        trained = max(places[min(1, len(places) - 1)] for places in ranked)
-        common = [place for place in set(ranked[0]).intersection(*ranked[1:]) if place > 0]
-        wanted = [first + share * (end - first) for share in SHARES]
-        if common:
-            wanted = [min(common, key=lambda place: (abs(place - at), -place)) for at in wanted]
-        elif end < first:
+        start, end = max(places[0] for places in ranked), min(places[-1] for places in ranked)
+        if start > end:
             continue
-        elif axis != "time":
-            wanted = [float(round(place)) for place in wanted]
+        wanted = [start + share * (end - start) for share in SHARES]
+        if common := [place for place in set(ranked[0]).intersection(*ranked[1:]) if place > 0]:
+            wanted = [min(common, key=lambda place: (abs(place - at), -place)) for at in wanted]
+        else:
+            trained = max(places[:2][-1] for places in ranked)
+            wanted = [at if axis == "time" else float(round(at)) for at in wanted]
+            wanted = [at for at in wanted if at >= trained]
         for place in dict.fromkeys(wanted):
-            if not common and place < trained:
-                continue
             values = [interpolate(curve, place) for curve in curves]
             rows.append(
                 EqualPlace(

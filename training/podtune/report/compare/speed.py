@@ -18,7 +18,7 @@ NOT_SPEED = frozenset((
     "early_stopping_patience", "early_stopping_threshold", "eval_on_start", "eval_steps", "eval_strategy",
     "greater_is_better", "learning_rate", "load_best_model_at_end", "logging_steps", "lora_alpha",
     "lr_scheduler_kwargs", "lr_scheduler_type", "max_eval_rows", "max_grad_norm", "max_steps",
-    "metric_for_best_model", "notify_url", "num_train_epochs", "publish", "save_steps", "save_strategy",
+    "metric_for_best_model", "num_train_epochs", "publish", "save_steps", "save_strategy",
     "save_total_limit", "seed", "warmup_ratio", "warmup_steps", "weight_decay",
 ))  # fmt: skip
 

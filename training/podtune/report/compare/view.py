@@ -1,61 +1,18 @@
-"""A comparison as people read it, in the terminal and as Markdown. No torch."""
+"""A comparison's tables, and a comparison as it is read in a terminal. No torch."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
-from podtune.report.compare.comparison import Comparison, Difference, Identity
-from podtune.report.compare.figures import EqualPlace, Figures
-from podtune.report.draw.tables import Column, Table, Value, duration, markdown_text, shown
+from podtune.report.compare.comparison import Comparison
+from podtune.report.draw.tables import Column, Table, Value, duration, shown
 
-AT = {"step": "at equal steps", "tokens": "at equal tokens", "time": "at equal time since the start"}
-NAMED = 2  # runs whose names make a title; more are counted
+AXES = {
+    "step": ("At equal steps", "step"),
+    "tokens": ("At equal tokens", "tokens"),
+    "time": ("At equal time since the start", "seconds"),
+}
 SIDE_BY_SIDE = 6  # runs that stand as columns; more are rows
-
-
-def heading(names: Sequence[str]) -> str:
-    """Title of the comparison: the names of two, else their number."""
-    return " against ".join(names) if len(names) <= NAMED else f"{len(names)} runs"
-
-
-@dataclass(frozen=True)
-class Tables:
-    """The tables of a comparison: differences, metrics at equal places, and the ends."""
-
-    differences: list[Table]
-    equal: list[Table]
-    final: Table
-
-
-def tables(comparison: Comparison) -> Tables:
-    """Make all tables."""
-    names = comparison.names
-    return Tables(
-        [_difference_table(group, rows, names) for group, rows in comparison.differences.items() if rows],
-        [_equal_table(axis, rows, names) for axis, rows in comparison.at_equal.items() if rows],
-        _final_table(comparison.final, names),
-    )
-
-
-def _difference_table(group: str, rows: Sequence[Difference], names: Sequence[str]) -> Table:
-    return _by_run(group, {row.key: [plain(value) for value in row.values] for row in rows}, names, "left")
-
-
-def _by_run(
-    caption: str, figures: dict[str, list[Value]], names: Sequence[str], align: Literal["left", "right"]
-) -> Table:
-    """A figure a row and a run a column; many runs the other way round, where names have room."""
-    if len(names) <= SIDE_BY_SIDE:
-        rows: list[list[Value]] = [[key, *values] for key, values in figures.items()]
-        return Table([Column(caption), *(Column(name, align) for name in names)], rows)
-    rows = [[name, *(values[index] for values in figures.values())] for index, name in enumerate(names)]
-    ranks = range(len(figures))
-    return Table(
-        [Column(caption), *(Column(key, align, drop=rank) for key, rank in zip(figures, ranks, strict=True))],
-        rows,
-    )
 
 
 def plain(value: Any) -> Value:
@@ -63,44 +20,64 @@ def plain(value: Any) -> Value:
     return None if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _equal_table(axis: str, rows: Sequence[EqualPlace], names: Sequence[str]) -> Table:
-    body: list[list[Value]] = []
-    for row in rows:
-        values = [
-            f"{'~' if between else ''}{shown(value)}"
-            for value, between in zip(row.values, row.interpolated, strict=True)
-        ]
-        body.append([row.metric, row.at if axis == "time" else int(row.at), *values])
-    columns = [
-        Column("metric"),
-        Column({"step": "step", "tokens": "tokens", "time": "seconds"}[axis], "right"),
+def difference_tables(comparison: Comparison) -> list[Table]:
+    """A table for each group of keys in which the runs differ."""
+    return [
+        _by_run(comparison, group, {row.key: [plain(value) for value in row.values] for row in rows}, "left")
+        for group, rows in comparison.differences.items()
+        if rows
     ]
-    between = any(any(row.interpolated) for row in rows)
-    notes = ["~ interpolated linearly between two recorded points"] if between else []
+
+
+def metric_tables(comparison: Comparison) -> list[Table]:
+    """The metrics at equal steps, tokens and time."""
+    tables = []
+    for axis, rows in comparison.at_equal.items():
+        caption, unit = AXES[axis]
+        body: list[list[Value]] = []
+        for row in rows:
+            pairs = zip(row.values, row.interpolated, strict=True)
+            values = [f"{'~' if between else ''}{shown(value)}" for value, between in pairs]
+            body.append([row.metric, row.at if axis == "time" else int(row.at), *values])
+        between = any(any(row.interpolated) for row in rows)
+        notes = ["~ interpolated linearly between two recorded points"] if between else []
+        names = [Column(name, "right") for name in comparison.names]
+        if rows:
+            tables.append(Table([Column("metric"), Column(unit, "right"), *names], body, caption, notes))
+    return tables
+
+
+def final_table(comparison: Comparison) -> Table:
+    """The figures at the runs' ends; one that no run has is left out."""
+    figures: dict[str, list[Value]] = {}
+    for key in dict.fromkeys(key for end in comparison.final for key in end):
+        values = [end.get(key) for end in comparison.final]
+        if key == "seconds":
+            figures["wall time"] = [duration(value) for value in values]
+        elif any(value is not None for value in values):
+            figures[key] = [*values]
+    return _by_run(comparison, "at the end", figures, "right")
+
+
+def _by_run(
+    comparison: Comparison, caption: str, figures: dict[str, list[Value]], align: Literal["left", "right"]
+) -> Table:
+    """A figure a row and a run a column; many runs the other way round, where names have room."""
+    names = comparison.names
+    if len(names) <= SIDE_BY_SIDE:
+        rows: list[list[Value]] = [[key, *values] for key, values in figures.items()]
+        return Table([Column(caption), *(Column(name, align) for name in names)], rows)
+    rows = [[name, *(values[index] for values in figures.values())] for index, name in enumerate(names)]
     return Table(
-        [*columns, *(Column(name, "right") for name in names)],
-        body,
-        caption=AT[axis].capitalize(),
-        notes=notes,
+        [Column(caption), *(Column(key, align, drop=rank) for rank, key in enumerate(figures))], rows
     )
-
-
-def _final_table(final: Sequence[Figures], names: Sequence[str]) -> Table:
-    keys = dict.fromkeys(key for end in final for key, value in end.items() if value is not None)
-    figures: dict[str, list[Value]] = {
-        "wall time" if key == "seconds" else key: [
-            duration(end.get(key)) if key == "seconds" else end.get(key) for end in final
-        ]
-        for key in keys
-    }
-    return _by_run("at the end", figures, names, "right")
 
 
 def text(comparison: Comparison, *, width: int | None = None) -> str:
     """For a terminal of ``width`` characters."""
-    parts = [f"{run.name}: {_about(run)}" for run in comparison.runs]
-    found = tables(comparison)
-    differences = [f"{table.text(width=width)}\n" for table in found.differences]
+    runs = zip(comparison.names, comparison.runs, strict=True)
+    parts = [f"{name}: {run.one_line()} · {run.path}" for name, run in runs]
+    differences = [f"{table.text(width=width)}\n" for table in difference_tables(comparison)]
     parts += ["", "WHAT DIFFERS", *(differences or ["nothing that was recorded\n"])]
     for title, lines in (
         ("NOT COMPARABLE", comparison.not_comparable),
@@ -108,38 +85,6 @@ def text(comparison: Comparison, *, width: int | None = None) -> str:
     ):
         if lines:
             parts += [title, *(f"- {line}" for line in lines), ""]
-    parts += ["METRICS", *(f"{table.text(width=width)}\n" for table in (*found.equal, found.final))]
+    tables = [*metric_tables(comparison), final_table(comparison)]
+    parts += ["METRICS", *(f"{table.text(width=width)}\n" for table in tables)]
     return "\n".join([*parts, "WHICH IS BETTER", *comparison.conclusions])
-
-
-def markdown(comparison: Comparison) -> str:
-    """For a pull request or a note."""
-    found = tables(comparison)
-    parts = [
-        f"# {markdown_text(heading(comparison.names))}",
-        *(markdown_text(f"- **{run.name}**: {_about(run)}") for run in comparison.runs),
-        "",
-        *map(markdown_text, comparison.conclusions),
-    ]
-    differences = [f"{table.markdown()}\n" for table in found.differences]
-    parts += ["", "## What differs", "", *(differences or ["Nothing that was recorded."])]
-    for title, lines in (
-        ("Not comparable", comparison.not_comparable),
-        ("In the files", comparison.problems),
-    ):
-        if lines:
-            parts += ["", f"## {title}", "", *(markdown_text(f"- {line}") for line in lines)]
-    parts += ["", "## Metrics", "", *(f"{table.markdown()}\n" for table in (*found.equal, found.final))]
-    return "\n".join(parts)
-
-
-def _about(run: Identity) -> str:
-    count = run.record.get("world_size")
-    ranks = None if count is None else f"{count} rank{'s' if count != 1 else ''}"
-    parts = [run.record.get("mode"), run.record.get("strategy"), ranks, run.status, run.path]
-    return " · ".join(str(part) for part in parts if part)
-
-
-def day(started_at: str | None) -> str:
-    """The minute, UTC."""
-    return f"{str(started_at)[:16].replace('T', ' ')} UTC"

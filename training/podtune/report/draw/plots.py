@@ -1,22 +1,21 @@
-"""Charts of a page, drawn by Plotly: curves of runs, and bars. No torch.
+"""Charts of a page, drawn by Plotly: curves, and bars. No torch.
 
     curve = Series("lr-1e-3", {"step": steps, "tokens": tokens}, losses)
     figure = Lines("Training loss", "nats per token", {"step": "step"}, [curve]).html()
     bars = Bars("Throughput", "tokens/s", ["measured"], [Bar("ddp ×2", [5120.0])]).html()
 
-``html()`` gives a ``<figure>`` for podtune.report.draw.page, with its values in a table below.
+``html()`` gives a ``<figure>`` for podtune.report.draw.page.
 """
 
 from __future__ import annotations
 
 import html
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from podtune.report.draw.tables import Column, Table, Value, shown
+from podtune.report.draw.tables import shown
 from podtune.run.record import Json
 
 if TYPE_CHECKING:
@@ -24,63 +23,59 @@ if TYPE_CHECKING:
 
 POINTS = 300  # a longer curve is drawn by the means of so many stretches, its extremes faint behind them
 MARKED = 25  # points up to which each has a marker
-SMOOTHED_FROM = 40  # points from which a running mean stands before the raw curve
-TABLE_ROWS = 12
 UNIFIED = 12  # curves that one hover label can name
 BAR_PX = 16
 # of 3:1 contrast against both papers of the page (WCAG 1.4.11), so that light and dark share them
 COLOURS = ("#2f7de1", "#d9730d", "#2b9a5b", "#c04fd0", "#0f93a8", "#e0455e", "#8a6cf0", "#7a931f")
-DASHES = ("solid", "dash", "dot", "dashdot")  # tell curve 0 from curve 8
-PATTERNS = ("", "/", ".")
+DASHES = {"solid": "", "dash": "8 4", "dot": "2 3", "dashdot": "8 3 2 3"}  # tell curve 0 from curve 8
+PLANNED = ("plan", "formula")  # bars of these series are hollow
+
+
+def look_of(index: int) -> tuple[str, str]:
+    """Colour and dash of a page's curve; colours repeat after eight, with another dash."""
+    return COLOURS[index % len(COLOURS)], list(DASHES)[index // len(COLOURS) % len(DASHES)]
 
 
 @dataclass(frozen=True)
 class Series:
     """One curve of finite ``values``, with as many ``places`` on each axis.
 
-    ``colour`` continues over 8 with other dashes. ``end``: why the run ended early; its last point is marked.
+    ``index`` decides its look. ``end``: why the run ended early; its last point is marked.
     """
 
     name: str
     places: Mapping[str, Sequence[float]]
     values: Sequence[float]
-    colour: int = 0
+    index: int = 0
     end: str = ""
 
-    def _at(self, indices: Sequence[int]) -> dict[str, list[float]]:
-        return {axis: [_digits(places[index]) for index in indices] for axis, places in self.places.items()}
-
-    def traces(self, *, smooth: bool) -> list[go.Scatter]:
-        """Plotly's traces: the raw curve or its extremes faint, the curve, and a cross at an early end.
+    def traces(self) -> list[go.Scatter]:
+        """Plotly's traces: the extremes of a long curve faint, the curve, and a cross at an early end.
 
         ``meta`` holds the places by axis, of which the page's script makes ``x``.
         """
         import plotly.graph_objects as go
 
         count, value_at = len(self.values), self.values.__getitem__
+        colour, dash = look_of(self.index)
+
+        def trace(name: str, indices: Sequence[int], values: Sequence[float], **look: object) -> go.Scatter:
+            places = {axis: [_digits(each[index]) for index in indices] for axis, each in self.places.items()}
+            # the same group for all traces of a run: the legend switches them together
+            return go.Scatter(
+                name=_text(name), legendgroup=str(self.index), meta=places, y=[*map(_digits, values)], **look
+            )
+
         size = max(1, -(-count // POINTS))
         stretches = [range(start, min(start + size, count)) for start in range(0, count, size)]
         drawn = [math.fsum(map(value_at, each)) / len(each) for each in stretches]
-        smooth = smooth and len(drawn) >= SMOOTHED_FROM
-        if smooth:
-            drawn = running_mean(drawn, round(len(drawn) / SMOOTHED_FROM))
-        colour = COLOURS[self.colour % len(COLOURS)]
-        dash = DASHES[self.colour // len(COLOURS) % len(DASHES)]
-
-        def trace(name: str, indices: Sequence[int], values: Sequence[float], **look: object) -> go.Scatter:
-            # the same group for all traces of a run: the legend switches them together
-            places = self._at(indices)
-            return go.Scatter(
-                name=_text(name), legendgroup=str(self.colour), meta=places, y=[*map(_digits, values)], **look
-            )
-
         traces = []
-        if smooth or size > 1:
+        if size > 1:
+            pairs = [sorted({min(each, key=value_at), max(each, key=value_at)}) for each in stretches]
+            extremes = [index for pair in pairs for index in pair]
             faint = {"mode": "lines", "opacity": 0.3, "hoverinfo": "skip", "showlegend": False}
-            extremes = [sorted({min(each, key=value_at), max(each, key=value_at)}) for each in stretches]
-            raw = [index for each in extremes for index in each]
             line = {"color": colour, "width": 1}
-            traces.append(trace(self.name, raw, [*map(value_at, raw)], line=line, **faint))
+            traces.append(trace(self.name, extremes, [*map(value_at, extremes)], line=line, **faint))
         mode = "lines+markers" if count <= MARKED else "lines"
         line = {"color": colour, "dash": dash, "width": 2}
         traces.append(trace(self.name, [each[-1] for each in stretches], drawn, mode=mode, line=line))
@@ -110,7 +105,7 @@ class Lines:
     """
 
     title: str
-    y: str
+    unit: str
     axes: Mapping[str, str]
     series: Sequence[Series]
     note: str = ""
@@ -119,7 +114,6 @@ class Lines:
     log_x: bool = False
     ticks: Sequence[float] = ()
     from_zero: bool = False
-    smooth: bool = False
 
     @property
     def empty(self) -> bool:
@@ -128,11 +122,7 @@ class Lines:
     def html(self) -> str:
         """An HTML figure."""
         curves = [curve for curve in self.series if curve.values]
-        axes = {
-            axis: label
-            for axis, label in self.axes.items()
-            if any(curve.places.get(axis) for curve in curves)
-        }
+        known = {axis for curve in curves for axis, places in curve.places.items() if places}
         layout: Json = {
             "height": 310,
             "hovermode": "x unified" if len(curves) <= UNIFIED else "closest",
@@ -142,40 +132,16 @@ class Lines:
                 "type": "log" if self.log else "linear",
                 "rangemode": "tozero" if self.from_zero else "normal",
             },
-            "meta": {axis: _text(label) for axis, label in axes.items()},
+            "meta": {axis: _text(label) for axis, label in self.axes.items() if axis in known},
         }
         if self.ticks:
             layout["xaxis"] |= {"tickvals": [*self.ticks], "ticktext": [f"{tick:g}" for tick in self.ticks]}
-        notes = [self.note] if self.note else []
-        longest = max((len(curve.values) for curve in curves), default=0)
+        note, longest = self.note, max((len(curve.values) for curve in curves), default=0)
         if longest > POINTS:
-            notes.append(
-                f"{longest:,} points, drawn as the means of {POINTS} stretches; their extremes are faint."
+            note += (
+                f" {longest:,} points, drawn as the means of {POINTS} stretches; their extremes are faint."
             )
-        if same := self._equal():
-            notes.append(f"Equal, one upon the other: {'; '.join(same)}.")
-        traces = [trace for curve in curves for trace in curve.traces(smooth=self.smooth)]
-        return _figure(self.title, self.y, traces, layout, " ".join(notes), self.table(axes))
-
-    def _equal(self) -> list[str]:
-        """Names of curves that hide each other."""
-        by_values: dict[tuple[float, ...], list[str]] = {}
-        for curve in self.series:
-            if curve.values:
-                by_values.setdefault(tuple(curve.values), []).append(curve.name)
-        return [", ".join(names) for names in by_values.values() if len(names) > 1]
-
-    def table(self, axes: Mapping[str, str]) -> Table:
-        """Each curve at a dozen of its own points, evenly spread, with the last one."""
-        axis = next(iter(axes), "")
-        rows: list[list[Value]] = []
-        for curve in self.series:
-            places, last = curve.places.get(axis, ()), len(curve.values) - 1
-            picked = {round(index * last / (TABLE_ROWS - 1)) for index in range(TABLE_ROWS)} if places else ()
-            rows += [[curve.name, places[index], curve.values[index]] for index in sorted(picked)]
-        return Table(
-            [Column("run"), Column(axes.get(axis, ""), "right", 6), Column(self.y, "right", 5)], rows
-        )
+        return _figure(self, [trace for curve in curves for trace in curve.traces()], layout, note)
 
 
 @dataclass(frozen=True)
@@ -189,18 +155,13 @@ class Bar:
 
 @dataclass(frozen=True)
 class Bars:
-    """Horizontal bars from zero, one row a label, side by side or ``stacked``, hollow if ``planned``.
-
-    ``runs``: each row is a run of the page and has its colour.
-    """
+    """Horizontal bars from zero, one row a label. ``runs``: each row is a run of the page, in its colour."""
 
     title: str
     unit: str
     series: Sequence[str]
     rows: Sequence[Bar]
     note: str = ""
-    stacked: bool = False
-    planned: Sequence[str] = ("plan", "formula")
     runs: bool = False
 
     @property
@@ -209,16 +170,13 @@ class Bars:
 
     def html(self) -> str:
         """An HTML figure."""
-        columns = (Column(f"{name} ({self.unit})", "right") for name in self.series)
-        table = Table([Column("name"), *columns], [[row.label, *row.values] for row in self.rows])
-        places = list(range(len(self.rows)))
-        each = 1 if self.stacked else len(self.series)
+        places, each = list(range(len(self.rows))), len(self.series)
         layout: Json = {
-            "height": 72 + 6 * (each > 1 or self.stacked) + len(places) * (BAR_PX * each + 8),
+            "height": 72 + 6 * (each > 1) + len(places) * (BAR_PX * each + 8),
             "margin": {"r": 48},  # for the values at the bars' ends
-            "barmode": "stack" if self.stacked else "group",
+            "barmode": "group",
             "bargap": 0.25,
-            "showlegend": len(self.series) > 1,
+            "showlegend": each > 1,
             "hovermode": "closest",
             "xaxis": {"title": {"text": _text(self.unit)}, "rangemode": "tozero"},
             "yaxis": {
@@ -228,17 +186,15 @@ class Bars:
                 "showgrid": False,
             },
         }
-        traces = [] if self.empty else [self._trace(index) for index in range(len(self.series))]
-        return _figure(self.title, self.unit, traces, layout, self.note, table)
+        return _figure(self, [self._trace(index) for index in range(each)], layout, self.note)
 
     def _trace(self, index: int) -> go.Bar:
         import plotly.graph_objects as go
 
-        hollow = self.series[index] in self.planned
-        each = range(len(self.rows)) if self.runs else [index]
-        colours = [COLOURS[one % len(COLOURS)] for one in each]
-        colour = colours if self.runs else colours[0]
+        colour = [look_of(run if self.runs else index)[0] for run in range(len(self.rows))]
+        hollow = self.series[index] in PLANNED
         values = [row.values[index] for row in self.rows]
+        errors = [row.errors[index] if row.errors else None for row in self.rows]
         bar = go.Bar(
             orientation="h",
             name=_text(self.series[index]),
@@ -246,19 +202,18 @@ class Bars:
             y=list(range(len(values))),
             hovertext=[_text(row.label) for row in self.rows],
             marker={
-                "color": "rgba(0,0,0,0)" if hollow else colour,
+                "color": "rgba(0,0,0,0)" if hollow else colour if self.runs else colour[0],
                 "line": {"color": colour, "width": 1.5},
-                "pattern": {"shape": PATTERNS[index % len(PATTERNS)] if self.stacked else ""},
             },
-        )
-        errors = [row.errors[index] if row.errors else None for row in self.rows]
-        if not self.stacked:
-            text = ["" if value is None else shown(value, 3) for value in values]
+            text=["" if value is None else shown(value, 3) for value in values],
             # beside a whisker Plotly would write upon it
-            place = "inside" if any(errors) else "outside"
-            bar.update(text=text, textposition=place, insidetextanchor="start", textangle=0, cliponaxis=False)
+            textposition="inside" if any(errors) else "outside",
+            insidetextanchor="start",
+            textangle=0,
+            cliponaxis=False,
             # else Plotly shrinks the text of a bar shorter than it, to be illegible
-            bar.update(constraintext="none")
+            constraintext="none",
+        )
         if any(errors):
             bar.update(error_x={"array": errors, "thickness": 1, "width": 3})
         return bar
@@ -272,44 +227,34 @@ def _short(label: str) -> str:
     return label if len(label) <= 24 else f"{label[:11]}…{label[-12:]}"
 
 
-def _figure(
-    title: str, unit: str, traces: Sequence[go.Scatter | go.Bar], layout: Json, note: str, table: Table
-) -> str:
+def _figure(chart: Chart, traces: Sequence[go.Scatter | go.Bar], layout: Json, note: str) -> str:
     import plotly.graph_objects as go
 
-    caption = f'{html.escape(title)} <span class="unit">{html.escape(unit)}</span>'
-    if not traces:
-        return (
-            f'<figure class="chart"><figcaption>{caption}</figcaption><p class="note">No run recorded '
-            "this.</p></figure>"
-        )
     # to_json writes < > and / as escapes, so that no name ends the script element
     drawing = go.Figure(data=traces, layout=layout | {"template": {}}).to_json()
     noted = f'<p class="note">{html.escape(note)}</p>' if note else ""
-    label = html.escape(f"{title}: {unit}", quote=True)
+    title, unit = html.escape(chart.title), html.escape(chart.unit)
     return (
-        f'<figure class="chart" aria-label="{label}"><figcaption>{caption}</figcaption>'
-        f'<div class="plot"><script type="application/json">{drawing}</script></div>{noted}'
-        f"<details><summary>Values</summary>{table.html()}</details></figure>"
+        f'<figure class="chart" aria-label="{title}: {unit}"><figcaption>{title} <span class="unit">{unit}'
+        '</span></figcaption><div class="plot"><script type="application/json">'
+        f"{drawing}</script></div>{noted}</figure>"
     )
+
+
+def figures(charts: Sequence[Chart]) -> str:
+    """The charts that have something to show, beside each other."""
+    drawn = "".join(chart.html() for chart in charts if not chart.empty)
+    return f'<div class="charts">{drawn}</div>' if drawn else ""
 
 
 def legend(names: Sequence[str]) -> str:
     """Buttons that show and hide a run in every chart of runs; each shows its curve's colour and dash."""
-    dashes = dict(zip(DASHES, ("", "8 4", "2 3", "8 3 2 3"), strict=True))
     buttons = []
     for index, name in enumerate(names):
-        dash = dashes[DASHES[index // len(COLOURS) % len(DASHES)]]
-        colour = COLOURS[index % len(COLOURS)]
-        line = f'<line x2="28" y1="4" y2="4" stroke="{colour}" stroke-dasharray="{dash}"/>'
+        colour, dash = look_of(index)
+        line = f'<line x2="28" y1="4" y2="4" stroke="{colour}" stroke-dasharray="{DASHES[dash]}"/>'
         buttons.append(
             f'<button type="button" data-run="{index}" aria-pressed="true"><svg width="28" height="8" '
             f'aria-hidden="true">{line}</svg>{html.escape(name)}</button>'
         )
     return f'<div class="legend" role="group" aria-label="Show or hide a run">{"".join(buttons)}</div>'
-
-
-def running_mean(values: Sequence[float], width: int) -> list[float]:
-    """Mean of each value with its neighbours within ``width // 2`` on either side (fewer at the ends)."""
-    half = width // 2
-    return [statistics.fmean(values[max(0, index - half) : index + half + 1]) for index in range(len(values))]

@@ -14,9 +14,8 @@ import html
 import io
 import math
 import re
-import unicodedata
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from podtune.run.errors import printable
@@ -42,15 +41,18 @@ class Column:
 
 @dataclass
 class Table:
-    """Rows of cells under columns. ``notes`` are lines below; ``best`` marks cells (row, column) that stand
-    out.
+    """Rows of cells under columns. ``notes`` are lines below.
+
+    ``best`` marks cells (row, column) that stand out; ``links`` are where the first cells of the rows lead.
     """
 
     columns: Sequence[Column]
     rows: Sequence[Sequence[Value]]
     caption: str = ""
     notes: Sequence[str] = ()
-    best: frozenset[tuple[int, int]] = field(default_factory=frozenset)
+    best: frozenset[tuple[int, int]] = frozenset()
+    links: Sequence[str] = ()
+    kind: str = ""  # its class in HTML
 
     def cells(self) -> list[list[str]]:
         """The rows as they are shown."""
@@ -64,7 +66,7 @@ class Table:
         texts = [[column.title for column in self.columns], *self.cells()]
         for y, x in self.best:
             texts[y + 1][x] += "*"
-        widths = [max(map(_width, column)) for column in zip(*texts, strict=True)]
+        widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
         shown_columns = list(range(len(self.columns)))
         if width is not None:
             shown_columns = self._fit(widths, width)
@@ -96,26 +98,25 @@ class Table:
 
     def markdown(self) -> str:
         """A pipe table; cells that stand out are bold."""
-        lines = [f"**{self.caption}**", ""] if self.caption else []
+        lines = [f"**{markdown_text(self.caption)}**", ""] if self.caption else []
         lines.append("| " + " | ".join(markdown_text(column.title) for column in self.columns) + " |")
         lines.append(
             "|" + "|".join("---:" if column.align == "right" else "---" for column in self.columns) + "|"
         )
         for y, row in enumerate(self.cells()):
-            shown_row = [
-                f"**{markdown_text(cell)}**" if (y, x) in self.best else markdown_text(cell)
-                for x, cell in enumerate(row)
-            ]
-            lines.append("| " + " | ".join(shown_row) + " |")
-        return "\n".join([*lines, *([""] if self.notes else []), *(f"- {note}" for note in self.notes)])
+            texts = [markdown_text(cell) for cell in row]
+            if self.links:
+                texts[0] = f"[{texts[0]}]({self.links[y]})"
+            texts = [f"**{text}**" if (y, x) in self.best else text for x, text in enumerate(texts)]
+            lines.append("| " + " | ".join(texts) + " |")
+        return "\n".join(
+            [*lines, *([""] if self.notes else []), *(f"- {markdown_text(note)}" for note in self.notes)]
+        )
 
-    def html(self, *, kind: str = "") -> str:
-        """A ``<table>`` that scrolls sideways in its own box; the first column is the row's header.
-
-        ``kind`` is its class.
-        """
+    def html(self) -> str:
+        """A ``<table>`` that scrolls sideways in its own box; the first column is the row's header."""
         head = "".join(
-            (f'<th scope="col" class="{column.align}">{html.escape(column.title)}</th>')
+            f'<th scope="col" class="{column.align}">{html.escape(column.title)}</th>'
             for column in self.columns
         )
         rows = []
@@ -123,16 +124,17 @@ class Table:
             cells = []
             for x, (cell, column) in enumerate(zip(row, self.columns, strict=True)):
                 tag, scope = ("th", ' scope="row"') if x == 0 else ("td", "")
-                best = " best" if (y, x) in self.best else ""
-                cells.append(f'<{tag}{scope} class="{column.align}{best}">{html.escape(cell)}</{tag}>')
+                best, text = " best" if (y, x) in self.best else "", html.escape(cell)
+                if self.links and x == 0:
+                    text = f'<a href="{html.escape(self.links[y], quote=True)}">{text}</a>'
+                cells.append(f'<{tag}{scope} class="{column.align}{best}">{text}</{tag}>')
             rows.append(f"<tr>{''.join(cells)}</tr>")
         caption = f"<caption>{html.escape(self.caption)}</caption>" if self.caption else ""
         notes = "".join(f'<p class="note">{html.escape(note)}</p>' for note in self.notes)
         label = html.escape(self.caption or "table", quote=True)
         return (
-            '<div class="scroll" tabindex="0" role="region" '
-            f'aria-label="{label}"><table class="{kind}">{caption}<thead><tr>{head}</tr></thead>'
-            f"<tbody>{''.join(rows)}</tbody></table></div>{notes}"
+            f'<div class="scroll" tabindex="0" role="region" aria-label="{label}"><table class="{self.kind}">'
+            f"{caption}<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>{notes}"
         )
 
     def csv(self) -> str:
@@ -190,17 +192,9 @@ def markdown_text(text: str) -> str:
     return _MARKDOWN.sub(r"\\\g<0>", text.replace("\n", " "))
 
 
-def _width(text: str) -> int:
-    return (
-        len(text)
-        if text.isascii()
-        else sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in text)
-    )
-
-
 def _pad(text: str, width: int, align: str) -> str:
-    if _width(text) > width:
+    if len(text) > width:
         half = max(0, width - 1) // 2  # the ends tell names apart: sweep-lr-1e-4-…-seed-2
         text = text[: max(0, width - 1) - half] + "…" + text[len(text) - half :]
-    blank = " " * (width - _width(text))
+    blank = " " * (width - len(text))
     return blank + text if align == "right" else text + blank

@@ -1,286 +1,145 @@
-"""The list of runs: one row a run, filtered by comparisons and sorted by any field. No torch."""
+"""The list of runs: one row a run, sorted by any field. No torch."""
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import re
 import time
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
 
-from podtune.report.draw.tables import Column, Table, duration
-from podtune.report.runs.progress import progress
+from podtune.report.draw.tables import Column, Table, Value, duration
 from podtune.report.runs.runs import Run, load_run, unique_names
 from podtune.run.errors import UsageError, UserError, near
 from podtune.run.garbage import gc_paused
-from podtune.run.record import Json, Losses, number
-
-FIELDS = (
-    "name", "mode", "model", "strategy", "world", "status", "steps", "tokens", "tokens_per_s",
-    "loss", "best_loss", "exact_match", "seconds", "device_hours", "age_s", "path",
-)  # fmt: skip
+from podtune.run.record import Losses, number
 
 
-@dataclass
+@dataclass(frozen=True)
 class ListedRun:
-    """One run in the list: ``values`` by the names in FIELDS, its record, its files' problems."""
+    """One run in the list; the last four fields are those of a running one."""
 
-    values: dict[str, Any]
-    record: Json
-    problems: list[str]
-
-
-def list_runs(folders: Sequence[Path], *, records: bool = True) -> tuple[list[ListedRun], list[str]]:
-    """A row for every run in ``folders``, and a line for each that could not be read.
-
-    Without ``records`` the rows' own are empty: of many runs they are most of the memory.
-    """
-    read_part = partial(_read_part, records=records)
-    parts = [folders[start : start + _PART] for start in range(0, len(folders), _PART)]
-    processes = min(len(parts) // 4, os.cpu_count() or 1, _MOST_PROCESSES)
-    if processes < 2:
-        read = list(map(read_part, parts))
-    else:
-        with ProcessPoolExecutor(processes, multiprocessing.get_context("fork")) as pool:
-            read = list(pool.map(read_part, parts))
-    rows = [row for part, _ in read for row in part]
-    return _told_apart(rows), [line for _, lines in read for line in lines]
-
-
-_PART, _MOST_PROCESSES = 250, 8
+    name: str
+    mode: str | None
+    model: str | None
+    strategy: str | None
+    world: int | None
+    status: str
+    steps: int | None
+    tokens: int | None
+    tokens_per_s: float | None
+    loss: float | None
+    best_loss: float | None
+    exact_match: float | None
+    seconds: float | None
+    device_hours: float | None
+    age_s: float
+    path: str
+    total_steps: int | None = None
+    progress: float | None = None
+    eta_s: float | None = None
+    stalled: bool | None = None
 
 
-def _read_part(folders: Sequence[Path], records: bool) -> tuple[list[ListedRun], list[str]]:
-    rows, unreadable = [], []
+FIELDS = tuple(field.name for field in fields(ListedRun))
+COLUMNS = {
+    "name": Column("name"),
+    "mode": Column("mode", drop=8),
+    "strategy": Column("strategy", drop=4),
+    "world": Column("world", "right", drop=5),
+    "status": Column("status"),
+    "steps": Column("steps", "right", drop=3),
+    "tokens": Column("tokens", "right", drop=7),
+    "tokens_per_s": Column("tokens/s", "right", drop=6),
+    "loss": Column("loss", "right"),
+    "best_loss": Column("best", "right", drop=1),
+    "exact_match": Column("exact", "right", 3, drop=2),
+    "seconds": Column("time", "right", drop=9),
+    "device_hours": Column("device h", "right", 3, drop=10),
+    "age_s": Column("age", "right", drop=11),
+}
+
+
+def read_runs(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
+    """The runs in ``folders``, enough of each for a list, and a line for each that could not be read."""
+    runs, unreadable = [], []
     with gc_paused():
         for folder in folders:
             try:
-                row = _row(load_run(folder, curves=False))
+                runs.append(load_run(folder, curves=False))
             except UserError as error:
                 unreadable.append(f"{error.where}: {error.what}")
-                continue
-            rows.append(row if records else replace(row, record={}))
-    return rows, unreadable
+    return runs, unreadable
 
 
-def rows_of(runs: Sequence[Run]) -> list[ListedRun]:
-    """A row for each run."""
-    return _told_apart(list(map(_row, runs)))
-
-
-def _told_apart(rows: list[ListedRun]) -> list[ListedRun]:
-    names = unique_names([(row.values["name"], row.values["path"]) for row in rows])
-    for row, name in zip(rows, names, strict=True):
-        row.values["name"] = name
-    return rows
+def list_runs(runs: Sequence[Run]) -> list[ListedRun]:
+    """A row for each run; names that occur twice have the folder beside them."""
+    rows = [_row(run) for run in runs]
+    names = unique_names([(row.name, row.path) for row in rows])
+    return [replace(row, name=name) for row, name in zip(rows, names, strict=True)]
 
 
 def _row(run: Run) -> ListedRun:
-    record, seconds = run.record, run.seconds()
-    status = run.status
+    record, seconds, measured = run.record, run.seconds(), run.measurements
     world = record.get("world_size")
-    measured = run.measurements
     loss = measured.loss or Losses()
-    values: dict[str, Any] = {
-        "name": run.name,
-        "mode": record.get("mode"),
-        "model": record.get("model"),
-        "strategy": record.get("strategy"),
-        "world": world,
-        "status": status,
-        "steps": measured.steps if measured.steps is not None else run.counted("step"),
-        "tokens": measured.tokens if measured.tokens is not None else run.counted("tokens"),
-        "tokens_per_s": measured.tokens_per_s or run.last("train", "tokens_per_s"),
-        "loss": _first(
-            loss.eval,
-            run.last("eval", "loss"),
-            loss.last,
-            run.last("train", "loss"),
-        ),
-        "best_loss": min(filter(None, (run.best("eval", "loss"), loss.eval)), default=None),
-        "exact_match": exact[0] if (exact := run.exact_share()) else None,
-        "seconds": seconds,
-        "device_hours": seconds / 3600 * world if seconds is not None and isinstance(world, int) else None,
-        "age_s": time.time() - run.started_at,
-        "path": str(run.path),
-    }
-    if status == "running":
-        going = progress(run)
-        values |= {
-            "steps": going.step,
-            "total_steps": going.total_steps,
-            "progress": going.share,
-            "eta_s": going.eta_s,
-            "stalled": going.stalled,
-        }
-    return ListedRun(values, record, run.problems)
+    losses = (loss.eval, run.last("eval", "loss"), loss.last, run.last("train", "loss"))
+    row = ListedRun(
+        name=run.name,
+        mode=record.get("mode"),
+        model=record.get("model"),
+        strategy=record.get("strategy"),
+        world=world,
+        status=run.status,
+        steps=measured.steps if measured.steps is not None else run.counted("step"),
+        tokens=measured.tokens if measured.tokens is not None else run.counted("tokens"),
+        tokens_per_s=measured.tokens_per_s or run.last("train", "tokens_per_s"),
+        loss=next((number(value) for value in losses if value is not None), None),
+        best_loss=min(filter(None, (run.best("eval", "loss"), loss.eval)), default=None),
+        exact_match=exact[0] if (exact := run.exact_share()) else None,
+        seconds=seconds,
+        device_hours=seconds / 3600 * world if seconds is not None and world is not None else None,
+        age_s=time.time() - run.started_at,
+        path=str(run.path),
+    )
+    if run.status != "running":
+        return row
+    going = run.progress()
+    return replace(
+        row,
+        steps=going.step,
+        total_steps=going.total_steps,
+        progress=going.share,
+        eta_s=going.eta_s,
+        stalled=going.stalled,
+    )
 
 
-def _first(*values: object) -> float | None:
-    return next((first for value in values if (first := number(value)) is not None), None)
-
-
-def sort_rows(rows: list[ListedRun], key: str) -> list[ListedRun]:
-    """Sort ``rows`` by a field or a path into the record, ``-field`` in reverse; rows without it come last.
+def sort_rows(rows: Sequence[ListedRun], key: str) -> list[ListedRun]:
+    """Sort ``rows`` by a field, ``-field`` in reverse; rows without it come last.
 
     Raises:
-        UserError: no run has such a field.
+        UsageError: there is no such field.
     """
-    name = key.lstrip("-")
-    _known(name, rows)
-    with_value = [row for row in rows if value_of(row, name) is not None]
-    without = [row for row in rows if value_of(row, name) is None]
-    ordered = sorted(with_value, key=lambda row: _sortable(value_of(row, name)), reverse=key.startswith("-"))
-    return ordered + without
-
-
-def _sortable(value: Any) -> tuple[int, float, str]:
-    as_number = _comparable(value)
-    return (0, as_number, "") if isinstance(as_number, float) else (1, 0.0, str(value))
+    name = key.removeprefix("-")
+    if name not in FIELDS:
+        what, fix = f"there is no field {name!r}{near(name, set(FIELDS))}", f"fields: {', '.join(FIELDS)}"
+        raise UsageError(what, where="--sort", fix=fix)
+    known = [row for row in rows if getattr(row, name) is not None]
+    unknown = [row for row in rows if getattr(row, name) is None]
+    return sorted(known, key=lambda row: getattr(row, name), reverse=key.startswith("-")) + unknown
 
 
 def table(rows: Sequence[ListedRun]) -> Table:
     """The rows as people read them. The time's cost is the wall clock, and devices times hours."""
-    columns = [
-        Column("name"),
-        Column("mode", drop=8),
-        Column("strategy", drop=4),
-        Column("world", "right", drop=5),
-        Column("status"),
-        Column("steps", "right", drop=3),
-        Column("tokens", "right", drop=7),
-        Column("tokens/s", "right", drop=6),
-        Column("loss", "right"),
-        Column("best", "right", drop=1),
-        Column("exact", "right", 3, drop=2),
-        Column("time", "right", drop=9),
-        Column("device h", "right", 3, drop=10),
-        Column("age", "right", drop=11),
-    ]
-    body = []
-    for row in rows:
-        values = row.values
-        body.append(
-            [
-                values["name"],
-                values["mode"],
-                values["strategy"],
-                values["world"],
-                _status(values),
-                values["steps"],
-                values["tokens"],
-                values["tokens_per_s"],
-                values["loss"],
-                values["best_loss"],
-                values["exact_match"],
-                duration(values["seconds"]),
-                values["device_hours"],
-                duration(values["age_s"]),
-            ]
-        )
-    if not any(row.values["exact_match"] is not None for row in rows):
-        place = [column.title for column in columns].index("exact")
-        columns.pop(place)
-        body = [[*cells[:place], *cells[place + 1 :]] for cells in body]
-    return Table(columns, body)
+    answered = any(row.exact_match is not None for row in rows)
+    columns = {name: column for name, column in COLUMNS.items() if answered or name != "exact_match"}
+    return Table(list(columns.values()), [[_cell(row, name) for name in columns] for row in rows])
 
 
-def csv_text(rows: Sequence[ListedRun]) -> str:
-    """The rows as CSV, every field in full precision."""
-    columns = [Column(name) for name in FIELDS]
-    return Table(columns, [[row.values.get(name) for name in FIELDS] for row in rows]).csv()
-
-
-def _status(values: dict[str, Any]) -> str:
-    if values["status"] != "running":
-        return str(values["status"])
-    share = f" {values['progress']:.0%}" if values.get("progress") is not None else ""
-    left = f", {duration(values['eta_s'])} left" if values.get("eta_s") is not None else ""
-    return f"{'stalled' if values.get('stalled') else 'running'}{share}{left}"
-
-
-COMPARISON = re.compile(r"\s*([^\s<>=!~]+)\s*(<=|>=|!=|==|=|<|>|~)\s*(.+?)\s*")
-
-
-def where(comparison: str, rows: Sequence[ListedRun]) -> list[ListedRun]:
-    """The rows of which ``learning_rate>1e-5`` is true.
-
-    ``= == != < <= > >=`` and ``~`` (contains) compare a field with a number or a text. A field is one of
-    FIELDS, or a path into the record (``data.fingerprint``), its config or its measurements. A run without
-    the field never matches.
-
-    Raises:
-        UserError: this is no comparison, or no run has a field of that name.
-    """
-    parts = COMPARISON.fullmatch(comparison)
-    if parts is None or re.search(r"\s(and|or)\s", parts[3]):
-        raise UsageError(
-            "is not one comparison",
-            where=f"--where {comparison!r}",
-            fix='write --where "learning_rate>1e-5" --where status=ok, or filter podtune runs --json',
-        )
-    name, operator, wanted = parts.groups()
-    _known(name, rows)
-    return [row for row in rows if _compare(value_of(row, name), operator, wanted.strip("\"'"))]
-
-
-def _compare(value: Any, operator: str, wanted: str) -> bool:
-    if value is None:
-        return False
-    if operator == "~":
-        return wanted.lower() in str(value).lower()
-    left, right = _comparable(value), _comparable(wanted)
-    if not (isinstance(left, float) and isinstance(right, float)):
-        left, right = str(value).lower(), wanted.lower()
-    if operator in ("=", "=="):
-        return bool(left == right)
-    if operator == "!=":
-        return bool(left != right)
-    less, more = left < right, left > right  # type: ignore[operator]
-    return bool({"<": less, "<=": less or left == right, ">": more, ">=": more or left == right}[operator])
-
-
-def _comparable(value: Any) -> float | str:
-    try:
-        return str(value) if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError):
-        return str(value)
-
-
-def value_of(row: ListedRun, name: str) -> Any:
-    """A field of the list, else a path into the record, its config, measurements or data; None if absent."""
-    if name in row.values:
-        return row.values[name]
-    parts = name.split(".")
-    record = row.record
-    for start in (record, record.get("config"), record.get("measurements"), record.get("data")):
-        value: Any = start
-        for part in parts:
-            value = value.get(part) if isinstance(value, dict) else None
-        if value is not None and not isinstance(value, dict):
-            return value
-    return None
-
-
-def _known(name: str, rows: Sequence[ListedRun]) -> None:
-    if not rows or name in FIELDS or any(value_of(row, name) is not None for row in rows):
-        return
-    names = set(FIELDS)
-    for row in rows:
-        for part in (
-            row.record,
-            row.record.get("config"),
-            row.record.get("measurements"),
-            row.record.get("data"),
-        ):
-            names |= set(part) if isinstance(part, dict) else set()
-    raise UsageError(
-        f"no run has a field {name!r}{near(name, names)}",
-        where="--where or --sort",
-        fix=f"fields: {', '.join(FIELDS)}",
-    )
+def _cell(row: ListedRun, name: str) -> Value:
+    if name == "status" and row.status == "running":
+        share = "" if row.progress is None else f" {row.progress:.0%}"
+        left = "" if row.eta_s is None else f", {duration(row.eta_s)} left"
+        return f"{'stalled' if row.stalled else 'running'}{share}{left}"
+    value: Value = getattr(row, name)
+    return duration(getattr(row, name)) if name in ("seconds", "age_s") else value

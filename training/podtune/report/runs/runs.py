@@ -1,7 +1,6 @@
 """Runs as their folders tell them: the record, the curves, and what is wrong with the files. No torch.
 
-Nothing is repaired and nothing is guessed: a torn line, a NaN, a contradiction is used as far as it goes and
-said, with the file and the line, in :attr:`Run.problems`.
+Nothing is repaired and nothing is guessed: what cannot be used is left out, and said in :attr:`Run.problems`.
 """
 
 from __future__ import annotations
@@ -21,22 +20,41 @@ from pathlib import Path
 from podtune.run.errors import DataError, NotFound
 from podtune.run.follow import state
 from podtune.run.garbage import gc_paused
-from podtune.run.heartbeat import read_beat
-from podtune.run.metrics_log import each_entry
+from podtune.run.lock import SILENT_S, read_beat
+from podtune.run.metrics_log import metrics_entries
 from podtune.run.record import (
     METRICS_FILE,
     RUN_FILE,
     SCHEMA,
     Json,
-    Losses,
     Measurements,
     mapping,
     number,
     sound,
 )
 
-AXES = {"step": "step", "tokens": "tokens", "time": "time since start (s)"}
+AXES = ("step", "tokens", "time")
 Curve = tuple[list[float], list[float]]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Progress of a run; ``total_steps`` and ``eta_s`` are None before the first metrics line."""
+
+    step: int
+    total_steps: int | None
+    eta_s: float | None
+    silent_s: float | None  # since its last step, where a heartbeat tells
+
+    @property
+    def share(self) -> float | None:
+        """Done, from 0 to 1."""
+        return min(1.0, self.step / self.total_steps) if self.total_steps else None
+
+    @property
+    def stalled(self) -> bool:
+        """True if its process beats and no step was finished for a minute and five steps' time."""
+        return self.silent_s is not None and self.silent_s > SILENT_S
 
 
 @dataclass(repr=False)
@@ -48,7 +66,11 @@ class Run:
     name: str
     entries: dict[str, list[Json]] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
-    _curves: dict[tuple[str, str, str], tuple[list[Json], int, Curve]] = field(default_factory=dict)
+    # of a job: its pods' names, what else is known of it, and what may keep it from ending by itself
+    pods: list[str] = field(default_factory=list)
+    notes: list[tuple[str, str]] = field(default_factory=list)
+    trouble: list[str] = field(default_factory=list)
+    _curves: dict[tuple[str, str, str], Curve] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         return f"Run({self._summary()})"
@@ -79,6 +101,11 @@ class Run:
         status, reason = state(self.path, self.record)
         return reason if reason in ("died", "silent") else status
 
+    @property
+    def over(self) -> bool:
+        """True if nothing more will come."""
+        return self.status not in ("running", "silent")
+
     def last_step(self) -> tuple[int, float] | None:
         """The step that its process has reached, and when (seconds since the epoch); None if unknown."""
         beat = read_beat(self.path)
@@ -87,6 +114,22 @@ class Run:
     def patience_s(self) -> float:
         """Seconds after the last step before a run is called silent: five steps' time."""
         return 5 * (self.last("train", "step_time_s") or 0.0)
+
+    def progress(self) -> Progress:
+        """Its progress, from its last sign of life and last training line."""
+        reached, last = self.last_step(), (self.entries.get("train") or [{}])[-1]
+        logged = int(last.get("step", 0))
+        eta, step_time = number(last.get("eta_s")), number(last.get("step_time_s"))
+        step = max(logged, reached[0] if reached else 0)
+        planned = number((self.record.get("config") or {}).get("max_steps"))
+        total = int(planned) if planned and planned > 0 else None
+        if eta is not None and step_time:
+            total = total or logged + round(eta / step_time)
+            eta = max(0.0, eta - (step - logged) * step_time)
+        # after its last step a run saves, and may answer
+        waits = reached and self.status == "running" and 0 < step != total
+        silent = max(0.0, time.time() - reached[1] - self.patience_s()) if reached and waits else None
+        return Progress(step, total, eta, silent)
 
     @property
     def started_at(self) -> float:
@@ -127,24 +170,17 @@ class Run:
 
     def curve(self, split: str, metric: str, axis: str = "step") -> Curve:
         """Finite points of a metric over ``step``, ``tokens`` (of all ranks) or ``time`` (s since start)."""
-        entries = self.entries.get(split, [])
-        curve = self._curves.get((split, metric, axis))
-        if curve is None or curve[0] is not entries or curve[1] != len(entries):  # a watched run grows
-            curve = self._curves[split, metric, axis] = (
-                entries,
-                len(entries),
-                self._points(entries, metric, axis),
-            )
-        return curve[2]
+        key = split, metric, axis
+        if key not in self._curves:
+            self._curves[key] = self._points(self.entries.get(split, []), metric, axis)
+        return self._curves[key]
 
     def _points(self, entries: list[Json], metric: str, axis: str) -> Curve:
         places, values = [], []
         start = self.started_at
         for entry in entries:
             value, place = entry.get(metric), entry.get("time" if axis == "time" else axis)
-            if (
-                type(value) is not float
-            ):  # nearly all are: this is what comparing long runs spends its time on
+            if type(value) is not float:  # nearly all are, and comparing long runs spends its time here
                 value = number(value)
             place = timestamp(place) - start if axis == "time" else number(place)
             if value is not None and place is not None and math.isfinite(value) and math.isfinite(place):
@@ -177,7 +213,7 @@ class Run:
 def load_run(path: Path, *, curves: bool = True) -> Run:
     """Read a run's folder (or its run.json).
 
-    ``curves=False`` reads, of metrics.jsonl, only evaluations and the last training line: enough for a list.
+    ``curves=False`` reads, of metrics.jsonl, evaluations and the last of the other lines alone.
 
     Raises:
         UserError: no folder, no run in it, a run.json that cannot be read or is of another schema.
@@ -189,11 +225,9 @@ def load_run(path: Path, *, curves: bool = True) -> Run:
     run.problems += [f"{folder / RUN_FILE}: {line}; left out" for line in odd]
     metrics = folder / METRICS_FILE
     if metrics.is_file():
-        lines = metrics.read_bytes().split(b"\n") if curves else _overview(metrics.read_bytes())
+        content = metrics.read_bytes()
         with gc_paused():
-            _read_lines(run, lines, numbered=curves)
-        if curves:
-            _check(run)
+            _read_lines(run, content.split(b"\n") if curves else _overview(content))
     elif record.get("mode") == "sft" and run.status != "running":
         run.problems.append(f"{metrics}: missing; there are no curves, only what {RUN_FILE} says")
     return run
@@ -225,7 +259,7 @@ def _read_record(folder: Path) -> Json:
 
 
 def _overview(content: bytes) -> list[bytes]:
-    """The evaluation lines and the last training line of a metrics file, found without parsing the rest."""
+    """The evaluations, the last training and the last system line, found without parsing the others."""
     lines, place = [], 0
     while (place := content.find(b'"split": "eval"', place)) >= 0:
         start, end = content.rfind(b"\n", 0, place) + 1, content.find(b"\n", place)
@@ -234,68 +268,29 @@ def _overview(content: bytes) -> list[bytes]:
         lines.append(content[start:end])
         place = end
     complete = content.rfind(b"\n") + 1
-    if (place := content.rfind(b'"split": "train"', 0, complete)) >= 0:
-        lines.append(content[content.rfind(b"\n", 0, place) + 1 : content.find(b"\n", place)])
+    for split in (b'"split": "train"', b'"split": "system"'):
+        if (place := content.rfind(split, 0, complete)) >= 0:
+            lines.append(content[content.rfind(b"\n", 0, place) + 1 : content.find(b"\n", place)])
     return lines
 
 
-def _read_lines(run: Run, lines: list[bytes], *, numbered: bool) -> None:
-    """Parse ``lines`` into ``run.entries``; a torn line is left out, the first of a step and split counts."""
-    where = run.path / METRICS_FILE
-    seen: dict[tuple[str, int], Json] = {}
-    bad_numbers: dict[tuple[str, str], list[int]] = {}
-    for index, (line, entry) in enumerate(zip(lines, each_entry(lines), strict=True), 1):
-        if not line:
-            continue
-        if entry is None:
-            at = f" line {index}" if numbered else ""
-            run.problems.append(f"{where}{at}: torn or no metrics line; left out")
-            continue
+def _read_lines(run: Run, lines: list[bytes]) -> None:
+    """Parse ``lines`` into ``run.entries``; the first of a step and split counts."""
+    entries, broken = metrics_entries(lines)
+    if broken:
+        run.problems.append(f"{run.path / METRICS_FILE}: torn or no metrics lines: {len(broken)}; left out")
+    seen = set()
+    for entry in entries:
         split, step = entry["split"], entry["step"]
-        if (split, step) in seen:
-            if {**entry, "time": ""} != {**seen[split, step], "time": ""}:
-                run.problems.append(
-                    f"{where} line {index}: contradicts an earlier {split} line of step {step}; the first "
-                    "is used"
-                )
-            continue
-        seen[split, step] = entry
-        run.entries.setdefault(split, []).append(entry)
-        if not (b"nan" in line or b"inf" in line or b"NaN" in line or b"Infinity" in line):
-            continue
-        for key, value in entry.items():
-            if value in ("nan", "inf", "-inf") or (isinstance(value, float) and not math.isfinite(value)):
-                bad_numbers.setdefault((split, key), []).append(step)
-    for (split, key), steps in bad_numbers.items():
-        times = f"{len(steps)} times, first" if len(steps) > 1 else "once,"
-        run.problems.append(
-            f"{where}: {split} {key} is not finite {times} at step {steps[0]}; left out of curves"
-        )
-
-
-def _check(run: Run) -> None:
-    """Compare the two files of a run that ended: its record and its metrics must tell the same story."""
-    if run.status in ("running", "silent", "died"):
-        return
-    where = run.path / RUN_FILE
-    measured, steps = run.measurements, [int(entry["step"]) for entry in run.entries.get("train", [])]
-    recorded, loss = measured.steps, measured.loss or Losses()
-    if recorded is not None and steps and steps[-1] > recorded:
-        run.problems.append(
-            f"{where}: contradicts {METRICS_FILE}: {recorded} steps, but there is a line of step {steps[-1]}"
-        )
-    for split, said in (("train", loss.last), ("eval", loss.eval)):
-        logged = run.last(split, "loss")
-        if (
-            said is not None
-            and logged is not None
-            and not math.isclose(said, logged, rel_tol=1e-6, abs_tol=1e-9)
-            and said == said
-        ):
-            run.problems.append(
-                f"{where}: contradicts {METRICS_FILE}: {split} loss {said:.6g}, but its last line says "
-                f"{logged:.6g}"
-            )
+        if (split, step) not in seen:
+            seen.add((split, step))
+            run.entries.setdefault(split, []).append(entry)
+    for split, kept in run.entries.items():
+        losses = ((entry["step"], number(entry.get("loss"))) for entry in kept)
+        steps = [step for step, loss in losses if loss is not None and not math.isfinite(loss)]
+        if steps:
+            what = f"{split} loss is not finite {len(steps)} times, first at step {steps[0]}"
+            run.problems.append(f"{run.path / METRICS_FILE}: {what}; left out of curves")
 
 
 def unique_names(named: Sequence[tuple[str, Path | str]]) -> list[str]:

@@ -23,40 +23,32 @@ from typing import IO
 from podtune.run.aim.repository import AimRun
 from podtune.run.aim.tracking import CLOSE_LIMIT_S
 from podtune.run.errors import Unavailable
-from podtune.run.follow import MetricsTail, Position, read_record, state
+from podtune.run.follow import MetricsTail, read_record, state
 from podtune.run.record import Json, write_json
 
 STATE_FILE, STATE_SCHEMA = "aim.json", "podtune.aim/1"
 POLL_S = 2.0
 
 
-class Busy(Unavailable):
-    """Another process writes this run's view."""
-
-
 class Follower:
     """Keeps one run of an Aim repository equal to one run's folder, for the tracker and ``aim-sync`` alike.
 
-    RUN_DIR/aim.json (beside the Aim repository where the folder is read-only) remembers the run's hash, how
-    far metrics.jsonl was read, and how the Aim run was closed. Its lock makes this the only writer.
+    RUN_DIR/aim.json (beside the Aim repository where the folder is read-only) remembers the run's hash and
+    how the Aim run was closed. Its lock makes this the only writer. A line that is written again changes
+    nothing, so whoever opens a run writes it from the top.
 
     Raises:
-        Busy: another process follows this run.
+        Unavailable: another process follows this run, and goes on doing so for ``wait_s``.
     """
 
-    def __init__(self, run_dir: Path, repo: str, *, rebuild: bool = False) -> None:
+    def __init__(self, run_dir: Path, repo: str, *, wait_s: float = 0.0) -> None:
         self.run_dir, self.repo, self.lines, self.points = Path(run_dir).resolve(), repo, 0, 0
         folder = _state_folder(self.run_dir, repo)
-        self._path, self._lock = folder / STATE_FILE, _lock(folder / f".{STATE_FILE}.lock")
+        self._path, self._lock = folder / STATE_FILE, _lock(folder / f".{STATE_FILE}.lock", wait_s)
         # relative: equal runs have equal files, and a folder that moves with its repo keeps its run there
         self._key = repo if "://" in repo else os.path.relpath(repo, self.run_dir)
         self._state = _read_state(self._path)["repos"].get(self._key, {})
-        # a server that dies takes its queue with it: until a run was closed there, nothing counts as written
-        unsure = "://" in repo and not self._state.get("closed")
-        read = {} if rebuild or unsure else self._state
-        position = Position(int(read.get("offset", 0)), str(read.get("digest", "")))
-        self._tail = MetricsTail(self.run_dir, position)
-        self._rebuild = rebuild
+        self._tail = MetricsTail(self.run_dir)
         self._aim: AimRun | None = None
 
     @property
@@ -67,7 +59,7 @@ class Follower:
     def update(self, *, ended: bool = False) -> str | None:
         """Write new lines; return the final status, if there. ``ended``: the trainer is known to be gone.
 
-        Raises whatever Aim raises; lines that were not remembered as written are written by the next call.
+        Raises whatever Aim raises; the next call then writes all lines again.
         """
         record = read_record(self.run_dir)
         if record is None:
@@ -75,42 +67,37 @@ class Follower:
         status, reason = state(self.run_dir, record)
         if ended and status == "running":
             status, reason = "error", "died"
-        end = ""
-        if status != "running":
-            end = f"{status} {reason} {record.get('ended_at', '')}"
-            end += f" {record['evaluated_at']}" if "evaluated_at" in record else ""
-        before = self._tail.position
-        entries, rewritten = self._tail.read()
-        self._rebuild |= rewritten
-        known = (self._aim is not None or bool(end)) and self._state.get("closed", "") == end
-        if entries or self._rebuild or not known:
-            try:
-                self._write(entries, record)
-                if end and self._aim:
-                    self._aim.close(status, reason, record)
-                    self._aim = None
-            except BaseException:
-                self._tail = MetricsTail(self.run_dir, before)
-                self.release()
-                raise
-            position = self._tail.position
-            self._remember(offset=position.offset, digest=position.digest, closed=end)
-        return status if end else None
+        if status == "running":
+            self._write(record)
+            return None
+        end = f"{status} {reason} {record.get('ended_at', '')} {record.get('evaluated_at', '')}".strip()
+        there = "://" in self.repo or (Path(self.repo) / ".aim").is_dir()
+        if self._aim is None and there and self._state.get("closed") == end:
+            return status
+        aim = self._write(record)
+        try:
+            aim.close(status, reason, record)
+        finally:
+            self.release()
+        self._remember(closed=end)
+        return status
 
-    def _write(self, entries: list[Json], record: Json) -> None:
-        if self._aim is None:
-            self._aim = AimRun(self.repo, self.hash or None, record)
-            if self._aim.created and self.hash:  # somebody deleted the run, or the whole repository
+    def _write(self, record: Json) -> AimRun:
+        """Write the new lines to the Aim run, which is opened if it is not."""
+        try:
+            if self._aim is None:
                 self._tail = MetricsTail(self.run_dir)
-                entries, _ = self._tail.read()
-            self._remember(hash=self._aim.hash, closed="")
-        if self._rebuild:
-            self._aim.forget()
-            self._rebuild = False
-        self.points += self._aim.track(entries)
-        self.lines += len(entries)
+                self._aim = AimRun(self.repo, self.hash or None, record)
+                self._remember(hash=self._aim.hash, closed="")
+            entries, _ = self._tail.read()
+            self.points += self._aim.track(entries)
+            self.lines += len(entries)
+        except BaseException:
+            self.release()
+            raise
+        return self._aim
 
-    def _remember(self, **changed: str | int) -> None:
+    def _remember(self, **changed: str) -> None:
         self._state.update(changed)
         content = _read_state(self._path)
         content["repos"][self._key] = self._state
@@ -131,14 +118,18 @@ class Follower:
         self._lock.close()
 
 
-def _lock(path: Path) -> IO[str]:
-    file = path.open("a")
-    try:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        file.close()
-        raise Busy("another process is writing this run to Aim", fix="wait for it, or stop it") from error
-    return file
+def _lock(path: Path, wait_s: float) -> IO[str]:
+    file, deadline = path.open("a"), time.monotonic() + wait_s
+    while True:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return file
+        except OSError as error:
+            if time.monotonic() >= deadline:
+                file.close()
+                what = "another process is writing this run to Aim"
+                raise Unavailable(what, fix="wait for it, or stop it") from error
+        time.sleep(0.2)
 
 
 def _state_folder(run_dir: Path, repo: str) -> Path:

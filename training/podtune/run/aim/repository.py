@@ -34,7 +34,6 @@ class AimRun:
         earlier_run = run_hash if run_hash and self._repo.run_exists(run_hash) else None
         self._run = _open_run(self._repo, earlier_run, _timestamp(record.get("started_at")))
         self.hash: str = self._run.hash
-        self.created = earlier_run is None
         self._run.name = str(record.get("name", self.hash))
         self._run.experiment = experiment(record)
         for tag in tags(record):
@@ -53,20 +52,6 @@ class AimRun:
                 self._run._tracker._track(value, time_s, name, int(entry["step"]), epoch, context=context)
                 points += 1
         return points
-
-    def forget(self) -> None:
-        """Drop every series, because the metrics file was cut back; the caller tracks it again from the top.
-
-        Aim deletes whole runs only, with the notes that somebody wrote beside them.
-        """
-        meta, series = self._run.meta_run_tree, self._run.series_run_trees[2]
-        for context, names in list((meta.get("traces", {}) or {}).items()):
-            for name in list(names):
-                del series[(context, name)]
-        for key in ("traces", "typed_traces"):
-            with contextlib.suppress(KeyError):
-                del meta[key]
-        self._run._tracker.sequence_infos.clear()
 
     def release(self) -> None:
         """Close the databases of a run that goes on, so that it can be opened again."""

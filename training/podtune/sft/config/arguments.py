@@ -74,9 +74,6 @@ class RunArguments:
     aim_repo: Annotated[str | None, {"env": "AIM_REPO"}] = _key(
         None, "Aim repository (folder, or aim://host:port) to mirror the metrics to"
     )
-    notify_url: Annotated[str | None, {"env": "NOTIFY_URL"}] = _key(
-        None, "web hook to post the summary to, as JSON, when the run ends well or badly; kept out of records"
-    )
     async_save: bool = _key(
         True, "write checkpoints beside the next steps, from a copy in /dev/shm where one has room"
     )

@@ -20,7 +20,7 @@ ENVIRONMENT = {  # the reference pipeline's names
     "MAX_LENGTH": "max_length",
     "RUN_NAME": "run_name",
 }
-SECRET = ("hub_token", "notify_url")  # never in a message or a record
+SECRET = ("hub_token",)  # never in a message or a record
 Value = Any
 
 

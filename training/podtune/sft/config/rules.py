@@ -38,17 +38,11 @@ def check(settings: Settings) -> None:
     """Check bounds, secrets in names, required keys and the rules. Raises :class:`UserError`."""
     check_bounds(settings)
     for key, value in settings.values.items():
-        if key == "notify_url":  # a secret as a whole, and recorded nowhere
-            continue
         for name in [entry.get("path", "") for entry in value] if key == "datasets" else [value]:
             refuse_secret(str(name), f"{settings.source[key]}: {key}")
     for keys, (problem, fix) in REQUIRED.items():
         if not any(settings.values.get(key) for key in keys):
             raise ConfigError(problem, where=keys[0], fix=fix)
-    if url := settings.value("notify_url"):
-        from podtune.run.notify import check_url
-
-        check_url(str(url), settings.source["notify_url"])
     for rule in RULES:
         value = settings.value(rule.key)
         if value is not None and value is not False and rule.broken(settings):
@@ -184,6 +178,12 @@ RULES = (
                 broken=lambda s: (s.value("dataloader_num_workers") or 0) > 1,
             ),
         )
+    ),
+    Rule(
+        "hub_strategy",
+        "the hub gets final/ alone, at the end",
+        "hub_strategy: end; publish uploads checkpoints, to object storage",
+        broken=lambda s: s.value("hub_strategy") in ("checkpoint", "all_checkpoints"),
     ),
     Rule("ignore_data_skip", "a resumed run would train on rows that it has seen", "remove it"),
     Rule(

@@ -39,16 +39,13 @@ class HeapTrimCallback(TrainerCallback):  # type: ignore[misc]
         self.times = 0
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
-        """Have freed memory kept from here on."""
         self._set(KEEP)
 
     def on_substep_end(self, *_: Any, **__: Any) -> None:
-        """Trim, every :data:`MICRO_BATCHES`, if resident memory has grown."""
         self._micro_batches += 1
-        if (
-            self._micro_batches % MICRO_BATCHES == 0
-            and self._process.memory_info().rss > self._resident_after_trim + GROWN
-        ):
+        if self._micro_batches % MICRO_BATCHES:
+            return
+        if self._process.memory_info().rss > self._resident_after_trim + GROWN:
             self._trim_heap()
 
     on_step_end = on_substep_end

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 TemplateArguments = dict[str, Any]  # of one row: its tools, and the template's own arguments
 Spans = list[tuple[int, int]]  # (start, end) in characters, marked by {% generation %}
 
-_PLAIN = {"role", "content"}
-
 
 class ChatRenderer:
     """Renders chats with ``template``, or with the tokenizer's own where that is None."""
@@ -27,26 +25,25 @@ class ChatRenderer:
     def render(
         self,
         chats: list[Messages],
-        arguments: list[TemplateArguments] | None,
+        arguments: list[TemplateArguments],
         *,
         generation_prompt: bool = False,
         spans: bool = False,
-    ) -> tuple[list[str], list[Spans] | None]:
+    ) -> tuple[list[str], list[Spans]]:
         """Texts, and (if asked for) the spans of each that the template marks as generated."""
         # a column of Arrow structs has all keys in every message; templates ask which keys there are
         chats = [
             [{key: value for key, value in message.items() if value is not None} for message in chat]
             for chat in chats
         ]
-        if arguments is None:
-            texts, marked = self._render(chats, {}, generation_prompt, spans)
-        else:
-            texts, marked = [], []
-            for chat, more in zip(chats, arguments, strict=True):
-                text, spans_of_row = self._render([chat], more, generation_prompt, spans)
-                texts += text
-                marked += spans_of_row
-        return texts, marked if spans else None
+        if not any(arguments):
+            return self._render(chats, {}, generation_prompt, spans)
+        texts, marked = [], []
+        for chat, more in zip(chats, arguments, strict=True):
+            text, spans_of_row = self._render([chat], more, generation_prompt, spans)
+            texts += text
+            marked += spans_of_row
+        return texts, marked
 
     def _render(
         self, chats: list[Messages], arguments: TemplateArguments, generation_prompt: bool, spans: bool
@@ -60,7 +57,9 @@ class ChatRenderer:
         variables = {**self.tokenizer.special_tokens_map, **arguments}
         # the library converts messages before it renders them, which takes longer than the template
         plain = tools is None and all(
-            message.keys() == _PLAIN and type(message["content"]) is str for chat in chats for message in chat
+            message.keys() == {"role", "content"} and type(message["content"]) is str
+            for chat in chats
+            for message in chat
         )
         if plain and not spans and all(isinstance(value, str | bool | int) for value in variables.values()):
             render = library._compile_jinja_template(template).render
@@ -82,7 +81,7 @@ def span_mask(encoding: Any, spans: Spans) -> NDArray[np.bool_]:
     mask = np.zeros(len(encoding.ids), dtype=np.bool_)
     for start, end in spans:
         first, last = encoding.char_to_token(start), encoding.char_to_token(end - 1)
-        if first is None:  # beyond the cut
+        if first is None:
             break
         mask[first : last + 1 if last else None] = True
     return mask

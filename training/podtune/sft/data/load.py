@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import collections
+import itertools
 import json
-import uuid
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from podtune.run.errors import DataError, UsageError
+from podtune.run.errors import DataError, UsageError, warn
 from podtune.sft.data import files
-from podtune.sft.data.readers import Row, batches, rows
+from podtune.sft.data.readers import COLUMNAR, Row, batches, rows
 from podtune.sft.data.shapes import RowShape, detect, no_rows
 from podtune.sft.data.source import DataSource, local_path
 from podtune.sft.source import hub
@@ -25,28 +23,22 @@ IN_MEMORY_BYTES = 512 * 2**20  # larger files go through the datasets library's 
 def load_split(source: DataSource) -> Dataset:
     """The rows of ``source``, of local files exactly as they are written there.
 
-    Call :func:`podtune.sft.data.source.check_source` first: errors in rows that it did not reach are Arrow's.
-
     Raises:
-        UserError: as :func:`check_source`.
+        UserError: files that are missing or damaged, no rows, or rows that lack a value (all in one message)
+            if ``drop_incomplete`` does not leave them out.
     """
     if source.mixture:
         dataset = _load_mixture(source)
     elif source.path is None:
         dataset = hub.load(source.name or "", source.config, source.split)
     else:
-        folder = files.find(source.path)
-        selected = folder.files(source.split)
-        dataset = _load_saved(folder, source) if folder.saved else _load_files(selected, folder.format)
-        dataset = _slice(dataset, source.split)
+        dataset = _slice(_load_files(source), source.split)
+    if not len(dataset):
+        raise no_rows(str(source))
     if renames := source.renames(dataset.column_names):
         taken = {*dataset.column_names}.intersection(renames.values()).difference(renames)
         dataset = dataset.remove_columns([*taken]).rename_columns(renames)
-    if source.drop_incomplete:
-        dataset = _complete(dataset, source.text_field)
-    if not len(dataset):
-        raise no_rows(str(source))
-    return dataset
+    return _complete(dataset, source)
 
 
 def shape_of(dataset: Dataset, text_field: str = "text") -> RowShape:
@@ -55,108 +47,93 @@ def shape_of(dataset: Dataset, text_field: str = "text") -> RowShape:
     Raises:
         UserError: no known shape.
     """
-    first = next(iter(dataset), None)
-    if first is None:
-        raise no_rows("data set")
-    return detect(first, "data set", text_field)
+    return detect(dataset[0], "data set", text_field)
 
 
-def _complete(dataset: Dataset, text_field: str) -> Dataset:
+def _complete(dataset: Dataset, source: DataSource) -> Dataset:
     """The rows of ``dataset`` in which no value is missing that would be trained."""
-    columns = shape_of(dataset, text_field).columns
+    columns = shape_of(dataset, source.text_field).columns
+    if not any(dataset.data.column(name).null_count for name in columns):
+        return dataset
     cells = dataset.select_columns(list(columns)).with_format("arrow")[:]
-    valid = [cells[name].is_valid().to_pylist() for name in columns]
-    rows = [row for row, there in enumerate(zip(*valid, strict=True)) if all(there)]
-    return dataset if len(rows) == len(dataset) else dataset.select(rows)
+    valid = zip(*(cells[name].is_valid().to_pylist() for name in columns), strict=True)
+    problems = {
+        number: f"column '{columns[there.index(False)]}' is missing or null"
+        for number, there in enumerate(valid, 1)
+        if not all(there)
+    }
+    if not problems:
+        return dataset
+    if not source.drop_incomplete:
+        (where, problem), *more = zip(
+            source.places(list(problems)[:5]), itertools.islice(problems.values(), 5), strict=True
+        )
+        if more:
+            others = "".join(f"\n    {place}: {other}" for place, other in more)
+            rest = "\n    ..." if len(problems) > 5 else ""
+            problem = f"{len(problems)} rows lack a value: {problem}{others}{rest}"
+        fix = "correct or remove such rows, or leave them out with drop_incomplete: true"
+        raise DataError(problem, where=where, fix=fix)
+    warn(f"{source}: rows left out for want of a value: {len(problems)} (drop_incomplete)")
+    if len(problems) == len(dataset):
+        raise no_rows(str(source))
+    return dataset.select([row for row in range(len(dataset)) if row + 1 not in problems])
 
 
-def _load_saved(folder: files.Folder, source: DataSource) -> Dataset:
-    import datasets
-
-    for path in folder.files(source.split):
-        collections.deque(batches(path, "arrow"), maxlen=0)  # offsets outside of the file would crash later
-    loaded = datasets.load_from_disk(str(folder.root))
-    if isinstance(loaded, datasets.DatasetDict):
-        chosen = folder.files(source.split)
-        return loaded[next(name for name, paths in folder.splits.items() if paths == chosen)]
-    return loaded
-
-
-def _load_files(paths: tuple[Path, ...], form: files.Format) -> Dataset:
+def _load_files(source: DataSource) -> Dataset:
     import datasets
     import pyarrow as pa
 
+    assert source.path is not None
+    folder, stamps = files.find(source.path), source.stamps()
+    paths, form = folder.files(source.split), folder.format
     if form in ("parquet", "json") and sum(path.stat().st_size for path in paths) > IN_MEMORY_BYTES:
         return datasets.load_dataset(form, data_files=[str(path) for path in paths], split="train")
-    if form in ("json", "csv"):
-        places, content = [], []
-        for path in paths:
-            for position, row in rows(path, form):
-                places.append(f"{path}, {position}")
-                content.append(row)
-        return datasets.Dataset(_table_of_rows(content, places), fingerprint=uuid.uuid4().hex)
-    tables = [_table(path, form) for path in paths]
-    try:
-        table = pa.concat_tables(
-            [table for table in tables if table.num_rows] or tables[:1], promote_options="default"
-        )
-    except pa.ArrowException as error:
-        raise DataError(
-            f"the files do not have the same columns: {error}",
-            where=f"{paths[0]} ... {paths[-1]}",
-            fix="make the columns equal",
-        ) from None
+    if form in COLUMNAR:
+        found = [batch for path in paths for batch in batches(path, form)]
+        tables = [pa.Table.from_batches([batch]).replace_schema_metadata(None) for batch in found]
+        table = _joined(tables, source) if tables else pa.table({})
+    else:
+        table = _table_of_rows([row for path in paths for _, row in rows(path, form)])
     # the library would hash all rows, for caches that a table in memory does not have
-    return datasets.Dataset(table.replace_schema_metadata(None), fingerprint=uuid.uuid4().hex)
+    return datasets.Dataset(table, fingerprint=stamps)
 
 
-def _table(path: Path, form: files.Format) -> pa.Table:
+def _joined(tables: list[pa.Table], source: DataSource) -> pa.Table:
     import pyarrow as pa
 
-    found = list(batches(path, form))
-    return pa.Table.from_batches(found).replace_schema_metadata(None) if found else pa.table({})
+    try:
+        return pa.concat_tables(tables, promote_options="default")
+    except pa.ArrowException as error:
+        what = f"the files do not have the same columns: {error}"
+        raise DataError(what, where=str(source), fix="make the columns equal") from None
 
 
-def _table_of_rows(content: list[Row], places: list[str]) -> pa.Table:
+def _table_of_rows(content: list[Row]) -> pa.Table:
     import pyarrow as pa
 
     names = dict.fromkeys(name for row in content for name in row)
-    return pa.table({name: _column(name, [row.get(name) for row in content], places) for name in names})
+    return pa.table({name: _column([row.get(name) for row in content]) for name in names})
 
 
-def _column(name: str, cells: list[Any], places: list[str]) -> pa.Array:
+def _column(cells: list[Any]) -> pa.Array:
     """``cells`` as an Arrow array that gives back exactly them, as JSON (datasets' ``Json``) where none can.
 
     Arrow fills absent keys with nulls, widens a 1 beside 1.5 and refuses mixed types.
-
-    Raises:
-        UserError: an integer beyond 64 bits, which the datasets library does not read back.
     """
     import pyarrow as pa
 
+    def canonical(values: list[Any]) -> str:
+        return json.dumps(values, sort_keys=True)
+
     try:
         array = pa.array(cells)
-        if not pa.types.is_nested(array.type) or _canonical(array.to_pylist()) == _canonical(cells):
+        if not pa.types.is_nested(array.type) or canonical(array.to_pylist()) == canonical(cells):
             return array
     except (pa.ArrowException, OverflowError):
         pass
-    for cell, place in zip(cells, places, strict=True):
-        if _widest(cell) >= 2**64:
-            what = f"column '{name}' holds a whole number of more than 64 bits"
-            raise DataError(what, where=place, fix="write it as text, in double quotes")
     texts = [None if cell is None else json.dumps(cell, ensure_ascii=False) for cell in cells]
     return pa.ExtensionArray.from_storage(pa.json_(), pa.array(texts, pa.string()))
-
-
-def _widest(cell: Any) -> int:
-    """The largest whole number in a cell, as unsigned as 64 bits hold it."""
-    if isinstance(cell, dict | list):
-        return max(map(_widest, cell.values() if isinstance(cell, dict) else cell), default=0)
-    return max(cell, -2 * cell - 1) if isinstance(cell, int) else 0
-
-
-def _canonical(cells: list[Any]) -> str:
-    return json.dumps(cells, sort_keys=True)
 
 
 def _slice(dataset: Dataset, split: str) -> Dataset:
@@ -174,16 +151,14 @@ def _slice(dataset: Dataset, split: str) -> Dataset:
             where=split,
             fix="write for example train[:1000] or train[10%:]",
         ) from None
-    rows = [row for part in parts for row in range(part.from_, part.to)]
-    return dataset.select(rows)
+    return dataset.select([row for part in parts for row in range(part.from_, part.to)])
 
 
 def _load_mixture(source: DataSource) -> Dataset:
     from trl import DatasetMixtureConfig, get_dataset
 
-    entries = [_as_builder(entry) for entry in source.mixture]
     try:
-        config = DatasetMixtureConfig(datasets=entries)
+        config = DatasetMixtureConfig(datasets=[_as_builder(entry) for entry in source.mixture])
         mixed = get_dataset(config)["train"]
     except (ValueError, TypeError) as error:
         raise DataError(

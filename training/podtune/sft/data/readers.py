@@ -1,4 +1,4 @@
-"""The rows of data files as they are written, each with its position. pyarrow alone, no torch, no datasets.
+"""The rows of data files as they are written, each with its position. No torch.
 
 JSON and CSV are read by Python's own modules. Arrow's and pandas' readers guess types (a date from text, a
 missing value from "None", 1.0 from a 1 beside 1.5), and a chat template writes all of that into the prompt.
@@ -10,20 +10,17 @@ import csv
 import io
 import itertools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from podtune.run.errors import DataError, NotFound
 from podtune.sft.data.files import Format, find
-from podtune.sft.data.shapes import NotText
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 COLUMNAR = ("parquet", "arrow")
-_BATCH_ROWS = 4096
-
 Row = dict[str, Any]
 
 
@@ -33,29 +30,28 @@ def rows_at(path: Path, split: str = "train") -> Iterator[Row]:
     Raises:
         UserError: missing, of an unknown kind, or unreadable, by row.
     """
+    return (row for _, row in placed_rows(path, split))
+
+
+def placed_rows(path: Path, split: str = "train") -> Iterator[tuple[str, Row]]:
+    """The rows as :func:`rows_at` gives them, each with its file and position."""
     folder = find(path)
     for file in folder.files(split):
-        yield from (row for _, row in rows(file, folder.format))
+        for position, row in rows(file, folder.format):
+            yield f"{file}, {position}", row
 
 
-def rows(
-    path: Path, form: Format, columns: Callable[[str], bool] = lambda name: True
-) -> Iterator[tuple[str, Row]]:
+def rows(path: Path, form: Format) -> Iterator[tuple[str, Row]]:
     """The rows of one file and their positions, "line 7" or "row 7", counted from 1.
 
-    A CSV row's line is the one where it ends. In Parquet and Arrow the cells of columns whose names are not
-    among ``columns`` are None: they need not be readable.
+    A CSV row's line is the one where it ends.
 
     Raises:
-        UserError: an empty or damaged file; in JSON and CSV what is wrong, by line.
+        UserError: a damaged file; in JSON and CSV what is wrong, by line.
     """
     if form in COLUMNAR:
-        first = 1
-        for batch in batches(path, form):
-            yield from _rows_of(batch, first, columns)
-            first += batch.num_rows
+        yield from _columnar(path, form)
         return
-    _not_empty(path)
     try:
         yield from _csv(path) if form == "csv" else _json(path)
     except (OSError, EOFError) as error:
@@ -64,28 +60,35 @@ def rows(
         ) from None
 
 
-def _not_empty(path: Path) -> None:
-    try:
-        if path.stat().st_size == 0:
-            raise DataError("the file is empty", where=str(path), fix="give a file with rows in it")
-        with path.open("rb"):
-            pass
-    except OSError as error:
-        raise NotFound(f"cannot be read: {error.strerror}", where=str(path)) from None
-
-
 # ---- Parquet and Arrow ----
+def _columnar(path: Path, form: Format) -> Iterator[tuple[str, Row]]:
+    import pyarrow as pa
+    from datasets import Dataset
+
+    number = itertools.count(1)
+    for batch in batches(path, form):
+        # the library decodes what it has written as JSON
+        for row in Dataset(pa.Table.from_batches([batch]).replace_schema_metadata(None)):
+            yield f"row {next(number)}", row
+
+
 def batches(path: Path, form: Format) -> Iterator[pa.RecordBatch]:
     """The record batches of a Parquet or Arrow file.
 
     Raises:
-        UserError: the file is damaged, with the row group where that is known.
+        UserError: the file is damaged, or holds text that is not UTF-8.
     """
     import pyarrow as pa
+    import pyarrow.parquet as pq
 
-    _not_empty(path)
     try:
-        yield from _parquet(path) if form == "parquet" else _arrow(path)
+        if form == "parquet":
+            found = pq.ParquetFile(path, memory_map=True).iter_batches(4096)
+        else:
+            found = _arrow(pa.memory_map(str(path)))
+        for batch in found:
+            batch.validate(full=True)  # offsets outside of their buffers would be read as foreign memory
+            yield batch
     except (pa.ArrowException, OSError) as error:
         reason = str(error).split("\n")[0][:200]
         raise DataError(
@@ -95,87 +98,14 @@ def batches(path: Path, form: Format) -> Iterator[pa.RecordBatch]:
         ) from None
 
 
-def _parquet(path: Path) -> Iterator[pa.RecordBatch]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    file = pq.ParquetFile(path, memory_map=True)
-    for group in range(file.num_row_groups):
-        try:
-            yield from file.iter_batches(_BATCH_ROWS, row_groups=[group])
-        except (pa.ArrowException, OSError) as error:
-            raise pa.ArrowInvalid(f"row group {group + 1} of {file.num_row_groups}: {error}") from None
-
-
-def _arrow(path: Path) -> Iterator[pa.RecordBatch]:
+def _arrow(source: pa.NativeFile) -> Iterator[pa.RecordBatch]:
     """The batches of an Arrow stream or file."""
     import pyarrow as pa
 
-    with pa.memory_map(str(path)) as source:
-        try:
-            found: Any = pa.ipc.open_stream(source)
-        except pa.ArrowInvalid:
-            source.seek(0)
-            opened = pa.ipc.open_file(source)
-            found = (opened.get_batch(index) for index in range(opened.num_record_batches))
-        for batch in found:
-            _validate(batch)
-            yield batch
-
-
-def _validate(batch: pa.RecordBatch) -> None:
-    """Refuse offsets that point outside of their buffers: they would be read as foreign memory, or crash."""
-    import pyarrow as pa
-
-    for column in batch.columns:
-        try:
-            column.validate(full=True)
-        except pa.ArrowInvalid as error:
-            # text that is not UTF-8 is left to those who can name the row
-            is_text = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
-            if not (is_text and "UTF8" in str(error)):
-                raise
-
-
-def _rows_of(batch: pa.RecordBatch, first: int, columns: Callable[[str], bool]) -> Iterator[tuple[str, Row]]:
-    names = batch.schema.names
-    decoded = [
-        _cells(column) if columns(name) else [None] * len(column)
-        for name, column in zip(names, batch.columns, strict=True)
-    ]
-    for number, cells in enumerate(zip(*decoded, strict=True), first):
-        yield f"row {number}", dict(zip(names, cells, strict=True))
-
-
-def _cells(array: pa.Array) -> list[Any]:
-    """Arrow's cells as Python values; :class:`~podtune.sft.data.shapes.NotText` where text is not UTF-8."""
     try:
-        values = array.to_pylist()
-    except UnicodeDecodeError:
-        values = [_cell(scalar) for scalar in array]
-    return [_without_json(value, array.type) for value in values] if "json" in str(array.type) else values
-
-
-def _cell(scalar: pa.Scalar) -> Any:
-    try:
-        return scalar.as_py()
-    except UnicodeDecodeError as error:
-        return NotText(f"is not UTF-8 (byte 0x{error.object[error.start]:02x} at position {error.start + 1})")
-
-
-def _without_json(value: Any, kind: pa.DataType) -> Any:
-    """``value`` of Arrow's type ``kind`` with the parts decoded that are stored as JSON."""
-    import pyarrow as pa
-
-    if value is None:
-        return None
-    if isinstance(kind, pa.BaseExtensionType):
-        return json.loads(value) if isinstance(value, str) else value
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return [_without_json(item, kind.value_type) for item in value]
-    if pa.types.is_struct(kind):
-        return {field.name: _without_json(value[field.name], field.type) for field in kind}
-    return value
+        yield from pa.ipc.open_stream(source)
+    except pa.ArrowInvalid:
+        yield from pa.ipc.open_file(source).read_all().to_batches()
 
 
 # ---- JSON and CSV ----
@@ -210,20 +140,24 @@ def _json(path: Path) -> Iterator[tuple[str, Row]]:
 
 
 def _parsed(text: str, where: str) -> Any:
-    fix = "correct the row or remove it"
     try:
-        content = json.loads(text)
+        content = json.loads(text, parse_int=_int64)
         if "\\ud" in text or "\\uD" in text:  # an escaped half of a surrogate pair is JSON, but not text
             json.dumps(content, ensure_ascii=False).encode()
-    except UnicodeEncodeError as error:
-        half = f"\\u{ord(error.object[error.start]):04x}"
-        raise DataError(f"{half} is half of a character", where=where, fix=fix) from None
-    except RecursionError:
-        raise DataError("nested too deeply", where=where, fix=fix) from None
-    except ValueError as error:
-        fix = "write one JSON object a line, or one JSON array of objects"
-        raise DataError(f"not JSON: {error}", where=where, fix=fix) from None
+    except (ValueError, RecursionError) as error:
+        raise DataError(
+            f"not JSON that can be read: {error}",
+            where=where,
+            fix="write one JSON object a line, or one JSON array of objects",
+        ) from None
     return content
+
+
+def _int64(digits: str) -> int:
+    number = int(digits)
+    if number.bit_length() > 64:  # the datasets library would not read it back
+        raise ValueError("a whole number of more than 64 bits; write it as text, in double quotes")
+    return number
 
 
 def _object(value: Any, where: str) -> Row:
@@ -245,8 +179,8 @@ def _csv(path: Path) -> Iterator[tuple[str, Row]]:
         return DataError(what, where=f"{path}, line {reader.reader.line_num}", fix=fix)
 
     try:
-        header = reader.fieldnames or []
-        if twice := next((name for name in header if list(header).count(name) > 1), None):
+        header = list(reader.fieldnames or [])
+        if twice := next((name for name in header if header.count(name) > 1), None):
             raise refuse(f"two columns have the name '{twice}'", "rename one of them")
         for row in reader:
             if more := row.get(None):  # cells that the header has no name for

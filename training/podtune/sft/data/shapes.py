@@ -77,20 +77,6 @@ class RowShape:
         return any(not text.strip() for text in texts) and not any(turn.get("tool_calls") for turn in turns)
 
 
-@dataclass(frozen=True)
-class NotText:
-    """A cell that stands for text that cannot be decoded; ``problem`` says why ("is not UTF-8 ...")."""
-
-    problem: str
-
-
-def may_be_trained(name: str, text_field: str) -> bool:
-    """True of a column that can be trained, or that tells one shape from another."""
-    shapes = ("prompt", "completion", "messages", "conversations", "question", "answer")
-    others = ("instruction", "input", "output", "input_ids", "labels")
-    return name == text_field or name.lower() in (*shapes, *others)
-
-
 def named(row: Mapping[str, Any]) -> dict[str, Any]:
     """``row`` under the names that are known: in lower case, and Alpaca's as question and answer."""
     row = {name.lower(): value for name, value in row.items()} | dict(row)
@@ -170,8 +156,6 @@ def cell_problem(value: Any, cell: Cell) -> str | None:
     """The problem with ``value`` as a ``cell``, as the rest of a sentence ("is null"), or None."""
     if value is None:
         return "is null"
-    if isinstance(value, NotText):
-        return value.problem
     if cell == "text":
         return None if isinstance(value, str) else f"holds {_type(value)} instead of text: {_short(value)}"
     if not isinstance(value, list):

@@ -5,25 +5,23 @@ The names are those of TRL's ScriptArguments and DatasetMixtureConfig. What is f
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
-import time
-from collections.abc import Iterable, Mapping
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from podtune.run.errors import ConfigError, DataError, UsageError, UserError, warn
+from podtune.run.errors import ConfigError, DataError, UsageError
+from podtune.run.files import stamp
 from podtune.sft.data import files
 from podtune.sft.data.cache import default_folder_if_usable
-from podtune.sft.data.readers import COLUMNAR, Row, rows
-from podtune.sft.data.shapes import RowShape, check_cells, detect, may_be_trained, no_rows
-from podtune.sft.data.stamps import FileStampCache
+from podtune.sft.data.readers import Row, placed_rows, rows
+from podtune.sft.data.shapes import RowShape, check_cells, detect, no_rows
 from podtune.sft.source import copies, hub, object_store
 
-# a check of a huge set stops here; what it did not reach is checked while it is tokenised
-CHECK_SECONDS = 8.0
 EVALUATES = ("eval_strategy", "eval_on_start", "do_eval", "do_predict", "answer_rows")  # keys that ask for it
 STREAMING = ("dataset_streaming", "streaming")  # TRL's keys for it, of one set and of mixtures
 _EVAL_SPLITS = ("test", "eval", "validation")
@@ -76,16 +74,23 @@ class DataSource:
                 )
         return {old: new for old, new in self.columns if old in names and old != new}
 
-    def stamped(self, cache_dir: Path | None) -> FileStampCache:
-        """The fingerprint of the rows as ``cache_dir`` knows it; unknown where not all files are local."""
-        files_of: Iterable[Path] = ()
-        if self.path is not None and cache_dir is not None:
-            with contextlib.suppress(UserError, OSError):  # whoever reads the rows says what is wrong
-                folder = files.find(self.path)
-                every = folder.root.rglob("*") if folder.saved else folder.files(self.split)
-                files_of = sorted(path for path in every if path.is_file())
-        how = (self.split, self.text_field, repr(self.columns), str(self.drop_incomplete))
-        return FileStampCache(cache_dir, files_of, *how)
+    def stamps(self) -> str | None:
+        """A hash that changes with any of the local files, without reading them; None where not all are.
+
+        As with git's index, a file counts as unchanged while its size, its times and its inode are the same.
+        """
+        if self.path is None:
+            return None
+        stamps = [[str(file.resolve()), *stamp(file)] for file in files.find(self.path).files(self.split)]
+        name = json.dumps([stamps, self.split, self.columns, self.drop_incomplete])
+        return hashlib.sha256(name.encode()).hexdigest()[:32]
+
+    def places(self, numbers: Sequence[int]) -> list[str]:
+        """File and line of rows, counted from 1, for a message; the files are read once more for it."""
+        if self.path is None or self.drop_incomplete or "[" in self.split:
+            return [f"{self}, row {number}" for number in numbers]
+        every = enumerate(placed_rows(self.path, self.split), 1)
+        return [place for number, (place, _) in every if number in numbers]
 
     def fetch(self) -> None:
         """Have a copy of what lies in object storage, see :func:`podtune.sft.source.copies.fetch`."""
@@ -94,11 +99,9 @@ class DataSource:
             copies.fetch(str(name))
 
     def __str__(self) -> str:
-        return (
-            "mixture"
-            if self.mixture
-            else f"{self.name}" + ("" if self.split == "train" else f" ({self.split})")
-        )
+        if self.mixture:
+            return "mixture"
+        return f"{self.name}" + ("" if self.split == "train" else f" ({self.split})")
 
 
 @dataclass(frozen=True)
@@ -196,9 +199,8 @@ class Sources:
         self.train.fetch()
         if self.eval_name:
             self.held_out.fetch()
-        for source in (self.train, self.evaluation):
-            if source is not None and source.stamped(self.cache_dir).read() is None:
-                check_source(source)
+        for source in filter(None, (self.train, self.evaluation)):
+            check_source(source)
 
     def __str__(self) -> str:
         return str(self.train)
@@ -245,7 +247,9 @@ def find_eval_split(source: DataSource) -> DataSource | None:
 
 
 def check_source(source: DataSource) -> None:
-    """Find bad data before anything heavy is imported or a GPU is used: a second or two for 100,000 rows.
+    """Find files, columns and the shape of their first rows before anything heavy is imported.
+
+    All other rows are checked where they are read and tokenised, before a model is loaded.
 
     Raises:
         UserError: code 66 for what is missing or unreadable, 65 for what is in it (file, row, column), 69 for
@@ -255,12 +259,22 @@ def check_source(source: DataSource) -> None:
         _check_mixture_entry(entry, source)
     if source.mixture:
         return
-    path = source.path
-    if path is None:
+    if source.path is None:
         hub.check(source.name or "")
         return
-    folder = files.find(path)
-    _check_files(folder.files(source.split), folder.format, source)
+    folder = files.find(source.path)
+    shape: RowShape | None = None
+    for path in folder.files(source.split):
+        place, row = next(rows(path, folder.format), ("", None))
+        if row is None:
+            continue
+        row = renamed(row, source.renames(row))
+        where = f"{path}, {place}"
+        shape = shape or detect(row, where if folder.format == "json" else str(path), source.text_field)
+        if not shape.lacks(row):  # rows without a value are told all at once
+            check_cells(row, shape, where)
+    if shape is None:
+        raise no_rows(str(source.path))
 
 
 def _check_mixture_entry(entry: dict[str, Any], mixture: DataSource) -> None:
@@ -273,47 +287,3 @@ def _check_mixture_entry(entry: dict[str, Any], mixture: DataSource) -> None:
         return  # patterns and builders are the datasets library's to resolve
     its: dict[str, Any] = {"config": entry.get("name"), "split": entry.get("split") or "train"}
     check_source(dataclasses.replace(mixture, name=str(entry["path"]), mixture=(), **its))
-
-
-def _check_files(paths: Iterable[Path], form: files.Format, source: DataSource) -> None:
-    """Check every row of local files, as far as :data:`CHECK_SECONDS` go; missing values all at once."""
-    end_s = time.monotonic() + CHECK_SECONDS
-    shape: RowShape | None = None
-    path, incomplete = Path(), list[tuple[str, str]]()
-    old = {name for name, _ in source.columns}
-    for path in paths:
-        renames: dict[str, str] | None = None
-        for position, row in rows(
-            path, form, lambda name: name in old or may_be_trained(name, source.text_field)
-        ):
-            renames = source.renames(row) if renames is None else renames
-            row = renamed(row, renames)
-            where = f"{path}, {position}"
-            if shape is None:
-                shape = detect(row, where if form == "json" else str(path), source.text_field)
-            missing = next((column for column in shape.columns if column not in row), None)
-            if missing and form in COLUMNAR:
-                raise DataError(f"there is no column '{missing}'; found {', '.join(row)}", where=str(path))
-            if problem := shape.lacks(row):
-                incomplete.append((where, problem))
-            else:
-                check_cells(row, shape, where)
-            if time.monotonic() > end_s:
-                break  # to the next file: the columns of its first row are checked in any case
-    if shape is None:
-        raise no_rows(str(path))
-    if incomplete and not source.drop_incomplete:
-        raise _incomplete(incomplete)
-    if incomplete:
-        warn(f"{source}: rows left out for want of a value: {len(incomplete)} (drop_incomplete)")
-
-
-def _incomplete(rows: list[tuple[str, str]]) -> UserError:
-    """The error for rows without a value, of which the first five are named."""
-    (where, problem), *more = rows
-    for place, other in more[:4]:
-        problem += f"\n    {place}: {other}"
-    if more:
-        problem = f"{len(rows)} rows lack a value: {problem}" + ("\n    ..." if len(rows) > 5 else "")
-    fix = "correct or remove such rows, or leave them out with drop_incomplete: true"
-    return DataError(problem, where=where, fix=fix)

@@ -34,7 +34,7 @@ class Stats:
             another context than generation will.
         rows_doubled: rows whose tokens are exactly those of an earlier row.
         rows_blank: rows that came in with a blank answer.
-        fingerprint: of the rows that came in, see :func:`podtune.sft.data.fingerprint`.
+        fingerprint: hash of the rows that came in: their values, in any file or format.
     """
 
     rows: int = 0
@@ -59,22 +59,22 @@ class Stats:
         """Rows without a trained token after the cut."""
         return self.rows - self.rows_kept
 
-    def add(self, batch: TokenBatch) -> None:
-        """Count one batch."""
+    def add(self, batch: TokenBatch, max_length: int | None) -> None:
+        """Count one batch, cut to ``max_length``."""
         trained = batch.labels != IGNORED
-        ends = np.concatenate(([0], np.cumsum(trained)))
         scored = trained.copy()
         # no token comes before the first one to predict it from
         scored[batch.offsets[:-1][np.diff(batch.offsets) > 0]] = False
         scored_ends = np.concatenate(([0], np.cumsum(scored)))
-        self.rows += len(batch.kept) + batch.dropped
+        cut = batch.lengths - np.minimum(batch.lengths, batch.lengths if max_length is None else max_length)
+        self.rows += len(batch.lengths)
         self.rows_kept += len(batch.kept)
         self.rows_untrained += int((np.diff(scored_ends[batch.offsets]) == 0).sum())
-        self.rows_truncated += batch.truncated
+        self.rows_truncated += int((cut > 0).sum())
         self.tokens += len(batch.ids)
-        self.trained_tokens += int(ends[-1])
-        self.cut_tokens += batch.cut_tokens
-        self.longest = max(self.longest, batch.longest)
+        self.trained_tokens += int(trained.sum())
+        self.cut_tokens += int(cut.sum())
+        self.longest = max(self.longest, int(batch.lengths.max(initial=0)))
         self.highest_id = max(self.highest_id, int(batch.ids.max(initial=-1)))
         self.rows_diverged += batch.diverged
         self.rows_blank += batch.blank
@@ -83,34 +83,24 @@ class Stats:
 
     def warnings(self, options: TokenizeOptions) -> list[str]:
         """Sentences for people about rows that are cut, left out, untrained or rendered in two ways."""
-        warnings = []
-        if self.rows_truncated:
-            end = "end" if options.truncation_mode == "keep_start" else "start"
-            warnings.append(
-                f"{self.rows_truncated} of {self.rows} rows are longer than max_length {options.max_length} "
-                f"(the longest: {self.longest} tokens): their {end} is cut off, {self.cut_tokens} tokens"
-            )
-        if self.rows_dropped:
-            warnings.append(
-                f"{self.rows_dropped} of {self.rows} rows are left out: the cut to max_length "
-                "leaves nothing to train in them"
-            )
-        if self.rows_untrained:
-            warnings.append(
-                f"{self.rows_untrained} of {self.rows} rows have nothing to train: they are empty, "
-                "or their loss mask is"
-            )
-        if self.rows_doubled:
-            warnings.append(f"{self.rows_doubled} of {self.rows} rows are exact doubles of an earlier row")
-        if self.rows_blank:
-            warnings.append(f"{self.rows_blank} of {self.rows} rows have a blank answer")
-        if self.rows_diverged:
-            warnings.append(
-                f"in {self.rows_diverged} of {self.rows} rows the prompt alone is not how the whole row "
-                "starts (the template, or tokens "
-                "that merge over the border): the model will see another context when it answers"
-            )
-        return warnings
+        end = "end" if options.truncation_mode == "keep_start" else "start"
+        said = (
+            (
+                self.rows_truncated,
+                f"are longer than max_length {options.max_length} (the longest: {self.longest} tokens): "
+                f"their {end} is cut off, {self.cut_tokens} tokens",
+            ),
+            (self.rows_dropped, "are left out: the cut to max_length leaves nothing to train in them"),
+            (self.rows_untrained, "have nothing to train: they are empty, or their loss mask is"),
+            (self.rows_doubled, "are exact doubles of an earlier row"),
+            (self.rows_blank, "have a blank answer"),
+            (
+                self.rows_diverged,
+                "begin otherwise than their prompt alone (the template, or tokens that merge over the "
+                "border): the model will see another context when it answers",
+            ),
+        )
+        return [f"{count} of {self.rows} rows {what}" for count, what in said if count]
 
 
 def row_hashes(ids: NDArray[np.int32], offsets: NDArray[np.int32]) -> Iterator[int]:

@@ -106,7 +106,7 @@ class TokenStream:
     def _encoded(self, rows: list[Row], first: int) -> TokenBatch:
         names = [name for name in self.shape.read if any(name in row for row in rows)]
         with naming(self.source):
-            batch = self._encode({name: [row.get(name) for row in rows] for name in names}, first)
+            batch = self._encode([{name: row.get(name) for name in names} for row in rows], first)
         if (highest := int(batch.ids.max(initial=-1))) >= self.vocabulary:
             raise DataError(
                 f"a token has the id {highest}, and the model has {self.vocabulary} embeddings",
@@ -145,7 +145,7 @@ def untokenised(source: DataSource) -> IterableDataset:
     from datasets import IterableDataset
 
     if source.path is None:
-        return hub.stream(source.name or "", source.config, source.split)
+        return hub.load(source.name or "", source.config, source.split, streaming=True)
     return IterableDataset.from_generator(rows_at, gen_kwargs={"path": source.path, "split": source.split})
 
 

@@ -15,34 +15,29 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+from datasets import Dataset
+from datasets.table import MemoryMappedTable
 
 from podtune.run.errors import DataError, UserError
 from podtune.run.progress import progress
 from podtune.sft.data import cache
 from podtune.sft.data.encode import Encoder
-from podtune.sft.data.fingerprint import fingerprint
 from podtune.sft.data.load import load_split, shape_of
 from podtune.sft.data.source import DataSource
 from podtune.sft.data.stats import Stats
 from podtune.sft.data.token_batch import TokenBatch
-from podtune.sft.data.tokenizer import (
-    TokenizeOptions,
-    tokenizer_hash,
-    training_template,
-    unknown_roles,
-)
+from podtune.sft.data.tokenizer import TokenizeOptions, tokenizer_hash
 
 if TYPE_CHECKING:
-    from datasets import Dataset
     from transformers import PreTrainedTokenizerBase
 
-_VERSION = 6  # raise it when the same input gives other tokens, counts or warnings
+_VERSION = 7  # raise it when the same input gives other tokens, counts or warnings
 _BATCH_ROWS = 2000
 _BATCH_BYTES = 16 * 2**20
 SCHEMA = pa.schema([("input_ids", pa.list_(pa.int32())), ("labels", pa.list_(pa.int32()))])
@@ -113,99 +108,73 @@ def tokenised(
         UserError: a row that cannot be encoded, no trained token at all, a tokenizer that lacks what is
             needed, or a cache that cannot be written; errors about a row name where it came from.
     """
-    stamped = source.stamped(cache_dir if rows is None else None)
-    known = stamped.read()
-    if known and cache_dir and (entry := cache.read(cache_dir, cache_key(known, tokenizer, options))):
-        made = _mapped(options, *entry, True)
+    content = source.stamps() if rows is None else rows._fingerprint
+    if content is None:  # the hub's, or a mixture
+        rows = load_split(source)
+        content = rows._fingerprint
+    key = cache_key(content, tokenizer, options)
+
+    def encode(write: Callable[[pa.RecordBatch], object]) -> cache.Info:
+        """Write all token rows; return the content of the entry's info file."""
+        with naming(source, whole=rows is None):
+            raw = load_split(source) if rows is None else rows
+            encoder = Encoder(tokenizer, options, shape_of(raw, options.dataset_text_field))
+            stats = _encoded(raw, encoder, write)
+        return {
+            "stats": dataclasses.asdict(stats),
+            "shape": encoder.shape.name,
+            "templated": encoder.templated,
+            "warnings": encoder.warnings + stats.warnings(options),
+        }
+
+    def make(path: Path) -> cache.Info:
+        with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, SCHEMA) as writer:
+            return encode(writer.write_batch)
+
+    if cache_dir is None:
+        batches: list[pa.RecordBatch] = []
+        info, path, was_there = encode(batches.append), None, False
+        table = pa.Table.from_batches(batches, SCHEMA)
     else:
-        rows = load_split(source) if rows is None else rows
-        made = _made(rows, source, tokenizer, options, cache_dir, wait_s)
-        stamped.write(made.stats.fingerprint)
-    if vocabulary is not None and (highest := made.stats.highest_id) >= vocabulary:
+        path, info, was_there = cache.get_or_make(cache_dir, key, make, wait_s=wait_s)
+        table = MemoryMappedTable.from_file(str(path))
+    stats = Stats(**info["stats"])
+    if vocabulary is not None and (highest := stats.highest_id) >= vocabulary:
         token = tokenizer.convert_ids_to_tokens(highest)
         raise DataError(
             f"token {token!r} has the id {highest}, and the model has {vocabulary} embeddings",
             where=str(source),
             fix="leave that token out of the rows, or use a model whose embeddings were resized for it",
         )
-    return made
-
-
-def _made(
-    rows: Dataset,
-    source: DataSource,
-    tokenizer: PreTrainedTokenizerBase,
-    options: TokenizeOptions,
-    cache_dir: Path | None,
-    wait_s: float,
-) -> Tokenised:
-    with naming(source):
-        shape = shape_of(rows, options.dataset_text_field)
-        encoder = Encoder(tokenizer, options, shape)
-        warnings = encoder.warnings + unknown_roles(rows, tokenizer, shape)
-        stats = Stats(fingerprint=fingerprint(rows))
-        encoded = _encoded(rows, encoder, stats)
-        if cache_dir is None:
-            table = pa.Table.from_batches(list(encoded), SCHEMA)
-            made = _described(options, table, _info(stats, encoder, warnings), stats.fingerprint[:32])
-        else:
-
-            def write(path: Path) -> cache.Info:
-                with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, SCHEMA) as writer:
-                    for batch in encoded:
-                        writer.write_batch(batch)
-                return _info(stats, encoder, warnings)
-
-            key = cache_key(stats.fingerprint, tokenizer, options)
-            made = _mapped(options, *cache.get_or_make(cache_dir, key, write, wait_s=wait_s))
-    return made
-
-
-def _info(stats: Stats, encoder: Encoder, warnings: list[str]) -> cache.Info:
-    """The content of an entry's info file; ``stats`` are complete once all rows are encoded."""
-    return {
-        "rows": stats.rows_kept,
-        "stats": dataclasses.asdict(stats),
-        "options": dataclasses.asdict(encoder.options),
-        "shape": encoder.shape.name,
-        "templated": encoder.templated,
-        "warnings": warnings,
-    }
-
-
-def _mapped(options: TokenizeOptions, path: Path, info: cache.Info, was_there: bool) -> Tokenised:
-    """An entry of the cache, mapped into memory."""
-    from datasets.table import MemoryMappedTable
-
-    # datasets caches what it derives (shuffled, packed) beside the file, under names made of the fingerprint
-    made = _described(options, MemoryMappedTable.from_file(str(path)), info, path.parent.name[:32])
-    return dataclasses.replace(made, path=path, from_cache=was_there, digest=info["xxh3_128"])
-
-
-def _described(options: TokenizeOptions, table: Any, info: cache.Info, fingerprint: str) -> Tokenised:
-    from datasets import Dataset
-
-    stats = Stats(**info["stats"])
-    warnings = (*info["warnings"], *stats.warnings(options))
-    dataset = Dataset(table, fingerprint=fingerprint)
-    return Tokenised(dataset, stats, info["shape"], warnings, templated=info.get("templated"))
+    return Tokenised(
+        # the library caches what it derives (shuffled, packed) beside the file, under names made of this
+        Dataset(table, fingerprint=key[:32]),
+        stats,
+        info["shape"],
+        tuple(info["warnings"]),
+        path,
+        was_there,
+        info.get("xxh3_128", ""),
+        info["templated"],
+    )
 
 
 @contextlib.contextmanager
-def naming(source: DataSource) -> Iterator[None]:
-    """Errors about a row of a loaded set name where the row came from, too."""
+def naming(source: DataSource, *, whole: bool = False) -> Iterator[None]:
+    """Errors about a row of a loaded set name where the row came from; of a ``whole`` set file and line."""
     try:
         yield
     except UserError as error:
         if error.where == "data set":
             error.where = str(source)
         elif error.where.startswith("row "):
-            error.where = f"{source}, {error.where}"
+            number = int(error.where.removeprefix("row "))
+            error.where = source.places([number])[0] if whole else f"{source}, {error.where}"
         raise
 
 
-def _encoded(dataset: Dataset, encode: Encoder, stats: Stats) -> Iterator[pa.RecordBatch]:
-    """Record batches of few enough rows that a batch of long ones fits in memory, counted into ``stats``.
+def _encoded(dataset: Dataset, encode: Encoder, write: Callable[[pa.RecordBatch], object]) -> Stats:
+    """Write record batches of few enough rows that a batch of long ones fits in memory, and count them.
 
     Raises:
         UserError: a row that cannot be encoded, or none of them has a token to train.
@@ -214,18 +183,25 @@ def _encoded(dataset: Dataset, encode: Encoder, stats: Stats) -> Iterator[pa.Rec
     rows = dataset.with_format(None).select_columns(needed)
     per_row = max(1, rows.data.nbytes // max(1, len(rows.data)))
     step = max(1, min(_BATCH_ROWS, _BATCH_BYTES // per_row))
-    with _all_cores(), progress("tokenising", len(rows)) as advance:
+    stats, content = Stats(), hashlib.sha256(repr(needed).encode())
+    advance = progress("tokenising", len(rows))
+    with _all_cores():
         for start in range(0, len(rows), step):
-            batch = encode(rows[start : start + step], start)
-            stats.add(batch)
-            advance(min(step, len(rows) - start))
-            yield _record_batch(batch)
+            columns = rows[start : start + step]
+            raw = [dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True)]
+            content.update("".join(map(repr, raw)).encode(errors="surrogatepass"))
+            batch = encode(raw, start)
+            stats.add(batch, encode.options.max_length)
+            advance(len(raw))
+            write(_record_batch(batch))
+    stats.fingerprint = content.hexdigest()
     if stats.rows_untrained >= stats.rows_kept:
         raise DataError(
             "there is no token to train: every row is empty, or its loss mask is",
             where="data set",
             fix="raise --max_length, or look with: podtune data inspect",
         )
+    return stats
 
 
 @contextlib.contextmanager
@@ -249,7 +225,7 @@ def _record_batch(batch: TokenBatch) -> pa.RecordBatch:
 
 
 def cache_key(content: str, tokenizer: PreTrainedTokenizerBase, options: TokenizeOptions) -> str:
-    """The hash of all that decides the tokens of rows with the fingerprint ``content``.
+    """The hash of all that decides the tokens of the rows that ``content`` identifies.
 
     A template that writes today's date gives other tokens tomorrow. The date is left out on purpose: a run
     that is resumed after midnight keeps the tokens it started with.
@@ -263,7 +239,6 @@ def cache_key(content: str, tokenizer: PreTrainedTokenizerBase, options: Tokeniz
         "version": _VERSION,
         "data": content,
         "tokenizer": tokenizer_hash(tokenizer),
-        "template": training_template(tokenizer, options) or tokenizer.chat_template,
         "options": dataclasses.asdict(options),
         "libraries": {  # trl is not imported for that
             "transformers": transformers.__version__,

@@ -13,14 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from podtune.run.errors import ConfigError, NotFound, UserError
-from podtune.sft.data.shapes import RowShape, as_messages
+from podtune.sft.data.shapes import RowShape
 from podtune.sft.source.model import Origin, base_of, explained, locate_model
 
 if TYPE_CHECKING:
-    from datasets import Dataset
     from transformers import PreTrainedTokenizerBase
-
-ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 @dataclass(frozen=True)
@@ -134,23 +131,15 @@ def check_tokenizer(
     templated = shape.templated(tokenizer.chat_template)
     if options.assistant_only_loss and not templated:
         raise refuse("assistant_only_loss needs rows of messages", f"leave it off; the rows are {shape.name}")
-    template = training_template(tokenizer, options)
-    plain = shape.name != "tokenized" and not templated
-    if tokenizer.eos_token_id is None and plain:
-        raise refuse(
-            "it has no EOS token, so the model could not learn where an answer ends",
-            "set --eos_token, for example '<|endoftext|>'",
-        )
     if tokenizer.pad_token_id is None:
         raise refuse("it has no padding token", "set --pad_token to a token that is never part of an answer")
-    return _tokenizer_warnings(tokenizer, options, shape, template)
-
-
-def _tokenizer_warnings(
-    tokenizer: PreTrainedTokenizerBase, options: TokenizeOptions, shape: RowShape, template: str | None
-) -> list[str]:
     warnings = []
     if tokenizer.eos_token_id is None:
+        if shape.name != "tokenized" and not templated:
+            raise refuse(
+                "it has no EOS token, so the model could not learn where an answer ends",
+                "set --eos_token, for example '<|endoftext|>'",
+            )
         warnings.append(
             "the tokenizer has no EOS token: generation will not know where to stop (set --eos_token)"
         )
@@ -160,36 +149,7 @@ def _tokenizer_warnings(
             "their tokens are trained"
             + (" (assistant_only_loss trains the assistant's turns alone)" if shape.conversational else "")
         )
-    if options.assistant_only_loss and shape.name != "tokenized":
-        from trl.chat_template_utils import is_chat_template_stop_token_trained
-
-        if not is_chat_template_stop_token_trained(tokenizer, chat_template=template):
-            warnings.append(
-                "the chat template leaves the stop token outside of {% generation %}: the model "
-                "will not learn to stop"
-            )
     return warnings
-
-
-def unknown_roles(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, shape: RowShape) -> list[str]:
-    """A warning about roles in the first thousand rows that the chat template may write or drop."""
-    if not shape.conversational:
-        return []
-    rows = dataset.select_columns(list(shape.columns))[:1000]
-    chats = [chat for name in shape.columns for chat in rows[name] if chat]
-    roles = {message.get("role") for chat in chats for message in as_messages(chat)}
-    template = str(tokenizer.chat_template)
-    unknown = sorted(
-        role
-        for role in roles
-        if role and role not in ROLES and f"'{role}'" not in template and f'"{role}"' not in template
-    )
-    if not unknown:
-        return []
-    return [
-        f"the chat template may not know the role {', '.join(unknown)}; those that templates know are "
-        f"{', '.join(ROLES)}"
-    ]
 
 
 def training_template(tokenizer: PreTrainedTokenizerBase, options: TokenizeOptions) -> str | None:

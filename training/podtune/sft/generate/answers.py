@@ -44,8 +44,6 @@ class Sampling:
         return self.max_new_tokens or model.generation_config.max_new_tokens or FALLBACK_NEW_TOKENS
 
 
-GREEDY = Sampling(temperature=0.0)
-
 Item = TypeVar("Item")
 
 
@@ -70,7 +68,7 @@ def answer(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[str | Messages],
-    sampling: Sampling = GREEDY,
+    sampling: Sampling,
     *,
     streamer: Any = None,
 ) -> list[str]:

@@ -52,12 +52,11 @@ def find_tasks(names: Sequence[str], folder: Path | None) -> TaskManager:
     from lm_eval.tasks import TaskManager
 
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
-    if folder is not None:
-        # the harness's own tasks are thousands of files, and take many seconds to read
-        manager = TaskManager(include_path=str(folder), include_defaults=False)
-        if set(names) <= set(manager.all_tasks):
-            return manager
-    manager = TaskManager(include_path=None if folder is None else str(folder))
+    path = None if folder is None else str(folder)
+    # the harness's own tasks are thousands of files, and take many seconds to read
+    manager = TaskManager(include_path=path, include_defaults=path is None)
+    if not set(names) <= set(manager.all_tasks):
+        manager = TaskManager(include_path=path)
     for name in names:
         if name not in manager.all_tasks:
             raise ConfigError(

@@ -156,16 +156,12 @@ def per_row_attention(
             f"{type(module).__name__} attends with {extra}, which attention row by row does not have: "
             "use --padding_free false --attn_implementation eager"
         )
-    dtype = (
-        torch.get_autocast_dtype(query.device.type)
-        if torch.is_autocast_enabled(query.device.type)
-        else query.dtype
-    )
+    device, dtype = query.device.type, query.dtype
+    if torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
     if query.is_cuda and dtype != torch.float32 and dropout == 0.0 and _has_varlen():
         longest = kwargs.get("max_length_q") or int(boundaries.diff().max())
-        return _varlen(
-            query.to(dtype), key.to(dtype), value.to(dtype), boundaries, longest, scaling, window
-        ), None
+        return _varlen((query, key, value), dtype, boundaries, longest, scaling, window), None
     lengths = boundaries.diff().tolist()
     return _row_by_row(query, key, value, lengths, dtype, dropout, scaling, window), None
 
@@ -185,18 +181,15 @@ def _boundaries(
         if module.training or window:
             raise RuntimeError(
                 f"{type(module).__name__} is told neither cu_seq_lens_q nor position_ids, so it cannot keep "
-                "the rows of a batch apart: "
-                "this model needs attn_implementation sdpa"
+                "the rows of a batch apart: this model needs attn_implementation sdpa"
             )
         return None
     # A position that does not follow the one before begins a row, as in transformers'
     # find_packed_sequence_indices.
     starts = (positions[0].diff() != 1).nonzero().flatten() + 1
-    return (
-        torch.cat((starts.new_zeros(1), starts, starts.new_full((1,), length))).to(torch.int32)
-        if len(starts)
-        else None
-    )
+    if not len(starts):
+        return None
+    return torch.cat((starts.new_zeros(1), starts, starts.new_full((1,), length))).to(torch.int32)
 
 
 def _row_by_row(
@@ -226,12 +219,11 @@ def _row_by_row(
         for q, k, v in zip(
             *(x.to(wide).split_with_sizes(lengths, 2) for x in (query, key, value)), strict=True
         ):
-            length = q.shape[2]
-            band = (
-                None
-                if sliding_window is None or length <= sliding_window
-                else _band(length, sliding_window, q.device)
-            )
+            length, band = q.shape[2], None
+            if sliding_window is not None and length > sliding_window:
+                # a token sees itself and the window - 1 tokens before it
+                band = torch.ones(length, length, dtype=torch.bool, device=q.device)
+                band.tril_().triu_(1 - sliding_window)
             row = F.scaled_dot_product_attention(
                 q, k, v, band, dropout, is_causal=band is None, scale=scaling, enable_gqa=grouped
             )
@@ -239,16 +231,9 @@ def _row_by_row(
         return torch.cat(rows, 1).to(dtype)
 
 
-def _band(length: int, window: int, device: torch.device) -> torch.Tensor:
-    """Build a causal mask in which a token sees itself and the ``window - 1`` tokens before it."""
-    full = torch.ones(length, length, dtype=torch.bool, device=device)
-    return full.tril_().triu_(1 - window)
-
-
 def _varlen(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
+    tensors: tuple[torch.Tensor, ...],
+    dtype: torch.dtype,
     boundaries: torch.Tensor,
     longest: int,
     scaling: float | None,
@@ -256,23 +241,13 @@ def _varlen(
 ) -> torch.Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
-    query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))
+    query, key, value = (x.to(dtype)[0].transpose(0, 1) for x in tensors)
     window = (-1 if sliding_window is None else sliding_window - 1, 0)
     # torch 2.11 shares heads unasked and does not know the word
     named = "enable_gqa" in inspect.signature(varlen_attn).parameters
     options: dict[str, Any] = {"enable_gqa": query.shape[1] != key.shape[1]} if named else {}
-    out: Any = varlen_attn(
-        query,
-        key,
-        value,
-        boundaries,
-        boundaries,
-        longest,
-        longest,
-        scale=scaling,
-        window_size=window,
-        **options,
-    )
+    rows = (boundaries, boundaries, longest, longest)
+    out: Any = varlen_attn(query, key, value, *rows, scale=scaling, window_size=window, **options)
     attended: torch.Tensor = out[None]
     return attended
 

@@ -45,18 +45,10 @@ SIZES: dict[str, Dimensions] = {
 }
 
 
-@dataclass(frozen=True)
-class Build:
-    """A model folder: its podtune_build.json, and whether an earlier build left it as it is."""
+def build_model(size: str, data: Path, output: Path, *, seed: int = 0) -> Json:
+    """Write a model folder of ``size`` with a tokenizer trained on ``data``; return its podtune_build.json.
 
-    record: Json
-    unchanged: bool
-
-
-def build_model(size: str, data: Path, output: Path, *, seed: int = 0) -> Build:
-    """Write a model folder of ``size`` with a tokenizer trained on ``data``.
-
-    A folder that an earlier build with the same data, size, seed and versions left is kept as it is.
+    A folder that a build with the same data, size, seed and versions left is kept as it is.
 
     Raises:
         UserError: unknown size, unreadable or empty data, an output that holds something else or cannot be
@@ -69,14 +61,14 @@ def build_model(size: str, data: Path, output: Path, *, seed: int = 0) -> Build:
     import transformers
     from safetensors.torch import save_file
 
-    corpus = list(texts(data))
+    corpus = ["\n".join(_strings(row)) for row in rows_at(data)]
     if not any(corpus):
         raise DataError(
             "there is no text in it",
             where=str(data),
             fix="give question/answer, prompt/completion, messages or text",
         )
-    build: dict[str, Any] = {
+    build: Json = {
         "size": size,
         "seed": seed,
         "data_sha256": hashlib.sha256("\0".join(corpus).encode()).hexdigest(),
@@ -87,8 +79,10 @@ def build_model(size: str, data: Path, output: Path, *, seed: int = 0) -> Build:
             "torch": torch.__version__,
         },
     }
-    if _same_build(output, build):
-        return Build(_read_build(output), unchanged=True)
+    if (output / BUILD_FILE).exists():
+        left: Json = json.loads((output / BUILD_FILE).read_text(encoding="utf-8"))
+        if build.items() <= left.items():
+            return left
     tokenizer = train_tokenizer(corpus, SIZES[size])
     # the weights must not depend on the machine's default device
     with torch.random.fork_rng(), torch.device("cpu"):
@@ -110,7 +104,7 @@ def build_model(size: str, data: Path, output: Path, *, seed: int = 0) -> Build:
         model.generation_config.save_pretrained(part)
         tokenizer.save_pretrained(part)
         write_json(part / BUILD_FILE, build)
-    return Build(build, unchanged=False)
+    return build
 
 
 def train_tokenizer(corpus: list[str], shape: Dimensions) -> PreTrainedTokenizerFast:
@@ -160,12 +154,6 @@ def model_config(shape: Dimensions, tokenizer: PreTrainedTokenizerFast) -> SmolL
     )
 
 
-def texts(data: Path) -> Iterator[str]:
-    """Yield the text of each row of a file, or of a folder's training split, in file order and any shape."""
-    for row in rows_at(data):
-        yield "\n".join(_strings(row))
-
-
 def _strings(row: dict[str, Any]) -> Iterator[str]:
     """Yield the texts of a row that a model would see, without provenance columns."""
     asked = ("system", "question", "prompt", "instruction", "input", "messages", "conversations")
@@ -199,18 +187,3 @@ def new_folder(output: Path, *, replaceable: str | None = None) -> Iterator[Path
         except OSError as error:
             raise CannotCreate(f"cannot be written: {error.strerror}", where=str(output)) from error
         yield part
-
-
-def _read_build(folder: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads((folder / BUILD_FILE).read_text(encoding="utf-8"))
-    return content
-
-
-def _same_build(folder: Path, build: dict[str, Any]) -> bool:
-    if not (folder / BUILD_FILE).exists():
-        return False
-    left = _read_build(folder)
-    return (
-        all(left.get(key) == value for key, value in build.items())
-        and (folder / "model.safetensors").exists()
-    )

@@ -22,18 +22,11 @@ class Architecture:
     layers: frozenset[str] = frozenset()
 
 
-@dataclass(frozen=True)
-class _Tried:
-    """Kinds of layers with which a class trains the same end to end, and for other classes the reason."""
-
-    equal: dict[str, list[str]]
-    others: dict[str, str]
-
-
 @cache
-def _tried() -> _Tried:
+def _tried() -> tuple[dict[str, list[str]], dict[str, str]]:
+    """Kinds of layers with which a class trains the same end to end, and for other classes the reason."""
     content = json.loads(LIST.read_text(encoding="utf-8"))
-    return _Tried(content["equal"], content["others"])
+    return content["equal"], content["others"]
 
 
 def architecture(config: PreTrainedConfig, trust_remote_code: bool = False) -> Architecture:
@@ -71,8 +64,8 @@ def why_padded(model: Architecture) -> str:
     State that runs on from row to row, attention sinks, biases and masks of a model's own would be wrong end
     to end, mostly without a message. ``scripts/end_to_end.py`` has trained every architecture both ways.
     """
-    tried = _tried()
-    if model.name not in tried.equal:
-        return tried.others.get(model.name, "it was not tried end to end")
-    new = sorted(model.layers.difference(tried.equal[model.name]))
+    equal, others = _tried()
+    if model.name not in equal:
+        return others.get(model.name, "it was not tried end to end")
+    new = sorted(model.layers.difference(equal[model.name]))
     return f"it was not shown equal end to end with {', '.join(new)}" if new else ""

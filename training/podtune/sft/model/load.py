@@ -44,19 +44,16 @@ def load_model(
     logging.set_tqdm_hook(lambda _factory, given, named: logging.EmptyTqdm(*given, **named))
     if not sys.stderr.isatty():
         logging.disable_progress_bar()  # a bar in a log is a hundred lines
-    options: dict[str, Any] = {"dtype": dtype, "attn_implementation": attn_implementation}
-    options["trust_remote_code"] = trust_remote_code
-    if origin.is_adapter:
-        base = load_model(
-            base_of(origin),
-            **options,
-            quantization_config=quantization_config,
-            model_init_kwargs=model_init_kwargs,
-        )
-        return _adapted(base, origin)
+    options: dict[str, Any] = {
+        "dtype": dtype,
+        "attn_implementation": attn_implementation,
+        "trust_remote_code": trust_remote_code,
+    }
     if quantization_config is not None:
         check_quantization(True)
         options["quantization_config"] = quantization_config
+    if origin.is_adapter:
+        return _adapted(load_model(base_of(origin), **options, model_init_kwargs=model_init_kwargs), origin)
     with explained(origin.name, "model"):
         whole = architecture(load_config(origin, trust_remote_code), trust_remote_code).name
         multimodal = whole.endswith("ForConditionalGeneration")
@@ -67,7 +64,13 @@ def load_model(
             use_safetensors=True,
             output_loading_info=True,
         )
-    _refuse_missing(sorted(report["missing_keys"]), origin)
+    if missing := sorted(report["missing_keys"]):
+        raise DataError(
+            f"the weights lack {len(missing)} tensors of the architecture, such as {missing[0]}; they would "
+            "have been random",
+            where=origin.name,
+            fix="give the complete folder, or correct config.json",
+        )
     if getattr(model, "generation_config", None) is None:  # of a class that cannot generate; TRL writes to it
         model.generation_config = transformers.GenerationConfig.from_model_config(model.config)
     if origin.url:  # an adapter names its base by what the user wrote, not by this machine's copy
@@ -75,16 +78,6 @@ def load_model(
         # PEFT cannot look there for a smaller vocabulary; none is resized here
         warnings.filterwarnings("ignore", message=f"Could not find a config file in {re.escape(origin.url)}")
     return cast("PreTrainedModel", model)
-
-
-def _refuse_missing(tensors: list[str], origin: Origin) -> None:
-    if tensors:
-        raise DataError(
-            f"the weights lack {len(tensors)} tensors of the architecture, such as {tensors[0]}; they would "
-            "have been random",
-            where=origin.name,
-            fix="give the complete folder, or correct config.json",
-        )
 
 
 def _adapted(base: PreTrainedModel, adapter: Origin) -> PreTrainedModel:

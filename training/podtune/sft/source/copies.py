@@ -43,25 +43,21 @@ def _entry(url: str) -> Path:
 
 
 @dataclass(frozen=True)
-class Manifest:
-    """Description of a complete copy: the version that was fetched, and the bytes of each file."""
+class Copy:
+    """What is known of a complete copy: the version that was fetched, and when."""
 
     url: str
     version: str
-    folder: bool
     at: str
-    files: dict[str, int]
 
 
-def _complete(url: str) -> Manifest | None:
-    """Read the manifest of the copy of ``url``; None if there is none, or a file's size is another."""
+def _complete(url: str) -> Copy | None:
+    """Read what is known of the copy of ``url``; None if there is none."""
     try:
-        manifest = Manifest(**json.loads((_entry(url) / MANIFEST).read_text(encoding="utf-8")))
-        copy = copy_of(url)
-        sizes = {name: (copy / name if manifest.folder else copy).stat().st_size for name in manifest.files}
-    except (OSError, ValueError, TypeError, AttributeError):
+        found = Copy(**json.loads((_entry(url) / MANIFEST).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
         return None
-    return manifest if manifest.version and sizes == manifest.files else None
+    return found if copy_of(url).exists() else None
 
 
 def local(url: str, *, unwanted: Sequence[str] = ()) -> Path:
@@ -116,18 +112,18 @@ def _version_of(objects: Mapping[str, Entry]) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
-def fetch(url: str, *, unwanted: Sequence[str] = (), wait_s: float = WAIT_S) -> Path:
+def fetch(url: str, *, unwanted: Sequence[str] = ()) -> Path:
     """Return the copy of ``url`` as the store has it now: fetched, or kept where nothing has changed.
 
     Under HF_HUB_OFFLINE, or where the store cannot be reached, a copy is used as it is. ``unwanted`` are
-    patterns of objects that are left out. Of several processes one fetches; the others wait ``wait_s``.
+    patterns of objects that are left out. Of several processes one fetches, the others wait.
 
     Raises:
         NotFound: nothing is there.
         Unavailable: the store cannot be reached, or its package is missing.
         NoPermission: access is denied.
     """
-    current = version(url)
+    current, entry = version(url), _entry(url)
     if url.startswith("file://"):
         return copy_of(url)
 
@@ -135,13 +131,12 @@ def fetch(url: str, *, unwanted: Sequence[str] = (), wait_s: float = WAIT_S) -> 
         copy = _complete(url)
         return copy is not None and copy.version == current
 
-    if done():
-        return copy_of(url)
-    entry = _entry(url)
-    entry.parent.mkdir(parents=True, exist_ok=True)
-    with hold(entry.with_suffix(".lock"), until=done, wait_s=wait_s, what=f"fetching {url}") as held:
-        if held and not done():
-            _fetch(url, entry, current, unwanted)
+    if not done():
+        entry.parent.mkdir(parents=True, exist_ok=True)
+        lock = entry.with_suffix(".lock")
+        with hold(lock, until=done, wait_s=WAIT_S, what=f"fetching {url}") as held:
+            if held and not done():
+                _fetch(url, entry, current, unwanted)
     return copy_of(url)
 
 
@@ -152,15 +147,10 @@ def _fetch(url: str, entry: Path, current: str, unwanted: Sequence[str]) -> None
         raise Unavailable("changed while it was fetched", where=url, fix="start again")
     name = copy_of(url).name
     folder = set(objects) != {name} or objects[name].path != Remote(url).path()
-    wanted = {
-        key: each for key, each in objects.items() if not any(fnmatch(key, pattern) for pattern in unwanted)
-    }
-    sizes = {key: each.bytes for key, each in wanted.items()}
-    print(
-        f"podtune: fetching {url}: {len(wanted)} objects, {sum(sizes.values()) / 2**20:,.1f} MiB", flush=True
-    )
+    wanted = {key: each for key, each in objects.items() if not any(fnmatch(key, like) for like in unwanted)}
+    size = sum(each.bytes for each in wanted.values()) / 2**20
+    print(f"podtune: fetching {url}: {len(wanted)} objects, {size:,.1f} MiB", flush=True)
     remove_parts(entry.parent, entry.name)
     with replacing_folder(entry) as staging_dir:
         Remote(url).download(wanted, staging_dir / name if folder else staging_dir)
-        manifest = Manifest(url, current, folder, now(), sizes)
-        write_atomically(staging_dir / MANIFEST, json.dumps(asdict(manifest), indent=1))
+        write_atomically(staging_dir / MANIFEST, json.dumps(asdict(Copy(url, current, now()))))

@@ -12,12 +12,9 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from podtune.run.errors import DataError, NotFound, Unavailable
-
-if TYPE_CHECKING:
-    from datasets import Dataset, IterableDataset
 
 Kind = Literal["dataset", "model"]
 TIMEOUT_S = 4.0
@@ -43,26 +40,24 @@ def check(name: str, kind: Kind = "dataset") -> None:
         NotFound: the hub says that there is no such thing, or it is not cached and HF_HUB_OFFLINE is set.
         Unavailable: the hub cannot be reached and nothing is cached.
     """
-    if offline():
-        if cached(name, kind):
-            return
-        command = f"hf download {name}" + (" --repo-type dataset" if kind == "dataset" else "")
-        raise NotFound(
-            f"the {kind} is neither a local path nor in the cache, and HF_HUB_OFFLINE is set",
-            where=name,
-            fix=f"give a local path, or fill the cache ({_cache_root()}) where there is a network: {command}",
-        )
-    unreachable = _ask(name, kind)
-    if not unreachable:
+    unreachable = "" if offline() else _ask(name, kind)
+    if not offline() and not unreachable:
         return
     if cached(name, kind):
         go_offline()
         return
-    raise Unavailable(
-        f"the hub cannot be reached ({unreachable}) and the {kind} is not in the cache",
-        where=f"{name} at {os.environ.get('HF_ENDPOINT') or 'the default endpoint'}",
-        fix="give a local path; or set HF_HUB_OFFLINE=1 and HF_HOME to a volume that holds it; or check the "
-        "network and the proxy",
+    if unreachable:
+        raise Unavailable(
+            f"the hub cannot be reached ({unreachable}) and the {kind} is not in the cache",
+            where=f"{name} at {os.environ.get('HF_ENDPOINT') or 'the default endpoint'}",
+            fix="give a local path; or set HF_HUB_OFFLINE=1 and HF_HOME to a volume that holds it; or check "
+            "the network and the proxy",
+        )
+    command = f"hf download {name}" + (" --repo-type dataset" if kind == "dataset" else "")
+    raise NotFound(
+        f"the {kind} is neither a local path nor in the cache, and HF_HUB_OFFLINE is set",
+        where=name,
+        fix=f"give a local path, or fill the cache ({_cache_root()}) where there is a network: {command}",
     )
 
 
@@ -73,40 +68,26 @@ def _ask(name: str, kind: Kind) -> str:
         NotFound: the hub answers that there is no such thing, or that it is gated.
     """
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        HfHubHTTPError,
-        HFValidationError,
-        RepositoryNotFoundError,
-    )
+    from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError
 
     api = HfApi()
     info = api.dataset_info if kind == "dataset" else api.model_info
     try:
         _within(TIMEOUT_S, lambda: info(name, timeout=TIMEOUT_S - 1))
+        return ""
     except HFValidationError:
-        raise NotFound(
-            f"no such file or folder, and not a name that a {kind} on the hub can have",
-            where=name,
-            fix="correct the path",
-        ) from None
+        what = f"no such file or folder, and not a name that a {kind} on the hub can have"
+        fix = "correct the path"
     except GatedRepoError:
-        raise NotFound(
-            f"the {kind} is gated", where=name, fix="accept its terms on its page and set HF_TOKEN"
-        ) from None
+        what, fix = f"the {kind} is gated", "accept its terms on its page and set HF_TOKEN"
     except RepositoryNotFoundError:
-        raise NotFound(
-            f"no such file or folder, and no such {kind} on the hub (or it is private)",
-            where=name,
-            fix="correct the name, or set HF_TOKEN for a private one",
-        ) from None
-    except HfHubHTTPError as error:
-        return f"it answered {error.response.status_code if error.response is not None else error}"
+        what = f"no such file or folder, and no such {kind} on the hub (or it is private)"
+        fix = "correct the name, or set HF_TOKEN for a private one"
     except TimeoutError:
         return f"no answer within {TIMEOUT_S:.0f} s"
     except Exception as error:  # every transport has errors of its own; all mean that there is no answer
         return f"{type(error).__name__}: {str(error)[:120]}"
-    return ""
+    raise NotFound(what, where=name, fix=fix)
 
 
 def _within(seconds: float, call: Callable[[], object]) -> None:
@@ -134,10 +115,8 @@ def cached(name: str, kind: Kind = "dataset") -> bool:
     folder = f"{kind}s--{name.replace('/', '--')}"
     if (_cache_root() / folder / "snapshots").is_dir():
         return True
-    if kind == "model":
-        return False
-    home = Path(os.environ.get("HF_DATASETS_CACHE") or hf_home() / "datasets")
-    return (home / name.replace("/", "___").lower()).is_dir() or (home / name.replace("/", "___")).is_dir()
+    prepared = Path(os.environ.get("HF_DATASETS_CACHE") or hf_home() / "datasets") / name.replace("/", "___")
+    return kind == "dataset" and (prepared.is_dir() or prepared.with_name(prepared.name.lower()).is_dir())
 
 
 def hf_home() -> Path:
@@ -173,23 +152,12 @@ def split_names(name: str, config: str | None) -> list[str]:
         return []
 
 
-def load(name: str, config: str | None, split: str) -> Dataset:
-    """Load one split of a data set on the hub.
+def load(name: str, config: str | None, split: str, *, streaming: bool = False) -> Any:
+    """Load one split of a data set on the hub, a ``Dataset``, or stream it without a copy.
 
     Raises:
         UserError: as :func:`check`; or no such configuration or split, naming those there are.
     """
-    loaded: Dataset = _load(name, config, split, streaming=False)
-    return loaded
-
-
-def stream(name: str, config: str | None, split: str) -> IterableDataset:
-    """Stream one split over the network, without a copy. Raises as :func:`load`."""
-    streamed: IterableDataset = _load(name, config, split, streaming=True)
-    return streamed
-
-
-def _load(name: str, config: str | None, split: str, *, streaming: bool) -> Any:
     check(name)
     import datasets
 

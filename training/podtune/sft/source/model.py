@@ -10,13 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from podtune.run.errors import (
-    ConfigError,
-    DataError,
-    NoPermission,
-    NotFound,
-    UserError,
-)
+from podtune.run.errors import ConfigError, DataError, NoPermission, NotFound, UserError
 from podtune.sft.source import copies, hub, object_store
 
 if TYPE_CHECKING:
@@ -106,9 +100,8 @@ def _on_hub(name: str, revision: str | None) -> Origin:
 
     try:
         if hub.offline():
-            return _in_folder(
-                Path(snapshot_download(name, revision=revision, local_files_only=True)), revision, name
-            )
+            snapshot = snapshot_download(name, revision=revision, local_files_only=True)
+            return _in_folder(Path(snapshot), revision, name)
         info = HfApi().model_info(name, revision=revision, timeout=hub.TIMEOUT_S)
         if info.gated:
             HfApi().auth_check(name)
@@ -125,9 +118,8 @@ def _on_hub(name: str, revision: str | None) -> Origin:
             where=name,
             fix="give a branch, tag or commit",
         ) from None
-    return Origin(
-        name, revision, tuple(item.rfilename for item in info.siblings or ()), local_files_only=False
-    )
+    files = tuple(item.rfilename for item in info.siblings or ())
+    return Origin(name, revision, files, local_files_only=False)
 
 
 @contextlib.contextmanager
@@ -176,13 +168,9 @@ def base_of(adapter: Origin) -> Origin:
         UserError: the adapter does not name one.
     """
     with explained(adapter.name, "adapter_config.json"):
-        base = json.loads(adapter.file("adapter_config.json").read_text(encoding="utf-8")).get(
-            "base_model_name_or_path"
-        )
+        config = json.loads(adapter.file("adapter_config.json").read_text(encoding="utf-8"))
+        base = config.get("base_model_name_or_path")
+    where = f"{adapter.name}/adapter_config.json"
     if not base:
-        raise DataError(
-            "names no base model",
-            where=f"{adapter.name}/adapter_config.json",
-            fix="set base_model_name_or_path",
-        )
-    return locate_model(copies.known(str(base), f"{adapter.name}/adapter_config.json"))
+        raise DataError("names no base model", where=where, fix="set base_model_name_or_path")
+    return locate_model(copies.known(str(base), where))

@@ -15,15 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from podtune.run.errors import (
-    CannotCreate,
-    ConfigError,
-    NoPermission,
-    NotFound,
-    Unavailable,
-    UserError,
-    warn,
-)
+from podtune.run.errors import CannotCreate, ConfigError, NoPermission, NotFound, Unavailable, UserError, warn
 from podtune.run.files import open_regular
 
 T = TypeVar("T")
@@ -31,9 +23,11 @@ T = TypeVar("T")
 PROBE = ".podtune-write-test"
 PAUSES_S = (1.0, 4.0, 10.0)  # between attempts; each has the library's own retries in it
 PARALLEL = 4
-# keys by which stores say that an object was replaced; without these, its time
-_VERSIONS = ("ETag", "etag", "generation", "md5Hash", "content_md5", "blob_id", "lfs")
-_TIMES = ("LastModified", "mtime", "updated", "last_modified", "created")
+# keys by which stores say that an object was replaced; the last ones are its time
+_VERSIONS = (
+    *("ETag", "etag", "generation", "md5Hash", "content_md5", "blob_id", "lfs"),
+    *("LastModified", "mtime", "updated", "last_modified", "created"),
+)
 #: where a URL may hold a secret: before an ``@`` (in some stores that is a name), after a colon that begins
 #: no port, and in whatever follows the path
 _SECRET = re.compile(
@@ -44,24 +38,13 @@ _PROTOCOL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 #: caches over one of these, or need arguments that a URL does not have
 PACKAGES = {
     "file": "",
-    "http": "aiohttp",
-    "https": "aiohttp",
+    **dict.fromkeys(("http", "https"), "aiohttp"),
     "hf": "huggingface_hub",
-    "s3": "podtune[s3]",
-    "s3a": "podtune[s3]",
-    "gs": "gcsfs",
-    "gcs": "gcsfs",
-    "az": "adlfs",
-    "abfs": "adlfs",
-    "abfss": "adlfs",
+    **dict.fromkeys(("s3", "s3a"), "podtune[s3]"),
+    **dict.fromkeys(("gs", "gcs"), "gcsfs"),
+    **dict.fromkeys(("az", "abfs", "abfss"), "adlfs"),
 }
-_DENIED = (
-    "NoCredentials",
-    "CredentialRetrieval",
-    "TokenRetrieval",
-    "Unauthorized",
-    "DefaultCredentialsError",
-)
+_DENIED = ("NoCredentials", "CredentialRetrieval", "TokenRetrieval", "Unauthorized", "DefaultCredentials")
 
 
 def is_url(name: object) -> bool:
@@ -99,7 +82,7 @@ def file_system(protocol: str) -> Any:
         raise ConfigError(
             f"{protocol}:// is not a storage that is read",
             where="URL",
-            fix=f"one of {', '.join(f'{name}://' for name in PACKAGES)}",
+            fix="one of " + ", ".join(f"{name}://" for name in PACKAGES),
         )
     try:
         kind = fsspec.get_filesystem_class(protocol)
@@ -114,7 +97,7 @@ def file_system(protocol: str) -> Any:
         storage = kind(config_kwargs=patience)
         storage.retries = 2
         return storage
-    return kind()
+    return kind(auto_mkdir=True) if protocol == "file" else kind()
 
 
 @dataclass(frozen=True)
@@ -171,7 +154,8 @@ class Remote:
                 continue
             if ".." in name.split("/"):
                 raise NotFound(f"an object is called {name}", where=self.url, fix="rename it")
-            entries[name] = Entry(path, int(info.get("size") or 0), _version(info))
+            version = next((info[key] for key in _VERSIONS if info.get(key)), "")
+            entries[name] = Entry(path, int(info.get("size") or 0), str(version))
         return entries
 
     def read(self, name: str) -> bytes | None:
@@ -184,30 +168,20 @@ class Remote:
 
     def write(self, name: str, content: bytes) -> None:
         """Create or replace the small object ``name``."""
-
-        def put() -> None:
-            self._folder_of(name)
-            self.fs.pipe_file(self.path(name), content)
-
-        with_retries(f"{self.url}/{name}", put)
+        with_retries(f"{self.url}/{name}", lambda: self.fs.pipe_file(self.path(name), content))
 
     def upload(self, files: Mapping[str, Path]) -> None:
         """Create or replace objects from files, by name; a link is an OSError."""
 
         def put(name: str) -> None:
             def attempt() -> None:
-                self._folder_of(name)
                 with open_regular(files[name]) as file:
                     self.fs.put_file(f"/dev/fd/{file.fileno()}", self.path(name))
 
             with_retries(f"{self.url}/{name}", attempt)
 
-        _in_parallel(put, files)
-
-    def _folder_of(self, name: str) -> None:
-        """Create the folder of ``name``, except in object stores, which would create the bucket."""
-        if "file" in self.fs.protocol:
-            self.fs.makedirs(self.path(name).rpartition("/")[0], exist_ok=True)
+        with ThreadPoolExecutor(PARALLEL) as pool:
+            list(pool.map(put, files))
 
     def download(self, entries: Mapping[str, Entry], folder: Path) -> None:
         """Download objects by name into ``folder``, which is new."""
@@ -223,7 +197,8 @@ class Remote:
 
             with_retries(f"{self.url}/{name}", attempt)
 
-        _in_parallel(get, entries)
+        with ThreadPoolExecutor(PARALLEL) as pool:
+            list(pool.map(get, entries))
 
     def remove(self, names: Iterable[str]) -> None:
         """Delete objects, of which some may be gone already."""
@@ -245,16 +220,6 @@ def check_writable(url: str) -> None:
             f"cannot be written: {_reason(error)}", where=url, fix="make the bucket, or correct its name"
         ) from None
     Remote(url).remove([PROBE])
-
-
-def _version(info: Mapping[str, Any]) -> str:
-    return str(next((info[key] for key in (*_VERSIONS, *_TIMES) if info.get(key)), ""))
-
-
-def _in_parallel(work: Callable[[str], None], names: Iterable[str]) -> None:
-    """Call ``work`` on every name, some at once; after the first failure none is begun."""
-    with ThreadPoolExecutor(PARALLEL) as pool:
-        list(pool.map(work, names))
 
 
 def with_retries(what: str, call: Callable[[], T]) -> T:

@@ -8,7 +8,7 @@ import torch
 
 from podtune.sft.cpu.heap_trim import HeapTrimCallback
 from podtune.sft.model.load import load_model
-from podtune.sft.train.early import early_stopping
+from podtune.sft.train.early import EarlyStopping
 from podtune.sft.train.meter import multiplies_in_tf32
 from podtune.sft.train.stop import CoordinatedStop, StopSignals
 from podtune.sft.train.trainer import PodtuneTrainer
@@ -45,7 +45,12 @@ def build_trainer(
     training.model_init_kwargs = training.chat_template_path = None
     settle_tf32()
     stop = CoordinatedStop(signals, world, run.writer)
-    heap = [HeapTrimCallback()] if world.device_type == "cpu" else []
+    # progress first: it decides whether this step is logged
+    callbacks = [run.progress, stop]
+    if patience := arguments.run.early_stopping_patience:
+        callbacks.append(EarlyStopping(patience, arguments.run.early_stopping_threshold))
+    if world.device_type == "cpu":
+        callbacks.append(HeapTrimCallback())
     return PodtuneTrainer(
         model=model,
         args=training,
@@ -53,8 +58,7 @@ def build_trainer(
         eval_dataset=rows.eval,
         processing_class=tokenizer,
         peft_config=arguments.peft_config(model_config.model_type),
-        # progress first: it decides whether this step is logged
-        callbacks=[run.progress, stop, *early_stopping(arguments.run), *heap],
+        callbacks=callbacks,
         world=world,
         meter=run.meter,
         writer=run.writer,

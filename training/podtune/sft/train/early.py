@@ -7,8 +7,6 @@ from typing import Any
 from transformers import EarlyStoppingCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import SaveStrategy
 
-from podtune.sft.config.arguments import RunArguments
-
 
 class EarlyStopping(EarlyStoppingCallback):  # type: ignore[misc]
     """transformers' callback, with a checkpoint where it stops.
@@ -21,12 +19,6 @@ class EarlyStopping(EarlyStoppingCallback):  # type: ignore[misc]
     def stopped(self) -> bool:
         """True once ``early_stopping_patience`` evaluations in a row have not improved."""
         return bool(self.early_stopping_patience_counter >= self.early_stopping_patience)
-
-    @property
-    def reason(self) -> str:
-        """Reason for the record why the run ended before max_steps."""
-        times = self.early_stopping_patience
-        return f"stopped early: {times} evaluation{'s' * (times != 1)} in a row brought no better value"
 
     def on_evaluate(
         self,
@@ -41,20 +33,17 @@ class EarlyStopping(EarlyStoppingCallback):  # type: ignore[misc]
             control.should_save = True
 
 
-def early_stopping(run: RunArguments) -> list[EarlyStopping]:
-    """Make the callback, if ``early_stopping_patience`` asks for one."""
-    patience = run.early_stopping_patience
-    return [EarlyStopping(patience, run.early_stopping_threshold)] if patience else []
-
-
 def stopped_early(trainer: Any) -> str:
     """Reason why ``trainer`` ended before its last step although nobody stopped it; empty if it did not."""
-    if trainer.state.global_step >= trainer.state.max_steps:
-        return ""
-    callbacks = trainer.callback_handler.callbacks  # a resumed run has made the callback anew
+    state, callbacks = trainer.state, trainer.callback_handler.callbacks
+    # a resumed run has made the callback anew
     early = next((each for each in callbacks if isinstance(each, EarlyStopping)), None)
-    if early is None or not early.stopped:
+    if early is None or not early.stopped or state.global_step >= state.max_steps:
         return ""
-    best, last = trainer.state.best_global_step, trainer.state.global_step
-    kept = f"final/ is step {best if trainer.args.load_best_model_at_end else last}"
-    return f"{early.reason}; step {best} was the best, {kept}" if best is not None else early.reason
+    patience = early.early_stopping_patience
+    reason = f"stopped early: {patience} evaluation{'s' * (patience != 1)} in a row brought no better value"
+    best = state.best_global_step
+    if best is None:
+        return reason
+    kept = best if trainer.args.load_best_model_at_end else state.global_step
+    return f"{reason}; step {best} was the best, final/ is step {kept}"

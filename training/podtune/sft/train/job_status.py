@@ -18,17 +18,13 @@ class JobStatus(KubeflowCallback):  # type: ignore[misc]
     each 10 seconds.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._failures = 0
+    _failures = 0
 
     def _update_status(self, *args: Any, **kwargs: Any) -> bool:
         before = self._last_update_time
         sent: bool = super()._update_status(*args, **kwargs)
-        if sent:
-            self._failures = 0
-        elif self._last_update_time != before:  # it was tried, not held back to be one of few
-            self._failures += 1
+        if sent or self._last_update_time != before:  # it was tried, not held back to be one of few
+            self._failures = 0 if sent else self._failures + 1
         if self._failures == FAILURES:
             self._initialized = False  # transformers' own way to say nothing
             warn(

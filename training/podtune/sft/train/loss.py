@@ -8,14 +8,10 @@ logging steps.
 
 from __future__ import annotations
 
-import contextlib
 import inspect
-from collections.abc import Iterator
-from types import MethodType
 from typing import Any
 
 import torch
-from accelerate.utils.operations import ConvertOutputsToFp32
 from torch.nn import functional as F
 
 from podtune.run.world import forced_gpu_path
@@ -47,19 +43,17 @@ def fused_loss(
     ``mean_token_accuracy`` is put among TRL's metrics at logging steps only (one reduction over the ranks);
     ``entropy`` and ``num_tokens`` are not kept.
     """
-    inputs = {**inputs, "use_cache": False}
-    fused = _score_in_chunks(trainer, inputs["labels"])
-    total, correct, scored = (
-        _fused(model, inputs)
-        if fused
-        else _plain(model, trainer.model, inputs, accuracy=logs_next(trainer), multiple=multiple)
-    )
+    inputs, accuracy = {**inputs, "use_cache": False}, logs_next(trainer)
+    if _score_in_chunks(trainer, inputs["labels"]):
+        total, correct, scored = _fused(model, inputs)
+    else:
+        total, correct, scored = _plain(model, inputs, accuracy=accuracy, multiple=multiple)
     if num_items_in_batch is None:
         num_items_in_batch = scored
     loss = total / torch.as_tensor(num_items_in_batch, device=total.device).clamp(min=1)
     if trainer.args.average_tokens_across_devices:
         loss = loss * trainer.accelerator.num_processes
-    if correct is not None and logs_next(trainer):
+    if correct is not None and accuracy:
         counts = trainer.accelerator.reduce(torch.stack((correct, scored)), "sum")
         if counts[1] > 0:
             trainer._metrics["train"]["mean_token_accuracy"].append((counts[0] / counts[1]).item())
@@ -90,7 +84,7 @@ def fused_loss_unsupported_reason(trainer: Any) -> str:
 
 
 def _plain(
-    model: Any, trained: Any, inputs: dict[str, Any], *, accuracy: bool, multiple: int
+    model: Any, inputs: dict[str, Any], *, accuracy: bool, multiple: int
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
     """Compute summed cross-entropy, correct and scored tokens from logits at the scored columns alone.
 
@@ -100,8 +94,7 @@ def _plain(
     columns = (labels != IGNORED).any(0).nonzero().flatten()
     more = (0, -len(columns) % multiple)
     kept = F.pad(columns, more)
-    with _outputs_as_computed(trained):
-        logits = model(**{k: v for k, v in inputs.items() if k != "labels"}, logits_to_keep=kept).logits
+    logits = model(**{k: v for k, v in inputs.items() if k != "labels"}, logits_to_keep=kept).logits
     targets = F.pad(labels[:, columns], more, value=IGNORED).flatten()
     logits = logits.flatten(0, 1)
     total = summed_cross_entropy(logits, targets, IGNORED)
@@ -109,25 +102,6 @@ def _plain(
     if accuracy:  # the places of max are argmax's, in a quarter of the time for bf16 on a CPU
         correct = (logits.detach().max(-1).indices == targets).sum()
     return total, correct, (targets != IGNORED).sum()
-
-
-@contextlib.contextmanager
-def _outputs_as_computed(trained: Any) -> Iterator[None]:
-    """Leave out accelerate's copy of the logits to fp32 under autocast, which nobody here needs.
-
-    ``trained`` is the model inside of what accelerate wrapped.
-    """
-    usual = trained.forward
-    converting = getattr(usual, "__wrapped__", None)
-    if not isinstance(converting, ConvertOutputsToFp32):
-        yield
-        return
-    inner = converting.model_forward
-    trained.forward = MethodType(inner, trained) if hasattr(usual, "__func__") else inner
-    try:
-        yield
-    finally:
-        trained.forward = usual
 
 
 def _fused(model: Any, inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +14,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from podtune.run.log_lines import eval_line, start_line, train_line
 from podtune.run.metrics_log import MetricsLog
 from podtune.run.record import Losses, Measurements, Summary, number
+from podtune.run.world import World
 from podtune.sft.train.meter import Meter, system_metrics
 
 
@@ -31,37 +30,33 @@ class Progress(TrainerCallback):  # type: ignore[misc]
         self,
         output_dir: Path,
         meter: Meter,
+        world: World,
         *,
-        is_main: bool,
-        nproc_per_node: int,
         from_step: int,
-        tokens_before: int,
         rows: int | None,
         on_step: Callable[[int], object] | None = None,
     ) -> None:
         self.step_times: list[float] = []
         self.time_to_first_step_s: float | None = None
         self.losses: dict[str, float] = {}
-        # and the last step: samples are reckoned from them at the end
+        # and the last step: samples are computed from them at the end
         self._seen: tuple[TrainingArguments, int] | None = None
-        self._log = MetricsLog(output_dir / "metrics.jsonl", from_step=from_step) if is_main else None
+        self._log = MetricsLog(output_dir / "metrics.jsonl", from_step=from_step) if world.is_main else None
         for entry in self._log.kept if self._log else []:  # of the starts before, killed ones included
             if (loss := number(entry.get("loss"))) is not None:
                 self._note_loss(entry["split"], loss)
-        self._tokens, self._first_tokens = tokens_before, tokens_before
+        self._meter, self._tokens, self._on_step = meter, meter.tokens, on_step
         # real tokens and seconds of training between two logging steps
         self._windows: list[tuple[int, float]] = []
         self._window_steps = 0
-        self._meter, self._nproc_per_node, self._on_step = meter, nproc_per_node, on_step
-        self._from_step, self._rows = from_step, rows
-        self._display = _Terminal() if is_main and sys.stdout.isatty() else _Lines()
+        self._from_step, self._rows, self._nproc_per_node = from_step, rows, world.local_world_size
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
         self._seen = args, state.global_step
         if self._log:
-            self._display.start(state.max_steps, self._from_step)
+            print(start_line(self._from_step, state.max_steps), flush=True)
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
@@ -76,8 +71,6 @@ class Progress(TrainerCallback):  # type: ignore[misc]
             self.time_to_first_step_s = time.time() - psutil.Process().create_time()
         if self._on_step:
             self._on_step(state.global_step)
-        if self._log:
-            self._display.advance(state.global_step)
 
     def on_log(
         self,
@@ -110,20 +103,18 @@ class Progress(TrainerCallback):  # type: ignore[misc]
         self._log.write("train", state.global_step, self._epoch(state) | logs)
         system = system_metrics(self._meter.ranks, logs.get("step_time_s"))
         self._log.write("system", state.global_step, self._epoch(state) | {"tokens": tokens} | system)
-        self._display.train(
-            train_line(state.global_step, state.max_steps, logs, system, self._nproc_per_node)
-        )
+        line = train_line(state.global_step, state.max_steps, logs, system, self._nproc_per_node)
+        print(line, flush=True)
 
     def _eval_line(self, state: TrainerState, logs: dict[str, Any]) -> None:
         assert self._log
         metrics = {key.removeprefix("eval_"): value for key, value in logs.items() if key != "epoch"}
         metrics.pop("num_tokens", None)
-        metrics["perplexity"] = (
-            math.exp(min(metrics["loss"], 700.0)) if math.isfinite(metrics["loss"]) else metrics["loss"]
-        )
-        self._note_loss("eval", metrics["loss"])
+        loss = metrics["loss"]
+        metrics["perplexity"] = math.exp(min(loss, 700.0)) if math.isfinite(loss) else loss
+        self._note_loss("eval", loss)
         self._log.write("eval", state.global_step, self._epoch(state) | {"tokens": self._tokens} | metrics)
-        self._display.evaluation(eval_line(state.global_step, metrics))
+        print(eval_line(state.global_step, metrics), flush=True)
 
     def _epoch(self, state: TrainerState) -> dict[str, float | None]:
         # a stream has none: transformers' is the share of max_steps that this start has done
@@ -138,7 +129,6 @@ class Progress(TrainerCallback):  # type: ignore[misc]
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
         if self._log:
-            self._display.stop()
             self._log.close()
 
     def measurements(self) -> Measurements:
@@ -183,48 +173,3 @@ def repeated_rows(args: TrainingArguments, rows: int) -> int:
     """Count the rows that accelerate repeats in each epoch, so that all ranks have full batches."""
     alone = args.world_size == 1 or args.dataloader_drop_last
     return 0 if alone else -rows % (args.train_batch_size * args.world_size)
-
-
-class _Lines:
-    """One line a logging step: for logs, files and pods."""
-
-    def start(self, max_steps: int, done: int) -> None:
-        print(start_line(done, max_steps), flush=True)
-
-    def advance(self, step: int) -> None:
-        """Nothing between the lines."""
-
-    def train(self, line: str) -> None:
-        print(line, flush=True)
-
-    def evaluation(self, line: str) -> None:
-        print(line, flush=True)
-
-    def stop(self) -> None:
-        """Nothing is open."""
-
-
-class _Terminal(_Lines):
-    """A progress bar with the last figures beside it; evaluations stay as lines above."""
-
-    def start(self, max_steps: int, done: int) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
-        from rich.progress import Progress as Bar
-
-        self._bar = Bar(
-            TextColumn("step"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}")
-        )
-        self._task = self._bar.add_task("", total=max_steps, completed=done)
-        self._bar.start()
-
-    def advance(self, step: int) -> None:
-        self._bar.update(self._task, completed=step)
-
-    def train(self, line: str) -> None:
-        self._bar.update(self._task, description=re.sub(r"^step +(\d+)/\d+  loss", r"loss (\1)", line))
-
-    def evaluation(self, line: str) -> None:
-        self._bar.console.print(line)
-
-    def stop(self) -> None:
-        self._bar.stop()

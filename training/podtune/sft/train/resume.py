@@ -28,14 +28,18 @@ def find_checkpoint(
     if options.path is not None:
         resume = _named(options.path, allowed=allowed)
     elif options.newest:
-        resume, warnings = checkpoint.newest_complete(output_dir)
-        for warning in warnings:
+        resume, damaged = checkpoint.newest_complete(output_dir)
+        for warning in damaged:
             warn(warning)
         # what one pod has alone the others cannot load
         if uploader and (resume is None or not uploader.shared):
             resume = uploader.newest(lambda there: checkpoint.check_resume(there, key, allowed=allowed))
-    else:
-        _refuse_others(output_dir, uploader)
+    elif checkpoint.checkpoints(output_dir) or (uploader and uploader.steps()):
+        raise ConfigError(
+            "the run has checkpoints of an earlier start, and auto_resume is off",
+            where=f"{output_dir} or {uploader.remote.url}" if uploader else str(output_dir),
+            fix="use another output_dir (and run_name), or resume",
+        )
     if resume is None and options.expected:
         warn(f"resume_from_checkpoint: there is none in {output_dir}, so the run begins at step 0")
     if resume is not None:
@@ -59,17 +63,6 @@ def _named(path: Path, *, allowed: bool) -> Checkpoint:
             ) from None
         warn(f"{path} has no manifest: that it is complete, and of this run, is not checked")
         return theirs
-
-
-def _refuse_others(output_dir: Path, uploader: CheckpointUploader | None) -> None:
-    if checkpoint.checkpoints(output_dir):
-        raise ConfigError(
-            "holds checkpoints of an earlier run, and auto_resume is off",
-            where=str(output_dir),
-            fix="use another output_dir, or resume",
-        )
-    if uploader:
-        uploader.refuse_others()
 
 
 def is_finished(output_dir: Path, resume: Checkpoint, max_steps: int, num_train_epochs: float) -> bool:

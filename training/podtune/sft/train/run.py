@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import secrets
 import sys
 from collections.abc import Iterator, Sequence
@@ -16,24 +15,23 @@ from podtune.run.checkpoint import Checkpoint
 from podtune.run.collect import emit_record
 from podtune.run.distributed import on_main
 from podtune.run.errors import OK, PREEMPTED, PeerLost, UserError, exit_code, out_of_memory, warn
+from podtune.run.exit import peer_failure
 from podtune.run.files import open_new
-from podtune.run.heartbeat import Heartbeat, VolumeWatch, claim
+from podtune.run.follow import read_record
+from podtune.run.lock import Lock, claim
 from podtune.run.log_lines import head_line
-from podtune.run.notify import summary_lines
-from podtune.run.peers import peer_failure
 from podtune.run.record import (
     CUDA_PEAK,
     RESIDENT_PEAK_SINCE_START,
-    Json,
     MemoryPeaks,
     Status,
     end_record,
     now,
     write_json,
 )
+from podtune.run.summary import summary_lines
 from podtune.run.world import World, in_pod
 from podtune.sft.config.memory import MemoryEstimate, estimate_memory
-from podtune.sft.config.options import OutputOptions
 from podtune.sft.config.resolve import Arguments
 from podtune.sft.data.rows import TokenRows
 from podtune.sft.train.meter import (
@@ -45,7 +43,7 @@ from podtune.sft.train.meter import (
 )
 from podtune.sft.train.parameters import adapter_layers, estimated_checkpoint_bytes, trained_parameters
 from podtune.sft.train.progress import Progress, repeated_rows
-from podtune.sft.train.publish import Publisher, model_card, write_final
+from podtune.sft.train.publish import model_card, push_to_hub, write_final
 from podtune.sft.train.resume import find_checkpoint, is_finished
 from podtune.sft.train.saving import CheckpointWriter
 from podtune.sft.train.uploader import CheckpointUploader
@@ -58,6 +56,7 @@ if TYPE_CHECKING:
 
 # space on the volume for the record of how the run ended, also when nothing else is left
 RESERVE_FILE, RESERVED = ".reserve", 2**17
+FAILED_WAIT_S = 30.0  # for the uploads, after an error: the other ranks are waiting for this one to end
 LEAVING_S = 5.0  # for a save in flight when another rank is lost
 VOLUME_SLACK_S = 20.0  # beyond timeout_s: within it a volume may be slow
 
@@ -67,33 +66,45 @@ def open_run(arguments: Arguments, rows: TokenRows, world: World) -> Iterator[Fi
     """Open the folder of a run; yield None if an earlier start has finished it. A collective call.
 
     In the order in which each needs the one before: the lock, the watch on the volume, the copy in object
-    storage, the checkpoint to resume from, the heartbeat, the record. An exception in the block is put on
+    storage, the checkpoint to resume from, the record. An exception in the block is put on
     record, and everything is closed in the opposite order.
     """
     outputs, saving = arguments.output_options(), arguments.saving_options()
     with contextlib.ExitStack() as stack:
+        lock: Lock | None = None
 
-        def lock() -> None:
-            stack.enter_context(claim(outputs.folder))
+        def take_lock() -> None:
+            nonlocal lock
+            lock = stack.enter_context(claim(outputs.folder))
 
-        on_main(world, lock)  # two jobs in one folder would ruin both
+        on_main(world, take_lock)  # two jobs in one folder would ruin both
         if world.local_rank == 0:
-            stack.enter_context(VolumeWatch(outputs.folder, outputs.timeout_s + VOLUME_SLACK_S))
+            limit_s = outputs.timeout_s + VOLUME_SLACK_S
+            stack.enter_context(output_volume.watch_volume(outputs.folder, limit_s))
         uploader = None
         if saving.publish_url:
             uploader = CheckpointUploader(saving.publish_url, outputs.folder, world, saving.limit)
-        resume = _resume(arguments, rows, world, uploader)
+        fingerprint, options = rows.info.fingerprint, arguments.resume_options()
+        key = arguments.resume_key(fingerprint)
+        resume = on_main(world, lambda: find_checkpoint(outputs.folder, key, options, uploader))
+        if uploader:
+            resume = uploader.share(resume, fingerprint)
         training = arguments.training
         asked = training.max_steps, training.num_train_epochs
         if resume and on_main(world, lambda: is_finished(outputs.folder, resume, *asked)):
-            _say_finished(outputs, resume, world, uploader)
+            if world.is_main:
+                print(
+                    f"{outputs.name} is finished at step {resume.step}: a higher max_steps with "
+                    "--allow_resume_change resumes it"
+                )
+            if uploader and (unpublished := on_main(world, uploader.complete)):
+                raise not_published(outputs.folder, unpublished)
             yield None
             return
         writer = CheckpointWriter(
             outputs.folder, world, limit=saving.limit, async_save=saving.async_save, uploader=uploader
         )
-        heartbeat = stack.enter_context(Heartbeat(outputs.folder)) if world.is_main else None
-        run = FineTune(arguments, rows, world, resume, writer, heartbeat)
+        run = FineTune(arguments, rows, world, resume, writer, lock)
         if world.is_main:
             run.begin()
             if outputs.aim_repo:
@@ -105,29 +116,6 @@ def open_run(arguments: Arguments, rows: TokenRows, world: World) -> Iterator[Fi
         except Exception as error:
             run.fail(error)
             raise
-
-
-def _resume(
-    arguments: Arguments, rows: TokenRows, world: World, uploader: CheckpointUploader | None
-) -> Checkpoint | None:
-    """Find the checkpoint to resume from, on every rank. A collective call."""
-    fingerprint: str = rows.info.fingerprint
-    folder, options = Path(arguments.training.output_dir), arguments.resume_options()
-    key = arguments.resume_key(fingerprint)
-    resume = on_main(world, lambda: find_checkpoint(folder, key, options, uploader))
-    return uploader.share(resume, fingerprint) if uploader else resume
-
-
-def _say_finished(
-    outputs: OutputOptions, resume: Checkpoint, world: World, uploader: CheckpointUploader | None
-) -> None:
-    if world.is_main:
-        print(
-            f"{outputs.name} is finished at step {resume.step}: a higher max_steps with "
-            "--allow_resume_change resumes it"
-        )
-    if uploader and (unpublished := on_main(world, uploader.complete)):
-        raise not_published(outputs.folder, unpublished)
 
 
 def not_published(output_dir: Path, reason: str) -> PeerLost:
@@ -143,7 +131,7 @@ class FineTune:
 
     Args:
         resume: the checkpoint that this start continues from.
-        heartbeat: rank 0's, told of every step.
+        lock: rank 0's, told of every step.
     """
 
     def __init__(
@@ -153,31 +141,31 @@ class FineTune:
         world: World,
         resume: Checkpoint | None,
         writer: CheckpointWriter,
-        heartbeat: Heartbeat | None = None,
+        lock: Lock | None = None,
     ) -> None:
         self.world, self.rows, self.resume, self.writer = world, rows, resume, writer
         self.resume_path = str(resume.path) if resume else None
         self._outputs, self._notes = arguments.output_options(), list(arguments.notes)
         self._record = arguments.record(world, rows.info.to_json())
         self._estimate: MemoryEstimate | None = None
-        self._step, self._unpublished = resume.step if resume else 0, ""
-        tokens_before = resume.tokens if resume else 0
-        self.meter = Meter(world, arguments.strategy, tokens_before=tokens_before)
+        self._step = resume.step if resume else 0
+        self.meter = Meter(world, tokens_before=resume.tokens if resume else 0)
         self.progress = Progress(
             self._outputs.folder,
             self.meter,
-            is_main=world.is_main,
-            nproc_per_node=world.local_world_size,
+            world,
             from_step=self._step,
-            tokens_before=tokens_before,
             rows=rows.count,
-            on_step=heartbeat.step if heartbeat else None,
+            on_step=lock.step if lock else None,
         )
 
     # ---- before training ----
     def begin(self) -> None:
         """Write run.json, with the attempts of earlier starts, and reserve space for its end. Rank 0."""
-        earlier, record = self._earlier(), self._record
+        record, earlier = self._record, read_record(self._outputs.folder) or {}
+        # of the start that this one continues, or that ended before its first checkpoint
+        if not self._step and earlier.get("status") == "ok":
+            earlier = {}
         record["started_at"] = earlier.get("started_at", record["started_at"])
         record["attempts"] = [*earlier.get("attempts", []), {"started_at": now(), "from_step": self._step}]
         self._write()
@@ -186,14 +174,6 @@ class FineTune:
             reserve.unlink(missing_ok=True)
             with open_new(reserve) as stream:
                 stream.write(secrets.token_hex(RESERVED // 2))
-
-    def _earlier(self) -> Json:
-        """Read the record of the start that this one continues, or that ended before its first checkpoint."""
-        with contextlib.suppress(OSError, ValueError):
-            earlier = json.loads((self._outputs.folder / "run.json").read_text(encoding="utf-8"))
-            if isinstance(earlier, dict) and (self._step or earlier.get("status") != "ok"):
-                return earlier
-        return {}
 
     def _write(self) -> None:
         write_json(self._outputs.folder / "run.json", self._record)
@@ -214,30 +194,25 @@ class FineTune:
         """Print the start lines: what runs where, with which choices. Rank 0."""
         if not self.world.is_main:
             return
-        world, record, data = self.world, self._record, self._record["data"]
+        world, record, data, args = self.world, self._record, self._record["data"], trainer.args
         trained, rows, tokens = trained_parameters(trainer.model), data.get("rows"), data.get("tokens")
-        name, strategy = self._outputs.name, record["strategy"]
-        print(
-            head_line(
-                name, strategy, world.world_size, world.device_type, world.nnodes, trained, rows, tokens
-            )
-        )
-        reason, plural = trainer.trls_loss_reason, "es" if world.world_size > 1 else ""
+        where = record["strategy"], world.world_size, world.device_type, world.nnodes
+        print(head_line(self._outputs.name, *where, trained, rows, tokens))
         notes = [*self._notes, *(f"LoRA on {layers}" for layers in adapter_layers(trainer.model))]
         if multiplies_in_tf32():
             notes.append("products of fp32 tensors in TF32")
-        notes += self._saving_note(trainer)
         if trainer.multiple:
             notes.append(f"batches filled up to a multiple of {trainer.multiple} tokens")
+        if reason := trainer.trls_loss_reason:
+            notes.append(f"TRL's loss ({reason})")
         print(
-            f"batch {record['global_batch_size']} = {trainer.args.per_device_train_batch_size} a device x "
-            f"{world.world_size} process{plural} "
-            f"x {trainer.args.gradient_accumulation_steps} accumulated; {', '.join(notes)}"
-            + (f"; TRL's loss ({reason})" if reason else ""),
+            f"batch {record['global_batch_size']} = {args.per_device_train_batch_size} a device x "
+            f"{world.world_size} process{'es' if world.world_size > 1 else ''} "
+            f"x {args.gradient_accumulation_steps} accumulated; {', '.join(notes)}",
             flush=True,
         )
         count = self.rows.count or 0
-        if (repeated := repeated_rows(trainer.args, count)) > count // 100:
+        if (repeated := repeated_rows(args, count)) > count // 100:
             warn(
                 f"each epoch repeats rows {repeated} times (of {count} rows), so that all ranks have full "
                 "batches; smaller batches repeat fewer, dataloader_drop_last none"
@@ -246,12 +221,6 @@ class FineTune:
             warn(warning)
         if self.resume_path:
             print(f"resuming from {self.resume_path}", flush=True)
-
-    def _saving_note(self, trainer: PodtuneTrainer) -> list[str]:
-        if not self.writer.async_save or trainer.args.save_strategy == "no":
-            return []
-        lack = self.writer.why_synchronous(estimated_checkpoint_bytes(trainer))
-        return [f"training waits for its saves ({lack})" if lack else "saves beside the next steps"]
 
     # ---- after training ----
     def save_final(self, trainer: PodtuneTrainer, files: Sequence[Path] = ()) -> None:
@@ -313,12 +282,12 @@ class FineTune:
         except (UserError, RuntimeError, MemoryError, OSError) as error:  # the model is saved: that stands
             warn(f"base and tuned model could not be compared: {error}")
 
-    def publish(self, publisher: Publisher, *, finished: bool) -> None:
+    def publish(self, trainer: PodtuneTrainer, *, finished: bool) -> None:
         """Wait for the uploads, and upload the model of a run that has ``finished``; the group is closed."""
         if uploader := self.writer.uploader:
-            self._unpublished = uploader.finish(final=finished)
-        if finished and self.world.is_main:
-            publisher.finished(self._outputs.folder / "final")
+            uploader.finish(final=finished)
+        if finished and self.world.is_main and trainer.args.push_to_hub:
+            push_to_hub(trainer.args, trainer.hub_model_id, self._outputs.folder / "final")
 
     def end(self, *, finished: bool, early: str) -> None:
         """Close the record of a run that has ``finished``, ``early`` with a reason, or was stopped.
@@ -331,13 +300,12 @@ class FineTune:
         else:
             reason = f"SIGTERM; saved at step {self._step}, the same command resumes from there"
             self._close("preempted", PREEMPTED, reason)
-        uploader, unpublished = self.writer.uploader, self._unpublished
-        if uploader and self.world.is_main:
-            unpublished = uploader.close() or unpublished
-        if unpublished and finished:
-            raise not_published(self._outputs.folder, unpublished)
-        if uploader and finished and self.world.is_main:
-            print(f"published {uploader.remote.url}", flush=True)
+        if (uploader := self.writer.uploader) and self.world.is_main:
+            unpublished = uploader.close()
+            if unpublished and finished:
+                raise not_published(self._outputs.folder, unpublished)
+            if finished:
+                print(f"published {uploader.remote.url}", flush=True)
 
     def fail(self, error: Exception) -> None:
         """Close the record after ``error``; what was measured until then stays in it."""
@@ -352,8 +320,10 @@ class FineTune:
         self._record["measurements"] = measured.to_json()
         status: Status = "oom" if out_of_memory(reason) else "error"
         self._close(status, exit_code(reason), str(reason)[:2000])
-        if uploader:
-            uploader.failed()
+        if uploader and self.world.is_main:
+            uploader.finish(FAILED_WAIT_S)
+            if problem := uploader.close():
+                warn(f"not all of the run is published: {problem}")
 
     def _close(self, status: Status, code: int, reason: str) -> None:
         """Write how the run ended, and print it. On rank 0; elsewhere the record is closed in memory alone.
@@ -370,24 +340,19 @@ class FineTune:
         except OSError as error:
             warn(f"run.json cannot be written: {error}; the log has the record, podtune collect reads it")
         if status in ("ok", "preempted"):
-            _draw_loss(folder)
+            from podtune.report.draw.loss_png import loss_curve_png
+
+            try:
+                loss_curve_png(folder, folder / "loss.png")
+            except Exception as error:  # a picture less is no reason to fail a finished run
+                warn(f"loss.png cannot be drawn: {error}")
         print("\n".join(summary_lines(self._record, folder)), flush=True)
         if in_pod():
             emit_record(self._record, sys.stdout)
 
 
-def _draw_loss(folder: Path) -> None:
-    from podtune.report.draw.loss_png import loss_curve_png
-
-    try:
-        loss_curve_png(folder, folder / "loss.png")
-    except Exception as error:  # a picture less is no reason to fail a finished run
-        warn(f"loss.png cannot be drawn: {error}")
-
-
 def check_space(trainer: PodtuneTrainer, world: World) -> None:
     """Compare the volume's free space with the size of the checkpoints. A collective call."""
-    args = trainer.args
-    if args.save_strategy != "no":
-        size = estimated_checkpoint_bytes(trainer)
-        on_main(world, lambda: output_volume.check_space(Path(args.output_dir), size, args.save_total_limit))
+    if trainer.args.save_strategy != "no":
+        size, limit = estimated_checkpoint_bytes(trainer), trainer.writer.limit
+        on_main(world, lambda: output_volume.check_space(Path(trainer.args.output_dir), size, limit))

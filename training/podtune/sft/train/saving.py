@@ -8,8 +8,8 @@ from __future__ import annotations
 import functools
 import shutil
 import time
+from collections import ChainMap
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from podtune.machine.facts import GIB, free_memory
 from podtune.run import background_save, checkpoint
 from podtune.run.background_save import BackgroundSave
 from podtune.run.errors import warn
+from podtune.run.files import regular_files
 from podtune.run.manifest import Facts
 from podtune.run.record import SaveTimes
 from podtune.run.world import World
@@ -37,20 +38,11 @@ class _Save:
     target: Path
     facts: Facts
     began: float
+    last: bool
     best: Path | None = None
-    last: bool = False
     stall_s: float = 0.0
     write_s: float | None = None
     logged: bool = False
-
-
-@dataclass
-class _Collecting:
-    """All ranks stand still while transformers writes ``folder``, its weights in a thread beside the rest."""
-
-    folder: Path
-    thread: ThreadPoolExecutor
-    weights: Future[None] | None = None
 
 
 class CheckpointWriter:
@@ -66,6 +58,10 @@ class CheckpointWriter:
         limit: checkpoints that rotation keeps, None for all.
         async_save: stage checkpoints in shared memory where it has room for them.
         uploader: publishes what is committed.
+
+    Attributes:
+        folder: where transformers writes the current checkpoint; None when it writes none.
+        limit: as given.
     """
 
     def __init__(
@@ -77,24 +73,20 @@ class CheckpointWriter:
         async_save: bool = False,
         uploader: CheckpointUploader | None = None,
     ) -> None:
-        self.uploader, self.async_save = uploader, async_save
-        self._output_dir, self._world, self._limit = output_dir, world, limit
+        self.uploader, self.limit = uploader, limit
+        self.folder: Path | None = None
+        self._output_dir, self._world = output_dir, world
+        self._async_save, self._shared = async_save, uploader is None or uploader.shared
         self._memory_dir = background_save.stage_of(output_dir, world.node_rank)
         if world.local_rank == 0:
             shutil.rmtree(self._memory_dir, ignore_errors=True)  # of a start that was killed
         self._saves: list[_Save] = []  # on rank 0, of this start
         self._staged_bytes = 0  # of the last staged save of this pod
-        self._collecting: _Collecting | None = None
         self._in_flight = False  # on every rank
         self._background: BackgroundSave | None = None  # the thread of this pod, on its first rank
         self._warned_of_memory = False
 
     # ---- collecting ----
-    @property
-    def folder(self) -> Path | None:
-        """The folder that transformers writes the current checkpoint into; None when it writes none."""
-        return self._collecting.folder if self._collecting else None
-
     def save(
         self,
         write: Callable[[], None],
@@ -103,7 +95,6 @@ class CheckpointWriter:
         *,
         last: bool,
         estimated_bytes: int,
-        committed: Callable[[Path], None],
     ) -> None:
         """Save a checkpoint of ``state``. A collective call; ranks wait for ``write`` alone if they can.
 
@@ -112,20 +103,21 @@ class CheckpointWriter:
             facts: of the manifest.
             last: of this run, so that training has nothing to continue with meanwhile.
             estimated_bytes: size of the checkpoint, for the first one.
-            committed: called on rank 0 with the complete checkpoint, from the thread that commits it.
         """
         began = time.monotonic()  # a save before this one is waited for, too
         self.finish()
         name = f"checkpoint-{state.global_step}"
         staging_dir = self._output_dir / checkpoint.SAVING / name
-        save = _Save(state.global_step, staging_dir, self._output_dir / name, facts, began, last=last)
-        memory = self._cleared_memory(last=last, estimated_bytes=estimated_bytes)
+        save = _Save(state.global_step, staging_dir, self._output_dir / name, facts, began, last)
+        memory = None if last else self._cleared_memory(estimated_bytes)
         folder = (memory or staging_dir.parent) / name
-        if self._world.is_main or (self.uploader and self.uploader.uploads):
+        if self._world.is_main or (self._world.local_rank == 0 and not self._shared):
             shutil.rmtree(staging_dir.parent, ignore_errors=True)
         _barrier()
         self._collect(folder, write)
         _barrier()  # every rank's random state is in the folder
+        if not self._shared:
+            self._bring_together(folder)
         if state.best_model_checkpoint == str(folder):
             state.best_model_checkpoint = str(save.target)
         save.best = Path(state.best_model_checkpoint) if state.best_model_checkpoint else None
@@ -133,76 +125,57 @@ class CheckpointWriter:
             state.save_to_json(str(folder / "trainer_state.json"))
             (folder / "training_args.bin").unlink(missing_ok=True)  # a pickle with every key, tokens included
             self._saves.append(save)
-        commit = functools.partial(self._commit, save, committed) if self._world.is_main else None
+        commit = functools.partial(self._commit, save) if self._world.is_main else None
         if memory is None:
-            self._commit_at_once(save, commit)
+            if commit:
+                commit()
+            _barrier()
         else:
             self._in_flight = True
-            if self._world.local_rank == 0:
+            if self._world.is_main or (self._world.local_rank == 0 and self._shared):
+                alone = self._world.nnodes == 1 or not self._shared
                 self._staged_bytes = background_save.staged_bytes(folder)
-                self._background = BackgroundSave(folder, staging_dir, commit, alone=self._world.nnodes == 1)
+                self._background = BackgroundSave(folder, staging_dir, commit, alone=alone)
         save.stall_s = time.monotonic() - save.began
-
-    def beside_the_rest(self, write_weights: Callable[[], None]) -> bool:
-        """Run ``write_weights`` in a thread while the optimizer's state is written, in :meth:`save` alone.
-
-        Two threads fill memory in less time than one. False, and nothing done, outside of a save.
-        """
-        if self._collecting is None:
-            return False
-        self._collecting.weights = self._collecting.thread.submit(write_weights)
-        return True
 
     def _collect(self, folder: Path, write: Callable[[], None]) -> None:
         # the manifest has a hash of each file; torch's checksums took half of the time that ranks stop
         checksums = torch.serialization.get_crc32_options()
         torch.serialization.set_crc32_options(False)
+        self.folder = folder
         try:
-            with ThreadPoolExecutor(1) as thread:
-                self._collecting = _Collecting(folder, thread)
-                write()
-            if self._collecting.weights is not None:
-                self._collecting.weights.result()
+            write()
         finally:
-            self._collecting = None
+            self.folder = None
             torch.serialization.set_crc32_options(checksums)
 
-    def _commit_at_once(self, save: _Save, commit: Callable[[], None] | None) -> None:
-        if commit:
-            commit()
-        if self.uploader and not self.uploader.shared:
-            self._publish(save)
-        _barrier()
+    def _bring_together(self, folder: Path) -> None:
+        """Bring what other pods wrote on their own volumes, random states, to rank 0. A collective call."""
+        own: dict[str, bytes] = {}
+        if self._world.local_rank == 0 and not self._world.is_main:
+            own = {name: path.read_bytes() for name, path in regular_files(folder).items()}
+            shutil.rmtree(folder, ignore_errors=True)  # empty or absent under save_only_model
+        parts: list[dict[str, bytes]] = [{}] * self._world.world_size
+        dist.gather_object(own, parts if self._world.is_main else None)
+        for name, content in ChainMap(*parts).items():
+            (folder / name).write_bytes(content)
 
-    def _commit(self, save: _Save, committed: Callable[[Path], None]) -> None:
+    def _commit(self, save: _Save) -> None:
         checkpoint.commit(save.staging_dir, save.target, save.step, save.facts)
         uploading = self.uploader.busy if self.uploader else ()
-        checkpoint.rotate(self._output_dir, self._limit, save.best, uploading)
-        committed(save.target)
-        if self.uploader and self.uploader.shared:
-            self._publish(save)
+        checkpoint.rotate(self._output_dir, self.limit, save.best, uploading)
+        if self.uploader:
+            self.uploader.saved(save.target.name, save.best.name if save.best else "", last=save.last)
         save.write_s = time.monotonic() - save.began
 
-    def _publish(self, save: _Save) -> None:
-        assert self.uploader
-        best = save.best.name if save.best else ""
-        self.uploader.saved(save.target.name, save.staging_dir, best, last=save.last)
+    def _cleared_memory(self, estimated_bytes: int) -> Path | None:
+        """The empty folder in shared memory for the next checkpoint; None if some pod has no room for one.
 
-    # ---- room in memory ----
-    def _cleared_memory(self, *, last: bool, estimated_bytes: int) -> Path | None:
-        """The empty folder in shared memory for the next checkpoint; None if training waits for this save.
-
-        It waits for the last one, for one that each pod publishes a part of, and for one that the memory of
-        some pod does not hold. A collective call.
+        A collective call.
         """
-        parts = self.uploader is not None and not self.uploader.shared
-        if not self.async_save or parts or last:
+        if not self._async_save:
             return None
-        lack = ""
-        if self._world.local_rank == 0:
-            lack = self.why_synchronous(estimated_bytes)
-            if not lack and not background_save.clear(self._memory_dir):
-                lack = f"{self._memory_dir} cannot be made"
+        lack = self._lack_of_memory(estimated_bytes) if self._world.local_rank == 0 else ""
         all_can = torch.tensor(int(not lack))
         if self._world.world_size > 1:
             dist.all_reduce(all_can, op=dist.ReduceOp.MIN)
@@ -211,20 +184,18 @@ class CheckpointWriter:
             self._warned_of_memory = True
         return self._memory_dir if all_can else None
 
-    def why_synchronous(self, estimated_bytes: int) -> str:
+    def _lack_of_memory(self, estimated_bytes: int) -> str:
         """Name what this pod lacks to hold a checkpoint in memory; empty if nothing."""
         needed = int(1.1 * (self._staged_bytes or estimated_bytes)) + 2**26  # tokenizer, random states
-        try:
-            shared = shutil.disk_usage(background_save.SHARED_MEMORY).free
-        except OSError:
-            return f"there is no {background_save.SHARED_MEMORY}"
-        if shared < needed:
+        where = background_save.SHARED_MEMORY
+        if not background_save.clear(self._memory_dir):
+            return f"{self._memory_dir} cannot be made"
+        if (shared := shutil.disk_usage(where).free) < needed:
             return (
-                f"{background_save.SHARED_MEMORY} has {shared / GIB:.2f} GiB free and a checkpoint takes "
+                f"{where} has {shared / GIB:.2f} GiB free and a checkpoint takes "
                 f"{needed / GIB:.2f} (shm.sizeLimit in the chart, --shm-size in Docker)"
             )
-        free = free_memory()
-        if free < 1.5 * needed:
+        if (free := free_memory()) < 1.5 * needed:
             return f"{free / GIB:.2f} GiB of memory are free and a checkpoint takes {needed / GIB:.2f}"
         return ""
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import gc
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,19 +28,13 @@ from podtune.sft.data.batching import ROW, LengthGrouped, NumberedBatches, balan
 from podtune.sft.train.early import stopped_early
 from podtune.sft.train.job_status import JobStatus
 from podtune.sft.train.lora import fuse_adapters
-from podtune.sft.train.loss import (
-    fused_loss,
-    fused_loss_unsupported_reason,
-    logs_next,
-    score_as_on_a_gpu,
-)
+from podtune.sft.train.loss import fused_loss, fused_loss_unsupported_reason, score_as_on_a_gpu
 from podtune.sft.train.meter import EvaluationLoss, Meter
 from podtune.sft.train.parameters import (
     estimated_checkpoint_bytes,
     leave_casts_to_autocast,
     trained_parameters,
 )
-from podtune.sft.train.publish import Publisher
 from podtune.sft.train.refusals import refusals_as_sentences
 from podtune.sft.train.saving import CheckpointWriter
 from podtune.sft.train.stop import CoordinatedStop
@@ -78,7 +71,6 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
     Attributes:
         trls_loss_reason: the phrase that says why TRL's own loss is taken; empty where podtune's is.
         multiple: tokens that the length of a batch is a multiple of; 0 for any length.
-        publisher: uploads to the hub.
     """
 
     model: Any
@@ -106,6 +98,8 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
         # prepare, and refuses a max_length that it would not enforce on rows laid end to end, and masks for
         # rows that are no messages.
         args.dataset_kwargs = {**(args.dataset_kwargs or {}), "skip_prepare_dataset": True}
+        # rotation is the writer's: transformers' would see the folder that is being written
+        args.save_total_limit = None
         requested = args.max_length, args.assistant_only_loss
         args.max_length, args.assistant_only_loss = None, False
         with refusals_as_sentences():
@@ -138,7 +132,6 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
         self.remove_callback(PrinterCallback)  # podtune.sft.train.progress says it in one tidy line
         if self.pop_callback(KubeflowCallback):
             self.add_callback(JobStatus)
-        self.publisher = Publisher(args, self.hub_model_id)
         self._evaluation = EvaluationLoss(world)
 
     # ---- accelerate ----
@@ -222,8 +215,7 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
     ) -> torch.Tensor:
         places = inputs.pop(ROW, None)
         self.meter.count(inputs, places)
-        with self.meter.forward_of(model, logs_next=logs_next(self)):
-            loss: torch.Tensor = super().training_step(model, inputs, num_items_in_batch)
+        loss: torch.Tensor = super().training_step(model, inputs, num_items_in_batch)
         self.stop.watch(loss)
         return loss
 
@@ -263,32 +255,17 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
         facts = self._resume_key.facts() | {"tokens": self.meter.global_tokens()}
         if self._streamed:
             facts["position"] = self.meter.stream_position()
-        write = functools.partial(super()._save_checkpoint, model, trial)
-        # rotation is the writer's: transformers' would see the folder that is being written
-        limit, self.args.save_total_limit = self.args.save_total_limit, None
-        try:
-            self.writer.save(
-                write,
-                self.state,
-                facts,
-                last=self.control.should_training_stop or self.state.global_step >= self.state.max_steps,
-                estimated_bytes=estimated_checkpoint_bytes(self),
-                committed=self.publisher.saved,
-            )
-        finally:
-            self.args.save_total_limit = limit
+        self.writer.save(
+            functools.partial(super()._save_checkpoint, model, trial),
+            self.state,
+            facts,
+            last=self.control.should_training_stop or self.state.global_step >= self.state.max_steps,
+            estimated_bytes=estimated_checkpoint_bytes(self),
+        )
 
     def _get_output_dir(self, trial: Any) -> str:
         folder = self.writer.folder
         return str(folder.parent) if folder else str(super()._get_output_dir(trial))
-
-    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
-        write = functools.partial(super()._save, output_dir, state_dict)
-        if self.writer.folder is None or output_dir is None or state_dict is not None:  # gathered from shards
-            write()
-        elif self.args.should_save:
-            Path(output_dir).mkdir(parents=True, exist_ok=True)
-            self.writer.beside_the_rest(write)
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         # A tied weight is saved once: that its second name is missing from a checkpoint is as it should be.

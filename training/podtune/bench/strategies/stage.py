@@ -1,0 +1,127 @@
+"""One rank's part of a model cut by layers, and its messages to the ranks before and after it.
+
+Naive model parallelism and GPipe are made of the same four things (receive, compute, send, and the same back)
+in another order; the order is in their own files.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from podtune.bench.options import Options
+from podtune.bench.strategies.contract import Batch, BuildModel, BuildOptimizer
+from podtune.bench.strategies.split import cut
+from podtune.bench.strategies.step import Arithmetic, TorchState
+from podtune.run.world import World
+
+DTYPES = (torch.float32, torch.bfloat16)
+HEADER = 8  # dtype, number of dimensions, then the dimensions
+
+
+class Kept(NamedTuple):
+    """What a piece's backward pass needs: what came in, and what went out (on the last rank the loss)."""
+
+    x: Tensor
+    y: Tensor
+
+
+class Stage(TorchState):
+    """Every rank: some blocks, all rows. The first reads the inputs, the last the targets."""
+
+    rows = (0, 1)
+
+    def __init__(
+        self,
+        build_model: BuildModel,
+        build_optimizer: BuildOptimizer,
+        world: World,
+        options: Options,
+        pieces: int,
+    ) -> None:
+        self.stage = world.rank
+        self.rank, self.last, self.device = world.rank, world.world_size - 1, world.device
+        self.model, self.tied = cut(build_model, world, options)
+        self.optimizer = build_optimizer(self.model.parameters())
+        self.arithmetic = Arithmetic(options, world)
+        self.pieces = pieces
+        self._incoming: tuple[torch.dtype, list[int]] | None = None
+        self._announced = False
+        self._sending: list[tuple[dist.Work | None, Tensor]] = []  # a tensor may not go before its message
+
+    def forward(self, piece: Batch) -> Kept:
+        """Receive what the rank before has computed, compute, and send it on without waiting."""
+        x = piece.inputs if self.rank == 0 else self._receive_activations().requires_grad_()
+        with self.arithmetic.autocast():
+            y: Tensor = self.model(x)
+        if self.rank == self.last:
+            return Kept(x, self.arithmetic.loss(y, piece.targets) / self.pieces)
+        self._send_activations(y.detach())
+        return Kept(x, y)
+
+    def backward(self, kept: Kept) -> Tensor:
+        """Receive the gradient of what went out, and send that of what came in; the loss, or 0 elsewhere."""
+        gradient = None
+        if self.rank < self.last:
+            gradient = torch.empty_like(kept.y)
+            dist.recv(gradient, self.rank + 1)
+        torch.autograd.backward(kept.y, gradient)
+        if self.rank > 0:
+            assert kept.x.grad is not None
+            self._send(kept.x.grad, self.rank - 1)
+        return kept.y.detach() if self.rank == self.last else torch.zeros((), device=self.device)
+
+    def update(self, losses: list[Tensor]) -> Tensor:
+        """Once all pieces are back: the optimizer's step, and the loss of the batch on every rank."""
+        self._wait()
+        self.tied.add_up()
+        self.arithmetic.update(self.optimizer)
+        loss = torch.stack(losses).sum()
+        dist.broadcast(loss, self.last)
+        return loss
+
+    def predict(self, batch: Batch) -> Tensor | None:
+        """The forward passes alone."""
+        outputs = []
+        with torch.no_grad(), self.arithmetic.autocast():
+            for piece in batch.split(self.pieces):
+                y: Tensor = self.model(piece.inputs if self.rank == 0 else self._receive_activations())
+                if self.rank == self.last:
+                    outputs.append(y)
+                else:
+                    self._send_activations(y)
+        self._wait()
+        return torch.cat(outputs) if outputs else None
+
+    def _send(self, tensor: Tensor, rank: int) -> None:
+        message = tensor.contiguous()
+        self._sending.append((dist.isend(message, rank), message))
+
+    def _wait(self) -> None:
+        for work, _ in self._sending:
+            if work is not None:
+                work.wait()
+        self._sending.clear()
+
+    def _send_activations(self, activations: Tensor) -> None:
+        """The first time, what is coming goes ahead; every piece has the same shape."""
+        if not self._announced:
+            header = torch.zeros(HEADER, dtype=torch.long)
+            header[0], header[1] = DTYPES.index(activations.dtype), activations.dim()
+            header[2 : 2 + activations.dim()] = torch.tensor(activations.shape)
+            dist.send(header, self.rank + 1)
+            self._announced = True
+        self._send(activations, self.rank + 1)
+
+    def _receive_activations(self) -> Tensor:
+        if self._incoming is None:
+            header = torch.zeros(HEADER, dtype=torch.long)
+            dist.recv(header, self.rank - 1)
+            dtype, dimensions, *shape = header.tolist()
+            self._incoming = DTYPES[dtype], shape[:dimensions]
+        activations = torch.empty(self._incoming[1], dtype=self._incoming[0], device=self.device)
+        dist.recv(activations, self.rank - 1)
+        return activations
