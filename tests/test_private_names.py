@@ -46,6 +46,7 @@ NAMES = {
     "_shared_state": ("accelerate.PartialState", "sft/train/trainer.py"),
     "_schema": ("torch.ops.aten.mm.default", "bench/case/communication.py"),
     "_tokenize": ("trl.data_utils", "sft/data/encode.py"),
+    "_type": ("torch.ScriptObject", "bench/case/communication.py"),
     "_strip_protocol": ("fsspec.AbstractFileSystem", "sft/source/object_store.py"),
     "build_shm_op": ("deepspeed.comm.torch", "machine/building.py"),
     # aim; the ones of its objects are made with a run

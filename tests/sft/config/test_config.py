@@ -79,10 +79,8 @@ def test_flags_lists_and_negations_are_read_as_trl_reads_them() -> None:
         (["--packing", "maybe"], "not true or false"),
         (["--strategy", "fdsp"], "did you mean 'fsdp'"),
         (["--lr_scheduler_type", "cosin"], "did you mean 'cosine'"),
-        (["--bf16", "--fp16"], "only one can hold"),
         (["--strategy", "ddp", "--fsdp"], "configured by hand too"),
         (["--load_in_4bit"], "--use_peft"),
-        (["--report_to", "aim"], "--aim_repo"),
         (["--hub_strategy", "all_checkpoints"], "hub_strategy: end"),
         (["--fsdp_config", "{'version': }"], "not text or a JSON mapping"),
         (["--learning_rate", "inf"], "must be a finite number"),
@@ -92,15 +90,13 @@ def test_flags_lists_and_negations_are_read_as_trl_reads_them() -> None:
         (["--dataset_name"], "--dataset_name needs a value"),
         (["--output_dir", "a", "b"], "takes one value and has 2: a, b"),
         (["--eval_split_size", "2.5"], "a whole number of rows"),
-        (["--logging_steps", "0"], "logging_strategy: no"),
-        (["--load_best_model_at_end"], "save_strategy is steps and eval_strategy is no"),
         (["stray"], "unexpected argument 'stray'"),
         (["--config", "a.yaml", "b.yaml"], "--config takes one file and has 2: a.yaml, b.yaml"),
         (["--learning_rat", "1", "--max_seq_length", "8"], "'learning_rat'; did you mean 'learning_rate'?"),
         (["--learning_rat", "1", "--max_seq_length", "8"], "unknown key 'max_seq_length': use max_length"),
         (["--chat_template", "x"], "use chat_template_path"),
         (["--num_machines", "2"], "use torchrun's own arguments"),
-        (["--accelerate_config", "fsdp3"], "did you mean 'fsdp"),
+        (["--accelerate_config", "fsdp2"], "use strategy"),
         (["--timeout_s", "0"], "timeout_s is 0.0: must be above 0"),
         (["--hub-token=hf_x"], "set HF_TOKEN"),
         (["--hub_token", "hf_x"], "set HF_TOKEN"),
@@ -116,23 +112,21 @@ def test_a_mistake_is_named_with_its_remedy(words: list[str], complaint: str) ->
     assert 64 <= caught.value.code <= 78
 
 
-@pytest.mark.parametrize(
-    "words", [["--strategy", "zero2"], ["--deepspeed", "ds.json"], ["--accelerate_config", "zero3"]]
-)
-def test_deepspeed_is_refused_in_a_sentence_that_names_what_shards_in_its_place(words: list[str]) -> None:
-    with pytest.raises(ConfigError, match=r"--strategy fsdp-grad-op .* --strategy fsdp ") as caught:
+@pytest.mark.parametrize("words", [["--deepspeed", "ds.json"], ["--strategy", "zero2"]])
+def test_deepspeed_is_refused_with_what_shards_in_its_place(words: list[str]) -> None:
+    with pytest.raises(ConfigError, match="fsdp-grad-op") as caught:
         config.read([*NEEDED, *words], {})
     assert caught.value.code == 78
 
 
 def test_words_that_trl_s_command_line_takes_are_taken() -> None:
     words = ["--max_length", "none", "--save_total_limit", "null", "--packing_strategy", "bfd-requeue"]
-    words += ["--optim_target_modules", "attn", "mlp", "--accelerate_config", "fsdp2", "--ddp_timeout", "60"]
+    words += ["--optim_target_modules", "attn", "mlp", "--ddp_timeout", "60"]
     values = config.read([*NEEDED, *words], {}).values
     assert (values["max_length"], values["save_total_limit"]) == (None, None)
     assert values["packing_strategy"] == "bfd_split"
     assert values["optim_target_modules"] == ["attn", "mlp"]
-    assert (values["strategy"], values["timeout_s"]) == ("fsdp", 60)
+    assert values["timeout_s"] == 60
 
 
 def test_there_is_one_default_timeout() -> None:

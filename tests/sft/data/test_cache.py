@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import threading
@@ -16,7 +15,6 @@ import pytest
 
 from podtune.run import lock
 from podtune.run.errors import CANNOT_CREATE, UNAVAILABLE, UserError
-from podtune.run.files import digest
 from podtune.sft.data import cache
 
 MAKER = """
@@ -116,31 +114,6 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
         cache.get_or_make(tmp_path / "file" / "cache", "key", make)
     assert refusal.value.code == CANNOT_CREATE
     assert "--tokenized_cache" in refusal.value.fix
-
-
-def test_an_entry_is_read_whole_only_where_it_is_not_the_file_that_was_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cache.get_or_make(tmp_path / "here", "key", make)
-    shutil.copytree(tmp_path / "here", tmp_path / "there")
-    compared = []
-    monkeypatch.setattr(cache, "digest", lambda path: compared.append(path) or digest(path))
-    assert cache.get_or_make(tmp_path / "here", "key", make)[2]
-    assert compared == []
-    assert cache.get_or_make(tmp_path / "there", "key", make)[2]
-    assert compared == [tmp_path / "there" / "key" / cache.DATA_FILE]
-
-
-def test_tokens_that_rotted_are_made_anew_and_it_is_said(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path, info, _ = cache.get_or_make(tmp_path, "key", make)
-    path.write_bytes(b"tokenS")  # one bit, the same length
-    os.utime(path, ns=(1, 1))  # a file system's clock ticks slower than this test runs
-    again, told, was_there = cache.get_or_make(tmp_path, "key", make)
-    assert (again.read_bytes(), was_there) == (b"tokens", False)
-    assert told["xxh3_128"] == info["xxh3_128"]
-    assert capsys.readouterr().err.count("have changed since they were written") == 1
 
 
 def test_what_a_killed_writer_left_is_taken_away_by_the_next(tmp_path: Path) -> None:

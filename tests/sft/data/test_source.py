@@ -92,8 +92,7 @@ def test_wrong_columns_are_answered_with_those_found_and_the_shapes_understood(t
     check_source(DataSource(str(tmp_path / "a.parquet"), text_field="output"))
 
 
-def test_preferences_and_images_are_told_that_they_are_for_another_task(tmp_path: Path) -> None:
-    assert "preference" in refused(lines(tmp_path / "a.jsonl", {"chosen": "a", "rejected": "b"})).fix
+def test_images_are_told_that_they_are_for_another_task(tmp_path: Path) -> None:
     assert "images" in refused(lines(tmp_path / "b.jsonl", {"image": "a", "text": "b"})).what
 
 
@@ -140,7 +139,7 @@ MESSAGES = [
         ("has a message 2 that has no role; its keys are content"),
     ),
     ([{"role": "user"}], "has a message 1 that has no content (role user)"),
-    ([{"role": "user", "content": 5}], "has a message 1 that has a number as its content"),
+    ([{"role": "user", "content": 5}], "has a message 1 that has as its content a number instead of text: 5"),
 ]
 
 

@@ -142,7 +142,7 @@ def test_a_hub_that_stops_answering_is_a_reason_to_start_again(monkeypatch: pyte
         yield from [{"question": "Why?", "answer": "So."}] * 70
         raise ConnectionError("Server Disconnected")
 
-    monkeypatch.setattr(module.hub, "stream", lambda *_: rows())
+    monkeypatch.setattr(module.hub, "load", lambda *_, **__: rows())
     endless = iter(stream(DataSource("user/set"))._token_rows(0))
     assert len(list(itertools.islice(endless, 64))) == 64
     with pytest.raises(PeerLost, match=r"user/set: the hub stopped answering .*Server Disconnected"):

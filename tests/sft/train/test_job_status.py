@@ -7,14 +7,11 @@ import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from support.launch import Launcher, free_port
 from transformers import TrainerState
-
-from podtune.run.errors import UserError
 
 
 class Controller(http.server.ThreadingHTTPServer):
@@ -77,11 +74,3 @@ def test_a_controller_that_cannot_be_reached_is_left_alone_after_three_attempts(
         status.on_train_begin(None, state, None)
     assert "not kept up to date" in capsys.readouterr().err
     assert not status._initialized
-
-
-def test_kubeflow_asked_for_where_no_controller_offers_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from podtune.sft.config.resolve import check_installed
-
-    monkeypatch.delenv("KUBEFLOW_TRAINER_SERVER_URL", raising=False)
-    with pytest.raises(UserError, match="TrainJobStatus"):
-        check_installed(SimpleNamespace(report_to=["kubeflow"]))  # type: ignore[arg-type]

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -132,12 +132,13 @@ def inspect(
     """
     settings = _settings(context, config, data, model)
     from podtune.sft.data.inspect import inspect as inspect_rows
-    from podtune.sft.data.inspect import source_to_inspect, stop_ids_of
-    from podtune.sft.data.inspect_report import text
+    from podtune.sft.data.inspect import stop_ids_of
     from podtune.sft.data.source import check_source
     from podtune.sft.data.tokenizer import TokenizeOptions
 
-    source = source_to_inspect(settings.sources.train, split)
+    source = settings.sources.train
+    source = dataclasses.replace(source, split=split or source.split)
+    source.fetch()
     check_source(source)
     working("tokenising")
     origin, tokenizer, vocabulary = _model_files(settings)
@@ -145,8 +146,6 @@ def inspect(
         source,
         tokenizer,
         TokenizeOptions.of(settings.value, packed=settings.value("packing")),
-        pack_length=settings.value("max_length"),
-        batch_size=settings.value("per_device_train_batch_size"),
         vocabulary=vocabulary,
         stop_ids=stop_ids_of(origin),
         held_out=None if split else settings.sources.evaluation,
@@ -154,7 +153,7 @@ def inspect(
     if as_json:
         print(json.dumps(dataclasses.asdict(report), indent=2))
     else:
-        print(text(report, colour=sys.stdout.isatty()))
+        print(report.text(colour=sys.stdout.isatty()))
 
 
 @app.command("prepare", context_settings=PASS_ON)
@@ -166,10 +165,6 @@ def prepare_rows(
     config: Config = None,
     data: Data = None,
     model: Model = None,
-    wait: Annotated[
-        float,
-        typer.Option(min=0, help="Longest wait for another process that prepares the same, in seconds."),
-    ] = 3600.0,
     as_json: AsJson = False,
 ) -> None:
     """Tokenise a data set into a folder, so that the processes of a job find it there.
@@ -183,22 +178,7 @@ def prepare_rows(
       podtune data prepare --config sft.yaml --output /cache/tokenized
       podtune data prepare --data datasets/qa --model models/tiny --output /cache/tokenized --json
     """
-    prepared = _prepare(_settings(context, config, data, model), output, wait)
-    if as_json:
-        print(json.dumps(prepared, indent=2))
-        return
-    for entry in prepared:
-        state = "there already" if entry["from_cache"] else "tokenised"
-        print(
-            f"{entry['source']}: {entry['rows_kept']:,} rows, {entry['tokens']:,} tokens, {state}: "
-            f"{entry['path']}"
-        )
-        for warning in entry["warnings"]:
-            warn(f"{entry['source']}: {warning}")
-
-
-def _prepare(settings: Settings, output: Path, wait_s: float) -> list[dict[str, Any]]:
-    """Tokenise the split that is trained and the one for evaluation; the summary of each."""
+    settings = _settings(context, config, data, model)
     from podtune.sft.data.source import Sources
     from podtune.sft.data.tokenise import tokenised
     from podtune.sft.data.tokenizer import TokenizeOptions
@@ -209,18 +189,19 @@ def _prepare(settings: Settings, output: Path, wait_s: float) -> list[dict[str, 
     working("tokenising")
     _, tokenizer, vocabulary = _model_files(settings)
     packs, eval_packs = settings.value("packing"), settings.value("eval_packing")
-    return [
-        tokenised(
-            source,
-            tokenizer,
-            TokenizeOptions.of(settings.value, packed=packed),
-            vocabulary=vocabulary,
-            cache_dir=sources.cache_dir,
-            wait_s=wait_s,
-        ).summary(source)
-        for source, packed in (
-            (sources.train, packs),
-            (sources.evaluation, packs if eval_packs is None else eval_packs),
-        )
-        if source is not None
-    ]
+    work = [(sources.train, packs)]
+    if sources.evaluation is not None:
+        work.append((sources.evaluation, packs if eval_packs is None else eval_packs))
+    prepared = []
+    for source, packed in work:
+        options = TokenizeOptions.of(settings.value, packed=packed)
+        made = tokenised(source, tokenizer, options, vocabulary=vocabulary, cache_dir=sources.cache_dir)
+        stats, state = made.stats, "there already" if made.from_cache else "tokenised"
+        if not as_json:
+            print(f"{source}: {stats.rows_kept:,} rows, {stats.tokens:,} tokens, {state}: {made.path}")
+            for warning in made.warnings:
+                warn(f"{source}: {warning}")
+        entry = {"source": str(source), "path": str(made.path), "from_cache": made.from_cache}
+        prepared.append(entry | dataclasses.asdict(stats) | {"warnings": made.warnings})
+    if as_json:
+        print(json.dumps(prepared, indent=2))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -20,8 +20,8 @@ LORA_R = 32
 
 
 def init(
-    data: Annotated[str, typer.Option(help="File, folder or hub name of the rows.")] = "",
-    model: Annotated[str, typer.Option(help="Model folder or hub id.")] = "",
+    data: Annotated[str, typer.Option(help="File, folder or hub name of the rows.")],
+    model: Annotated[str, typer.Option(help="Model folder or hub id.")],
     gpus: Annotated[int, typer.Option(min=0, help="GPUs a node; 0 trains on the CPU.")] = 1,
     nodes: Annotated[int, typer.Option(min=1, help="Pods of the job.")] = 1,
     hardware: Annotated[str, typer.Option(help="The GPU's name, such as L40S; then memory is planned.")] = "",
@@ -32,7 +32,7 @@ def init(
     """Write a values file for a fine-tune in a cluster, with the reason beside each choice.
 
     Looks at the data and plans the memory of the model on your GPUs; the commands that it names at its end
-    check what it wrote. In a terminal it asks for data and model where they are not given.
+    check what it wrote.
 
     \b
     Examples:
@@ -41,8 +41,6 @@ def init(
     """
     if output.exists() and not force:
         raise UsageError("is there already", where=str(output), fix="--force, or another --output")
-    data = data or _asked("data (file, folder or hub name)")
-    model = model or _asked("model (folder or hub id)")
     rows = look_at(data)
     choice = choose(model, gpus, nodes, hardware, max_length)
     text = values(data, model, gpus, nodes, max_length, rows, choice)
@@ -60,13 +58,6 @@ def init(
     print(f"  podtune submit -f {output} --name {name} --follow")
 
 
-def _asked(what: str) -> str:
-    if not sys.stdin.isatty():
-        option = what.split()[0]
-        raise UsageError(f"--{option} is missing", where="podtune init", fix=f"--{option} NAME")
-    return str(typer.prompt(what))
-
-
 def look_at(data: str) -> str:
     """Describe the rows in words; a local file is checked as training would check it.
 
@@ -75,10 +66,9 @@ def look_at(data: str) -> str:
     """
     if not Path(data).expanduser().exists():
         return f"rows of {data}, from the hub"
-    from podtune.sft.data.inspect import source_to_inspect
     from podtune.sft.data.source import DataSource, check_source
 
-    check_source(source_to_inspect(DataSource(data), None))
+    check_source(DataSource(data))
     return f"rows of {data}, with columns that can be trained"
 
 
@@ -117,29 +107,27 @@ def choose(model: str, gpus: int, nodes: int, hardware: str, max_length: int) ->
         return Choice(simple, True, 4, f"LoRA, because the sizes of {model} are not known here")
     # what the fine-tune chooses there by itself: fp16 on a T4
     frozen, autocast = ("bf16", "bf16-autocast") if "bf16" in row.flops else ("fp16-mixed", "fp16-autocast")
-    best: Plan | None = None
-    for lora in (False, True):
-        for strategy in dict.fromkeys((simple, "fsdp" if ranks > 1 else simple)):
-            for batch in BATCHES:
-                setup = TrainingSetup(
-                    shape,
-                    strategy,
-                    ranks,
-                    precision=frozen if lora else autocast,
-                    batch_size=batch * ranks,
-                    nodes=nodes,
-                    activation_checkpointing="full",
-                    lora_r=LORA_R if lora else None,
-                )
-                plan = estimate(setup, row)
-                best = plan
-                if plan.fits:
-                    kind = "LoRA" if lora else "all weights"
-                    memory = f"{plan.total_gib:.0f} of {row.memory_gib:.0f} GiB a GPU by podtune bench plan"
-                    return Choice(strategy, lora, batch, f"{kind} by {strategy}: {memory}", plan)
-    assert best is not None
+    plan: Plan | None = None
+    strategies = dict.fromkeys((simple, "fsdp" if ranks > 1 else simple))
+    for lora, strategy, batch in itertools.product((False, True), strategies, BATCHES):
+        setup = TrainingSetup(
+            shape,
+            strategy,
+            ranks,
+            precision=frozen if lora else autocast,
+            batch_size=batch * ranks,
+            nodes=nodes,
+            activation_checkpointing="full",
+            lora_r=LORA_R if lora else None,
+        )
+        plan = estimate(setup, row)
+        if plan.fits:
+            kind = "LoRA" if lora else "all weights"
+            memory = f"{plan.total_gib:.0f} of {row.memory_gib:.0f} GiB a GPU by podtune bench plan"
+            return Choice(strategy, lora, batch, f"{kind} by {strategy}: {memory}", plan)
+    assert plan is not None
     raise UsageError(
-        f"does not fit: even LoRA with one row needs {best.total_gib:.0f} GiB a GPU",
+        f"does not fit: even LoRA with one row needs {plan.total_gib:.0f} GiB a GPU",
         where=f"{model} on {ranks} x {row.name}",
         fix="more --gpus or --nodes, a smaller --max-length, or a smaller model",
     )

@@ -6,32 +6,12 @@ import importlib.util
 import os
 from typing import TYPE_CHECKING, Any
 
-from podtune.machine.building import c_compiler
-from podtune.run.errors import ConfigError, Unavailable
+from podtune.run.errors import ConfigError, Unavailable, UserError
 from podtune.run.world import World
 from podtune.sft.config.keys import Settings
 
 if TYPE_CHECKING:
     from podtune.sft.model.end_to_end import Architecture
-
-#: packages of optimizers, by a part of the name that transformers gives them
-OPTIMIZER_PACKAGES = {
-    "apex": "apex",
-    "galore": "galore_torch",
-    "apollo": "apollo_torch",
-    "lomo": "lomo_optim",
-    "grokadamw": "grokadamw",
-    "schedule_free": "schedulefree",
-    "stable_adamw": "optimi",
-    "anyprecision": "torchdistx",
-    "adamw_torch_4bit": "torchao",
-    "adamw_torch_8bit": "torchao",
-    "8bit": "bitsandbytes",
-    "paged": "bitsandbytes",
-    "bnb": "bitsandbytes",
-    "lion": "bitsandbytes",
-    "ademamix": "bitsandbytes",
-}
 
 
 def hardware_choices(
@@ -138,94 +118,65 @@ def _data_loading(settings: Settings) -> tuple[dict[str, Any], list[str]]:
     return chosen, notes
 
 
-def refuse_unfit(settings: Settings, world: World, architecture: Architecture | None = None) -> None:
-    """Refuse what this hardware or installation cannot do, for a model of that ``architecture``.
+def refuse_unfit(settings: Settings, world: World) -> None:
+    """Refuse what this hardware or installation cannot do.
 
     Raises:
-        UserError: several GPUs and one process, no C compiler beside a GPU, fp16 without a scaler, flash
-            attention or an optimizer whose package is missing, Liger's kernels where they cannot work.
+        UserError: several GPUs or fsdp and one process, weights in fp16, flash
+            attention, an optimizer or Liger's kernels without what they need.
     """
     import torch
-
-    values = settings.values
-    if world.device_type == "cuda":
-        if not world.backend and (count := torch.cuda.device_count()) > 1:
-            raise ConfigError(
-                f"one process sees {count} GPUs and would use one",
-                where="environment",
-                fix=f"torchrun --nproc-per-node {count} -m podtune.training ..., or CUDA_VISIBLE_DEVICES=0",
-            )
-        if c_compiler() is None:
-            raise Unavailable(
-                "there is no C compiler, with which Triton builds a piece of the loss on a GPU",
-                where="gcc",
-                fix="install gcc, or set CC (podtune's image has it)",
-            )
-    if values.get("fsdp") and world.world_size == 1 and not world.backend:
-        raise ConfigError(
-            "fsdp divides a model over processes, and one was started",
-            where=settings.source["fsdp"],
-            fix="torchrun --nproc-per-node N -m podtune.training ..., or leave fsdp out",
-        )
-    if values.get("activation_offloading") and world.device_type == "cpu":
-        raise Unavailable(
-            "activation_offloading moves activations from a GPU to the CPU, and there is no GPU",
-            where=settings.source["activation_offloading"],
-            fix="leave it out",
-        )
-    if values.get("fp16") and world.device_type == "cpu":
-        raise ConfigError(
-            "fp16 needs the scaling of gradients that only a GPU has",
-            where=settings.source.get("fp16", "fp16"),
-            fix="--bf16 true, or neither (fp32)",
-        )
-    if values.get("dtype") == "float16" and not values.get("use_peft"):
-        raise ConfigError(
-            "weights in float16 cannot be trained: their gradients are too coarse to be scaled",
-            where=settings.source.get("dtype", "dtype"),
-            fix="--dtype float32 with --fp16, or --dtype bfloat16; or LoRA (--use_peft)",
-        )
-    _refuse_missing(settings)
-    if values.get("use_liger_kernel"):
-        _refuse_liger(world, architecture)
-
-
-def _refuse_missing(settings: Settings) -> None:
     from transformers.utils import is_flash_attn_2_available
 
-    values = settings.values
-    if values.get("attn_implementation") == "flash_attention_2" and not is_flash_attn_2_available():
-        raise ConfigError(
+    values, on_cpu = settings.values, world.device_type == "cpu"
+    count = torch.cuda.device_count() if world.device_type == "cuda" and not world.backend else 1
+    flash = values.get("attn_implementation") == "flash_attention_2" and not is_flash_attn_2_available()
+    liger = values.get("use_liger_kernel")
+    bitsandbytes = any(part in str(values.get("optim", "")) for part in ("8bit", "paged", "bnb"))
+    refusals: tuple[tuple[object, type[UserError], str, str, str], ...] = (
+        (
+            count > 1,
+            ConfigError,
+            "environment",
+            f"one process sees {count} GPUs and would use one",
+            f"torchrun --nproc-per-node {count} -m podtune.training ..., or CUDA_VISIBLE_DEVICES=0",
+        ),
+        (
+            values.get("fsdp") and world.world_size == 1 and not world.backend,
+            ConfigError,
+            "fsdp",
+            "fsdp divides a model over processes, and one was started",
+            "torchrun --nproc-per-node N -m podtune.training ..., or leave fsdp out",
+        ),
+        (
+            values.get("dtype") == "float16" and not values.get("use_peft"),
+            ConfigError,
+            "dtype",
+            "weights in float16 cannot be trained: their gradients are too coarse to be scaled",
+            "--dtype float32 with --fp16, or --dtype bfloat16; or LoRA (--use_peft)",
+        ),
+        (
+            flash,
+            ConfigError,
+            "attn_implementation",
             "FlashAttention2 is asked for and flash-attn is not installed, or this machine cannot run it",
-            where="attn_implementation",
-            fix="leave it out: torch's variable-length kernel does the same on a GPU; or install flash-attn",
-        )
-    optimizer = str(values.get("optim", ""))
-    package = next((name for part, name in OPTIMIZER_PACKAGES.items() if part in optimizer), None)
-    if package and importlib.util.find_spec(package) is None:
-        raise Unavailable(
-            f"{optimizer} needs the package {package}, which is not installed",
-            where="optim",
-            fix="pip install 'podtune[qlora]'"
-            if package == "bitsandbytes"
-            else "install it, or use adamw_torch",
-        )
-
-
-def _refuse_liger(world: World, architecture: Architecture | None) -> None:
-    """Refuse Liger's kernels where they are absent, cannot run, or would silently be left out."""
-    if importlib.util.find_spec("liger_kernel") is None:
-        raise Unavailable(
-            "the package liger-kernel is not installed",
-            where="use_liger_kernel",
-            fix="pip install 'podtune[liger]', or leave it off",
-        )
-    wrong = "Liger's kernels need a GPU, and there is none" if world.device_type == "cpu" else ""
-    if architecture and not wrong:
-        from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
-        from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
-        known = {MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(each) for each in MODEL_TYPE_TO_APPLY_LIGER_FN}
-        wrong = "" if architecture.name in known else f"Liger has no kernels for {architecture.name}"
-    if wrong:
-        raise Unavailable(wrong, where="use_liger_kernel", fix="leave it off")
+            "leave it out: torch's variable-length kernel does the same on a GPU; or install flash-attn",
+        ),
+        (
+            bitsandbytes and importlib.util.find_spec("bitsandbytes") is None,
+            Unavailable,
+            "optim",
+            f"{values.get('optim')} needs the package bitsandbytes, which is not installed",
+            "pip install 'podtune[qlora]'",
+        ),
+        (
+            liger and (on_cpu or importlib.util.find_spec("liger_kernel") is None),
+            Unavailable,
+            "use_liger_kernel",
+            "Liger's kernels need a GPU and the package liger-kernel",
+            "pip install 'podtune[liger]', or leave it off",
+        ),
+    )
+    for broken, kind, key, problem, fix in refusals:
+        if broken:
+            raise kind(problem, where=settings.source.get(key, key), fix=fix)

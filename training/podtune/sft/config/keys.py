@@ -39,14 +39,6 @@ class Settings:
         """Return the user's value of ``key``, else its default."""
         return self.values[key] if key in self.values else known_keys()[key]["default"]
 
-    def spec(self, key: str) -> dict[str, Any]:
-        """Return what is known of ``key``."""
-        return known_keys()[key]
-
-    def shown(self, key: str) -> str:
-        """Format the value of ``key`` for a message."""
-        return shown(key, self.values[key])
-
     @functools.cached_property
     def sources(self) -> Sources:
         """The sources of the rows."""

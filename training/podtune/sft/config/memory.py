@@ -35,38 +35,28 @@ class MemoryEstimate:
     card: str
     reason: str  # of the checkpointing
 
+    def parts(self) -> dict[str, float]:
+        """GiB of each part, as far as it is planned."""
+        names = ("weights", "gradients", "optimizer", "activations", "head", "buffers")
+        sizes = {name: getattr(self.plan, f"{name}_gib") for name in names}
+        return {name: size for name, size in sizes.items() if size is not None}
+
     def line(self) -> str:
         """Format each part, and the sum against the card, for people."""
-        plan = self.plan
-        parts = {
-            "weights": plan.weights_gib,
-            "gradients": plan.gradients_gib,
-            "optimizer": plan.optimizer_gib,
-            "activations and head": (plan.activations_gib or 0.0) + (plan.head_gib or 0.0),
-            "buffers": plan.buffers_gib,
-        }
-        listed = ", ".join(f"{name} {size:.1f}" for name, size in parts.items() if size >= 0.05)
+        listed = ", ".join(f"{name} {size:.1f}" for name, size in self.parts().items() if size >= 0.05)
+        total = self.plan.total_gib
         return (
-            f"memory a GPU, estimated in GiB: {listed}: {plan.total_gib:.1f} of {self.card_gib:.1f} free "
+            f"memory a GPU, estimated in GiB: {listed}: {total:.1f} of {self.card_gib:.1f} free "
             f"({self.card}); activation checkpointing: {self.checkpointing} ({self.reason})"
         )
 
     def for_record(self, peak_gib: float | None = None) -> dict[str, float]:
         """Return the estimate by parts and, once measured, its error against the allocator's peak."""
-        plan = self.plan
-        parts = {
-            "weights_gib": plan.weights_gib,
-            "gradients_gib": plan.gradients_gib,
-            "optimizer_gib": plan.optimizer_gib,
-            "activations_gib": plan.activations_gib,
-            "head_gib": plan.head_gib,
-            "buffers_gib": plan.buffers_gib,
-            "total_gib": plan.total_gib,
-            "card_gib": self.card_gib,
-        }
-        figures = {name: round(size, 3) for name, size in parts.items() if size is not None}
+        total = self.plan.total_gib
+        sizes = self.parts() | {"total": total, "card": self.card_gib}
+        figures = {f"{name}_gib": round(size, 3) for name, size in sizes.items()}
         if peak_gib:
-            figures |= {"peak_gib": round(peak_gib, 3), "error": round(plan.total_gib / peak_gib - 1, 4)}
+            figures |= {"peak_gib": round(peak_gib, 3), "error": round(total / peak_gib - 1, 4)}
         return figures
 
 

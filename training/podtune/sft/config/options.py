@@ -1,4 +1,4 @@
-"""The options of each phase of a fine-tune after the configuration is resolved. Needs no torch."""
+"""The checkpoint to resume from, as the configuration names it. Needs no torch."""
 
 from __future__ import annotations
 
@@ -31,25 +31,3 @@ class ResumeOptions:
         path = Path(named) if named and word not in ("true", "false") else None
         newest = run.auto_resume and word != "false"
         return cls(path, newest, word == "true", run.allow_resume_change)
-
-
-@dataclass(frozen=True)
-class SavingOptions:
-    """Checkpoints: how many are kept (None: all), written how, and published below which URL, if any."""
-
-    limit: int | None
-    async_save: bool
-    publish_url: str | None
-
-
-@dataclass(frozen=True)
-class OutputOptions:
-    """The outputs of a run beside checkpoints, and the longest wait for another rank."""
-
-    name: str
-    folder: Path
-    aim_repo: str | None
-    answer_rows: int
-    answer_max_new_tokens: int
-    trust_remote_code: bool
-    timeout_s: float

@@ -28,7 +28,7 @@ from podtune.sft.config.arguments import RunArguments
 from podtune.sft.config.batch import solve_batch
 from podtune.sft.config.hardware import hardware_choices, refuse_unfit
 from podtune.sft.config.keys import SECRET, Settings
-from podtune.sft.config.options import OutputOptions, ResumeOptions, SavingOptions
+from podtune.sft.config.options import ResumeOptions
 from podtune.sft.config.strategy import resolve_strategy, strategy_settings
 from podtune.sft.data.rows import RowOptions
 from podtune.sft.data.source import Sources
@@ -76,24 +76,15 @@ class Arguments:
         """Make the options of :func:`podtune.sft.train.resume.find_checkpoint`."""
         return ResumeOptions.of(self.training.resume_from_checkpoint, self.run)
 
-    def saving_options(self) -> SavingOptions:
-        """Make the options of the writer of checkpoints."""
-        base = self.run.publish
-        url = f"{base.rstrip('/')}/{self.name}" if base else None
-        return SavingOptions(self.training.save_total_limit, self.run.async_save, url)
+    @property
+    def folder(self) -> Path:
+        """Folder of the run."""
+        return Path(self.training.output_dir)
 
-    def output_options(self) -> OutputOptions:
-        """Make the options of the run's folder."""
-        run, training = self.run, self.training
-        return OutputOptions(
-            name=self.name,
-            folder=Path(training.output_dir),
-            aim_repo=run.aim_repo,
-            answer_rows=run.answer_rows,
-            answer_max_new_tokens=run.answer_max_new_tokens,
-            trust_remote_code=training.trust_remote_code,
-            timeout_s=run.timeout_s,
-        )
+    @property
+    def publish_url(self) -> str | None:
+        """URL of the run's folder in object storage, if it is published."""
+        return f"{self.run.publish.rstrip('/')}/{self.name}" if self.run.publish else None
 
     def tokenizer_options(self) -> dict[str, Any]:
         """Make the keywords of :func:`podtune.sft.data.tokenizer.load_tokenizer`."""
@@ -229,7 +220,7 @@ def resolve(settings: Settings, world: World, architecture: Architecture | None 
     values |= solve_batch(settings, world)
     strategy = resolve_strategy(values.pop("strategy", "auto"), world)
     values |= strategy_settings(strategy, world)
-    refuse_unfit(settings, world, architecture)
+    refuse_unfit(settings, world)
     chosen, notes = hardware_choices(settings, world, strategy, architecture)
     values |= chosen
     # Ours to decide: the bounds, the screen, and never hiding a NaN behind a zero.
@@ -276,14 +267,6 @@ def check_installed(training: SFTConfig) -> None:
 
     available = get_available_reporting_integrations()
     for tracker in training.report_to:
-        if tracker == "kubeflow" and tracker not in available:
-            raise ConfigError(
-                "kubeflow reports to the status of a TrainJob, and none asked for it here "
-                "(KUBEFLOW_TRAINER_SERVER_URL is not set)",
-                where="report_to",
-                fix="remove it: in a TrainJob whose controller has the feature gate TrainJobStatus it "
-                "comes by itself",
-            )
         if tracker not in available:
             named = ", ".join(available) or "none"
             raise ConfigError(

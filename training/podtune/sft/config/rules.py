@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from podtune.run.errors import ConfigError
-from podtune.sft.config.keys import Settings
+from podtune.sft.config.keys import Settings, known_keys, shown
 from podtune.sft.data.source import STREAMING
 from podtune.sft.source.object_store import refuse_secret
 
@@ -55,7 +55,7 @@ def check_bounds(settings: Settings) -> None:
     for key, value in settings.values.items():
         if value is None:
             continue
-        spec = settings.spec(key)
+        spec = known_keys()[key]
         if isinstance(value, float) and not math.isfinite(value):
             raise _wrong(settings, key, "must be a finite number")
         if "at_least" in spec and value < spec["at_least"]:
@@ -65,7 +65,9 @@ def check_bounds(settings: Settings) -> None:
 
 
 def _wrong(settings: Settings, key: str, problem: str, fix: str = "") -> ConfigError:
-    return ConfigError(f"{key} is {settings.shown(key)}: {problem}", where=settings.source[key], fix=fix)
+    return ConfigError(
+        f"{key} is {shown(key, settings.values[key])}: {problem}", where=settings.source[key], fix=fix
+    )
 
 
 def _all_set(*keys: str) -> Callable[[Settings], bool]:
@@ -76,12 +78,6 @@ def _lacks(*keys: str) -> Callable[[Settings], bool]:
     return lambda s: not any(s.value(key) for key in keys)
 
 
-def _grouped(s: Settings) -> bool:
-    return bool(s.value("train_sampling_strategy") == "group_by_length")
-
-
-ALL_ROWS = "{} needs all rows before the first step"
-BOTH = "{} is set too, and only one can hold"
 #: in the order in which they are applied; the first one that is broken is said
 RULES = (
     Rule(
@@ -95,38 +91,10 @@ RULES = (
         broken=lambda s: s.value("eval_split_size") > 1 and s.value("eval_split_size") % 1,
     ),
     Rule(
-        "load_best_model_at_end",
-        lambda s: (
-            f"the best is chosen where both are done, but save_strategy is {s.value('save_strategy')} and "
-            f"eval_strategy is {s.value('eval_strategy')}"
-        ),
-        "eval_strategy and save_strategy of one value: steps or epoch",
-        broken=lambda s: s.value("save_strategy") not in ("best", s.value("eval_strategy")),
-    ),
-    Rule(
         "early_stopping_patience",
         "it counts evaluations, and eval_strategy is no",
         "eval_strategy: steps",
         broken=lambda s: s.value("eval_strategy") == "no",
-    ),
-    Rule(
-        "early_stopping_threshold",
-        "it has no effect without early_stopping_patience",
-        "set it",
-        broken=lambda s: s.value("early_stopping_threshold") and not s.value("early_stopping_patience"),
-    ),
-    Rule(
-        "logging_steps",
-        "must be above 0",
-        "logging_strategy: no leaves the lines out",
-        broken=lambda s: s.value("logging_steps") == 0 and s.value("logging_strategy") == "steps",
-    ),
-    Rule("bf16", BOTH.format("fp16"), "remove bf16 or fp16", _all_set("fp16")),
-    Rule(
-        "load_in_4bit",
-        BOTH.format("load_in_8bit"),
-        "remove load_in_4bit or load_in_8bit",
-        _all_set("load_in_8bit"),
     ),
     Rule(
         "global_batch_size",
@@ -151,12 +119,6 @@ RULES = (
         Rule(key, "quantised weights cannot be trained in full", "--use_peft", _lacks("use_peft"))
         for key in ("load_in_4bit", "load_in_8bit")
     ),
-    Rule(
-        "report_to",
-        "Aim is not a tracker of transformers",
-        "--aim_repo FOLDER",
-        broken=lambda s: "aim" in s.value("report_to"),
-    ),
     *(
         rule
         for key in STREAMING
@@ -167,10 +129,16 @@ RULES = (
                 "set max_steps",
                 broken=lambda s: (s.value("max_steps") or -1) < 1,
             ),
-            Rule(key, ALL_ROWS.format("packing"), "leave one out", _all_set("packing")),
-            Rule(key, ALL_ROWS.format("eval_split_size"), "leave one out", _all_set("eval_split_size")),
-            Rule(key, ALL_ROWS.format("group_by_length"), "leave one out", _grouped),
-            Rule(key, ALL_ROWS.format("drop_incomplete"), "leave one out", _all_set("drop_incomplete")),
+            *(
+                Rule(key, f"{other} needs all rows before the first step", "leave one out", _all_set(other))
+                for other in ("packing", "eval_split_size", "drop_incomplete")
+            ),
+            Rule(
+                key,
+                "group_by_length needs all rows before the first step",
+                "leave one out",
+                lambda s: s.value("train_sampling_strategy") == "group_by_length",
+            ),
             Rule(
                 key,
                 "one worker reads the stream",
@@ -186,7 +154,4 @@ RULES = (
         broken=lambda s: s.value("hub_strategy") in ("checkpoint", "all_checkpoints"),
     ),
     Rule("ignore_data_skip", "a resumed run would train on rows that it has seen", "remove it"),
-    Rule(
-        "enable_jit_checkpoint", "podtune saves on SIGTERM by itself, with all ranks at one step", "remove it"
-    ),
 )

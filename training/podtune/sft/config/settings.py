@@ -37,18 +37,13 @@ RENAMED = {  # keys of older TRL and transformers that people still paste
     "dataset_id_or_path": "dataset_name",
     "tokenizer_name_or_path": "model_name_or_path",
     "use_liger": "use_liger_kernel",
-    "deepspeed": "strategy (fsdp or fsdp-grad-op)",
+    "deepspeed": "strategy (fsdp-grad-op in place of ZeRO-2, fsdp in place of ZeRO-3)",
+    "accelerate_config": "strategy",
     **dict.fromkeys(_LAUNCHER_KEYS, "torchrun's own arguments, or distributed.nodes of the chart"),
 }
+SPELLINGS = {"ddp_timeout": "timeout_s"}  # TRL's name of one of ours
 _VALUE_OR_FLAG = ("fsdp", "include_num_input_tokens_seen", "resume_from_checkpoint")  # text, or true
 _VALUE_OR_LIST = ("optim_target_modules", "fsdp")  # text, or a list of texts
-# Keys of accelerate launch, which TRL's command line takes too; podtune is started by torchrun.
-LAUNCHER = {
-    "fsdp1": "fsdp",
-    "fsdp2": "fsdp",
-    "multi_gpu": "ddp",
-    "single_gpu": "single",
-}
 
 
 def read(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> Settings:
@@ -90,61 +85,25 @@ def merged(layers: list[tuple[str, dict[str, Value]]]) -> Settings:
 
 
 def _typed(layers: list[tuple[str, dict[str, Value]]]) -> Settings:
+    known, unknown = known_keys(), list[tuple[str, str]]()
     for where, layer in layers:
-        _refuse_deepspeed(layer, where)
-        _launcher_keys(layer, where)
-    _check_names(layers)
+        for key in (key for key in layer if key not in known):
+            remedy = f": use {RENAMED[key]}" if key in RENAMED else near(key, list(known))
+            unknown.append((where, f"unknown key '{key}'{remedy}"))
+    if unknown:
+        raise ConfigError(
+            "\n    ".join(what for _, what in unknown),
+            where=", ".join(dict.fromkeys(where for where, _ in unknown)),
+            fix="correct the names; python -m podtune.training --help_all lists the keys",
+        )
     values: dict[str, Value] = {}
     source: dict[str, str] = {}
     for where, layer in layers:
         for key, value in layer.items():
+            key = SPELLINGS.get(key, key)
             values[key] = convert(key, value, where)
             source[key] = where
     return Settings(values, source)
-
-
-def _refuse_deepspeed(layer: Mapping[str, Value], where: str) -> None:
-    for key in ("deepspeed", "strategy", "accelerate_config"):
-        value = layer.get(key)
-        if value is not None and (key == "deepspeed" or str(value).startswith("zero")):
-            raise ConfigError(
-                f"{key} is {shown(key, value)}: fine-tunes shard with FSDP; DeepSpeed is the benchmark's",
-                where=where,
-                fix="--strategy fsdp-grad-op in place of ZeRO-2, --strategy fsdp in place of ZeRO-3",
-            )
-
-
-def _launcher_keys(layer: dict[str, Value], where: str) -> None:
-    """Translate accelerate's ready-made configuration to our strategy, and its spelling of the timeout."""
-    name = layer.pop("accelerate_config", None)
-    if name is not None:
-        if name not in LAUNCHER:
-            raise ConfigError(
-                f"accelerate_config is {name!r}{near(str(name), list(LAUNCHER))}",
-                where=where,
-                fix=f"one of {', '.join(LAUNCHER)}; or strategy, see --help",
-            )
-        layer.setdefault("strategy", LAUNCHER[name])
-    if "ddp_timeout" in layer:
-        layer.setdefault("timeout_s", layer["ddp_timeout"])
-
-
-def _check_names(layers: list[tuple[str, dict[str, Value]]]) -> None:
-    """Refuse unknown keys, all of them at once."""
-    lines, places = [], []
-    for where, layer in layers:
-        for key in layer:
-            if key in known_keys():
-                continue
-            remedy = f": use {RENAMED[key]}" if key in RENAMED else near(key, list(known_keys()))
-            lines.append(f"unknown key '{key}'{remedy}")
-            places.append(where)
-    if lines:
-        raise ConfigError(
-            "\n    ".join(lines),
-            where=", ".join(dict.fromkeys(places)),
-            fix="correct the names; python -m podtune.training --help_all lists the keys",
-        )
 
 
 #: variables by which Python, the loader of libraries or a compiler takes in code: a YAML is not executed

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from podtune.run.errors import CannotCreate, UserError, warn
-from podtune.run.files import digest, remove_parts, replacing_folder, stamp
+from podtune.run.errors import CannotCreate
+from podtune.run.files import digest, remove_parts, replacing_folder
 from podtune.run.lock import hold
 from podtune.sft.source.hub import hf_home
 
@@ -41,21 +41,14 @@ def default_folder_if_usable() -> Path | None:
 
 
 def read(folder: Path, key: str) -> tuple[Path, Info] | None:
-    """The data file and the info of an entry, or None if it is absent or differs from its info.
-
-    Its bytes are read and compared only if the file is not the one that was written: changed, or copied.
-    """
+    """The data file and the info of an entry, or None if it is absent or of another size than was written."""
     entry = folder / key
     try:
         info = json.loads((entry / INFO_FILE).read_text(encoding="utf-8"))
-        now = stamp(entry / DATA_FILE)
-        if now[0] != info["stamp"][0]:
-            return None
-        if now != info["stamp"] and digest(entry / DATA_FILE) != info["xxh3_128"]:
-            return None
-    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        valid = (entry / DATA_FILE).stat().st_size == info["bytes"]
+    except (OSError, ValueError, KeyError, TypeError):
         return None
-    return entry / DATA_FILE, info
+    return (entry / DATA_FILE, info) if valid else None
 
 
 def get_or_make(
@@ -68,40 +61,31 @@ def get_or_make(
     Raises:
         UserError: the folder cannot be written, or another process has held the lock for ``wait_s``.
     """
-    entry = read(folder, key)
-    if entry:
+    if entry := read(folder, key):
         return *entry, True
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = folder / f"{key}.lock"
         with hold(
             lock, until=lambda: read(folder, key) is not None, wait_s=wait_s, what="preparing this data"
-        ) as held:
-            entry = read(folder, key)
-            if entry or not held:
-                entry = entry or read(folder, key)
-                assert entry is not None
+        ):
+            if entry := read(folder, key):
                 return *entry, True
             return *_write(folder, key, make), False
     except OSError as error:  # no right, no room, a file where a folder should be
-        raise _unwritable(folder, error) from None
-
-
-def _unwritable(folder: Path, error: OSError) -> UserError:
-    return CannotCreate(
-        f"tokenised data cannot be written: {error.strerror or error}",
-        where=str(error.filename or folder),
-        fix="set --tokenized_cache (or HF_HOME) to a folder that can be written and has room",
-    )
+        raise CannotCreate(
+            f"tokenised data cannot be written: {error.strerror or error}",
+            where=str(error.filename or folder),
+            fix="set --tokenized_cache (or HF_HOME) to a folder that can be written and has room",
+        ) from None
 
 
 def _write(folder: Path, key: str, make: Callable[[Path], Info]) -> tuple[Path, Info]:
-    if (folder / key).exists():
-        warn(f"{folder / key}: the tokenised rows have changed since they were written; they are made anew")
     remove_parts(folder, key)  # this writer has the lock
     with replacing_folder(folder / key) as staging_dir:
         info = make(staging_dir / DATA_FILE)
-        info |= {"xxh3_128": digest(staging_dir / DATA_FILE), "stamp": stamp(staging_dir / DATA_FILE)}
+        size = (staging_dir / DATA_FILE).stat().st_size
+        info |= {"xxh3_128": digest(staging_dir / DATA_FILE), "bytes": size}
         (staging_dir / INFO_FILE).write_text(json.dumps(info, indent=2) + "\n", encoding="utf-8")
         for name in (DATA_FILE, INFO_FILE):
             with (staging_dir / name).open("rb") as file:

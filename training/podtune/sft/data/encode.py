@@ -17,15 +17,13 @@ from podtune.run.errors import DataError, UserError
 from podtune.run.garbage import gc_paused
 from podtune.sft.data.chat import ChatRenderer, TemplateArguments, span_mask
 from podtune.sft.data.readers import Row
-from podtune.sft.data.shapes import Messages, RowShape, as_messages, bad_row, check_cells, joined
+from podtune.sft.data.shapes import Messages, RowShape, as_messages, check_cells, joined
 from podtune.sft.data.token_batch import IGNORED, MaskedRows, TokenBatch
 from podtune.sft.data.tokenizer import TokenizeOptions, check_tokenizer, is_plain_fast, training_template
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from transformers import PreTrainedTokenizerBase
-
-MAX_ROW_CHARACTERS = 64 * 2**20
 
 Part = str | Messages  # a prompt, a completion, or both
 
@@ -55,7 +53,7 @@ class Encoder:
             UserError: a row that cannot be encoded, by its number (from 1).
         """
         for number, row in enumerate(rows, first_row + 1):
-            self._check_row(row, f"row {number}")
+            check_cells(row, self.shape, f"row {number}")
         try:
             with gc_paused():  # a batch is millions of objects
                 masked = self._masked(rows)
@@ -170,13 +168,6 @@ class Encoder:
         given = [name for name in names if name in rows[0]]
         masks = [[np.array(row[name], dtype=np.bool_) for name in given] for row in rows]
         return MaskedRows(ids, [np.logical_and.reduce(of_row) if given else None for of_row in masks])
-
-    def _check_row(self, row: Row, where: str) -> None:
-        check_cells(row, self.shape, where)
-        for name in self.shape.columns:
-            if isinstance(row[name], str) and len(row[name]) > MAX_ROW_CHARACTERS:
-                size, most = len(row[name]) // 2**20, MAX_ROW_CHARACTERS // 2**20
-                raise bad_row(where, f"column '{name}' holds {size} Mi characters; the most is {most} Mi")
 
     def _name_row(self, rows: list[Row], first_row: int, error: Exception) -> UserError:
         """The error of the first row that cannot be encoded alone, or ``error`` of the batch."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from dataclasses import dataclass
-from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any, Literal
 
-from podtune.run.errors import DataError, NotFound
+from podtune.run.errors import DataError, NotFound, near
 
 Format = Literal["parquet", "arrow", "json", "csv"]
 FORMATS: dict[str, Format] = {
@@ -38,7 +38,6 @@ class Folder:
     root: Path
     format: Format
     splits: dict[str, tuple[Path, ...]]
-    saved: bool = False  # written by datasets' save_to_disk
 
     def files(self, split: str) -> tuple[Path, ...]:
         """The files of ``split`` (without a slice such as ``[:100]``); eval and validation mean each other.
@@ -97,24 +96,10 @@ def find(path: Path) -> Folder:
             if form is None:
                 raise NotFound(f"unknown kind of file '{path.suffix}'", where=where, fix=f"give {READABLE}")
             return Folder(path, form, {"train": (path,)})
-        if path.exists():
-            raise NotFound("neither a file nor a folder", where=where)
     except PermissionError as error:
         raise NotFound("cannot be read: permission denied", where=str(error.filename or where)) from None
-    raise NotFound(f"no such file or folder{_neighbours(path)}", where=where, fix="correct the path")
-
-
-def _neighbours(path: Path) -> str:
-    """A hint at the files that lie where the missing one was looked for."""
-    parent = path.parent
-    if not parent.is_dir():
-        return f"; there is no folder {parent} either"
-    try:
-        names = [item.name for item in parent.iterdir() if item.is_dir() or file_format(item)]
-    except OSError:
-        return ""
-    names = sorted(names, key=lambda name: (-SequenceMatcher(None, name, path.name).ratio(), name))[:5]
-    return f"; {parent} holds {', '.join(names)}" if names else f"; {parent} holds no data"
+    beside = os.listdir(path.parent) if os.access(path.parent, os.R_OK) else []
+    raise NotFound(f"no such file or folder{near(path.name, beside)}", where=where, fix="correct the path")
 
 
 def _saved(root: Path) -> Folder | None:
@@ -122,12 +107,10 @@ def _saved(root: Path) -> Folder | None:
     if (root / "dataset_dict.json").is_file():
         names = read_json(root / "dataset_dict.json").get("splits", [])
         splits = {str(name): _saved_files(root / str(name)) for name in names}
-        return Folder(root, "arrow", splits, saved=True)
+        return Folder(root, "arrow", splits)
     if (root / "state.json").is_file() and (root / "dataset_info.json").is_file():
         split = str(read_json(root / "state.json").get("_split") or "train").split("[")[0]
-        return Folder(
-            root, "arrow", {split if split.isidentifier() else "train": _saved_files(root)}, saved=True
-        )
+        return Folder(root, "arrow", {split if split.isidentifier() else "train": _saved_files(root)})
     return None
 
 
@@ -178,16 +161,13 @@ def _folder(root: Path) -> Folder:
             where=str(root),
             fix="name one file, or a folder of one format",
         )
-    splits: dict[str, list[Path]] = {}
+    splits: dict[str, tuple[Path, ...]] = {}
     for path in files:
-        splits.setdefault(split_of(path, root) or "", []).append(path)
-    rest = splits.pop("", [])
+        name = split_of(path, root) or ""
+        splits[name] = (*splits.get(name, ()), path)
+    rest = splits.pop("", ())
     if rest and "train" not in splits:  # shards without a split in their names
         splits["train"] = rest
     form = file_format(files[0])
     assert form is not None
-    return Folder(
-        root,
-        form,
-        {name: tuple(splits[name]) for name in ("train", "test", "eval", "validation") if name in splits},
-    )
+    return Folder(root, form, {name: splits[name] for name in SPLITS if name in splits})

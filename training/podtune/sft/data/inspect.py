@@ -2,39 +2,87 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from podtune.sft.data import files
-from podtune.sft.data.inspect_report import (
-    EmptyMask,
-    Lengths,
-    Packing,
-    Padding,
-    Report,
-    Segment,
-    StopToken,
-    Truncated,
-)
 from podtune.sft.data.load import load_split
-from podtune.sft.data.rows import pack, packed_tokens, trained_too
+from podtune.sft.data.rows import trained_too
 from podtune.sft.data.source import DataSource
-from podtune.sft.data.stats import Stats
 from podtune.sft.data.token_batch import IGNORED
 from podtune.sft.data.tokenise import tokenised
 from podtune.sft.data.tokenizer import TokenizeOptions
 from podtune.sft.source.model import Origin
 
 if TYPE_CHECKING:
-    from datasets import Dataset
-    from numpy.typing import NDArray
     from transformers import PreTrainedTokenizerBase
 
-_BARS = 10
 _EXAMPLE_CHARACTERS = 1200
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A stretch of a row, decoded, that is trained or is not."""
+
+    text: str
+    trained: bool
+
+
+@dataclass(frozen=True)
+class Report:
+    """A data set as it would be trained; the fields are the keys of ``podtune data inspect --json``.
+
+    Attributes:
+        length: tokens of a row: min, mean, percentiles, max, and that of the longest row before the cut.
+        truncated: rows longer than ``max_length``, their share, the tokens cut off, and the end that is kept.
+        empty_mask: rows in which no token is trained, left out because of the cut, or kept.
+        stop_token: tokens that end generation, and the rows at whose end one of them is trained.
+        examples: the first, the middle and the last row.
+    """
+
+    source: str
+    shape: str
+    columns: list[str]
+    fingerprint: str
+    rows: int
+    tokens: int
+    trained_tokens: int
+    trained_share: float
+    length: dict[str, float]
+    max_length: int | None
+    truncated: dict[str, int | float | str]
+    empty_mask: dict[str, int]
+    exact_doubles: int
+    blank_answers: int
+    stop_token: dict[str, list[str] | int | float]
+    warnings: list[str]
+    examples: list[list[Segment]]
+
+    def text(self, *, colour: bool) -> str:
+        """The report for a terminal; trained tokens are green, or in ``[[ ]]`` without colour."""
+        length, cut = self.length, self.truncated
+        left, right = ("\x1b[32m", "\x1b[0m") if colour else ("[[", "]]")
+        lines = [
+            f"{self.source}: {self.rows:,} rows of the shape {self.shape} ({', '.join(self.columns)})",
+            f"tokens     {self.tokens:,}, of which {self.trained_tokens:,} are trained "
+            f"({self.trained_share:.0%})",
+            f"length     {length['min']} to {length['max']} tokens, mean {length['mean']}, half below "
+            f"{length['p50']}, 95% below {length['p95']}",
+            f"truncated  {cut['rows']:,} rows ({cut['share']:.1%}) are longer than max_length "
+            f"{self.max_length}; {cut['tokens_cut']:,} tokens are cut off ({cut['policy']})",
+            f"loss mask  empty in {sum(self.empty_mask.values()):,} rows",
+            f"content    exact doubles: {self.exact_doubles:,}; blank answers: {self.blank_answers:,}",
+            f"stop token {self.stop_token['tokens']}: trained in {self.stop_token['share']:.1%} of the rows",
+            *(f"warning    {warning}" for warning in self.warnings),
+        ]
+        for number, row in enumerate(self.examples, 1):
+            marks = "in green" if colour else "in [[ ]]"
+            lines += ["", f"--- row {number} of {len(self.examples)} (trained tokens {marks})"]
+            lines.append("".join(f"{left}{part.text}{right}" if part.trained else part.text for part in row))
+        return "\n".join(lines)
 
 
 def inspect(
@@ -42,8 +90,6 @@ def inspect(
     tokenizer: PreTrainedTokenizerBase,
     options: TokenizeOptions,
     *,
-    pack_length: int | None = None,
-    batch_size: int = 8,
     vocabulary: int | None = None,
     stop_ids: frozenset[int] = frozenset(),
     held_out: DataSource | None = None,
@@ -54,8 +100,6 @@ def inspect(
         source: the rows; check it first.
         tokenizer: of the model.
         options: as for training.
-        pack_length: tokens of a packed row; None: ``options.max_length``.
-        batch_size: rows of a batch, for the share of padding.
         vocabulary: rows of the model's embedding, if known.
         stop_ids: tokens that end generation, beside the tokenizer's EOS.
         held_out: the rows to evaluate on, of which those are counted that are trained, too.
@@ -68,19 +112,20 @@ def inspect(
     stats, warnings = made.stats, list(made.warnings)
     if held_out is not None:
         warnings += trained_too(made, tokenised(held_out, tokenizer, options, vocabulary=vocabulary))
-    ids, labels, offsets = _flat(made.dataset)
-    lengths = np.diff(offsets)
     if tokenizer.eos_token_id is not None:
         stop_ids |= {tokenizer.eos_token_id}
     names = [str(tokenizer.convert_ids_to_tokens(number)) for number in sorted(stop_ids)]
-    stop_rows = _stop_trained(labels, offsets, stop_ids)
-    stop_share = stop_rows / max(1, stats.rows_kept)
+    labels = [np.array(row) for row in made.dataset["labels"]]
+    # of the last three trained tokens: templates write line breaks behind a stop token
+    stop_rows = sum(not stop_ids.isdisjoint(row[row != IGNORED][-3:].tolist()) for row in labels)
+    stop_share = round(stop_rows / max(1, stats.rows_kept), 4)
     if stop_share < 0.9:
         warnings.append(
             f"a stop token ({', '.join(names) or 'none is known'}) is trained at the end of {stop_share:.0%} "
             "of the rows only: the model may not learn to stop"
         )
-    pack_length = pack_length or options.max_length
+    lengths = np.array([len(row) for row in labels])
+    percentiles = {f"p{point}": int(np.percentile(lengths, point)) for point in (50, 90, 95, 99)}
     return Report(
         source=str(source),
         shape=made.shape,
@@ -90,133 +135,37 @@ def inspect(
         tokens=stats.tokens,
         trained_tokens=stats.trained_tokens,
         trained_share=round(stats.trained_tokens / max(1, stats.tokens), 4),
-        length=_lengths(lengths, stats.longest),
+        length={"min": int(lengths.min()), "mean": round(float(lengths.mean()), 1)}
+        | percentiles
+        | {"max": int(lengths.max()), "max_before_cut": stats.longest},
         max_length=options.max_length,
-        truncated=_truncated(stats, options),
-        empty_mask=EmptyMask(stats.rows_dropped, stats.rows_untrained),
+        truncated={
+            "rows": stats.rows_truncated,
+            "share": round(stats.rows_truncated / max(1, stats.rows), 4),
+            "tokens_cut": stats.cut_tokens,
+            "policy": options.truncation_mode,
+        },
+        empty_mask={"dropped_rows": stats.rows_dropped, "kept_rows": stats.rows_untrained},
         exact_doubles=stats.rows_doubled,
         blank_answers=stats.rows_blank,
-        stop_token=StopToken(names, stop_rows, round(stop_share, 4)),
-        packing=Packing(pack_length, _packing_fill(made.dataset, pack_length)) if pack_length else None,
-        padding=Padding(batch_size, _padding_waste(lengths, batch_size)),
+        stop_token={"tokens": names, "rows": stop_rows, "share": stop_share},
         warnings=warnings,
-        examples=[_segments(tokenizer, ids, labels, offsets, row) for row in _chosen(len(lengths))],
+        examples=[
+            _segments(tokenizer, made.dataset[row]["input_ids"], labels[row] != IGNORED)
+            for row in sorted({0, len(labels) // 2, len(labels) - 1})
+        ],
     )
 
 
-def _truncated(stats: Stats, options: TokenizeOptions) -> Truncated:
-    return Truncated(
-        rows=stats.rows_truncated,
-        share=round(stats.rows_truncated / max(1, stats.rows), 4),
-        tokens_cut=stats.cut_tokens,
-        policy=options.truncation_mode,
-    )
-
-
-def _flat(dataset: Any) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int64]]:
-    """The token ids and labels of all rows end to end, and where rows begin and end."""
-    import pyarrow.compute as pc
-
-    ids, labels = (dataset.data.column(name) for name in ("input_ids", "labels"))
-    offsets = np.concatenate(([0], np.cumsum(pc.list_value_length(ids).to_numpy()))).astype(np.int64)
-    return pc.list_flatten(ids).to_numpy(), pc.list_flatten(labels).to_numpy(), offsets
-
-
-def _stop_trained(labels: NDArray[np.int32], offsets: NDArray[np.int64], stops: frozenset[int]) -> int:
-    """Rows whose last three trained tokens hold a stop token: templates write line breaks behind it."""
-    count = 0
-    for start, end in itertools.pairwise(offsets.tolist()):
-        row = labels[start:end]
-        tail = row[row != IGNORED][-3:]
-        count += not stops.isdisjoint(tail.tolist())
-    return count
-
-
-def _lengths(lengths: NDArray[np.int64], longest: int) -> Lengths:
-    width = _round_up(int(lengths.max()) / _BARS)
-    edges = np.arange(0, int(lengths.max()) + width, width)
-    counts, _ = np.histogram(lengths, bins=np.append(edges, edges[-1] + width))
-    bars = [
-        {"from": int(edge), "below": int(edge + width), "rows": int(count)}
-        for edge, count in zip(edges, counts, strict=True)
-    ]
-    while not bars[-1]["rows"]:
-        bars.pop()
-    p50, p90, p95, p99 = (int(np.percentile(lengths, point)) for point in (50, 90, 95, 99))
-    return Lengths(
-        min=int(lengths.min()),
-        mean=round(float(lengths.mean()), 1),
-        p50=p50,
-        p90=p90,
-        p95=p95,
-        p99=p99,
-        max=int(lengths.max()),
-        max_before_cut=longest,
-        histogram=bars,
-    )
-
-
-def _round_up(value: float) -> int:
-    """The next of 1, 2, 5, 10, 20, 50, ..."""
-    step = 1
-    while True:
-        for factor in (1, 2, 5):
-            if factor * step >= value:
-                return factor * step
-        step *= 10
-
-
-def _packing_fill(dataset: Dataset, max_length: int) -> float:
-    """Share of packed rows that is tokens."""
-    packed = pack(dataset, max_length, seed=None)
-    return round(packed_tokens(packed)["tokens"] / max(1, len(packed) * max_length), 4)
-
-
-def _padding_waste(lengths: NDArray[np.int64], batch_size: int) -> float:
-    """Share of padded batches that is padding, rows shuffled."""
-    shuffled = np.random.default_rng(0).permutation(lengths)
-    batches = np.split(shuffled, range(batch_size, len(shuffled), batch_size))
-    padded = sum(int(batch.max()) * len(batch) for batch in batches)
-    return round(1 - float(lengths.sum()) / max(1, padded), 4)
-
-
-def _chosen(rows: int) -> list[int]:
-    return sorted({0, rows // 2, rows - 1}) if rows else []
-
-
-def _segments(
-    tokenizer: PreTrainedTokenizerBase,
-    ids: NDArray[np.int32],
-    labels: NDArray[np.int32],
-    offsets: NDArray[np.int64],
-    row: int,
-) -> list[Segment]:
-    start, end = int(offsets[row]), int(offsets[row + 1])
-    trained = labels[start:end] != IGNORED
-    borders = [0, *(np.flatnonzero(np.diff(trained)) + 1).tolist(), end - start]
-    segments = []
-    room = _EXAMPLE_CHARACTERS
-    for left, right in itertools.pairwise(borders):
-        text = str(tokenizer.decode(ids[start + left : start + right].tolist(), skip_special_tokens=False))
-        segments.append(
-            Segment(text if len(text) <= room else text[: max(0, room)] + " ...", bool(trained[left]))
-        )
+def _segments(tokenizer: PreTrainedTokenizerBase, ids: list[int], trained: np.ndarray) -> list[Segment]:
+    segments, room = list[Segment](), _EXAMPLE_CHARACTERS
+    for is_trained, group in itertools.groupby(zip(ids, trained, strict=True), lambda pair: bool(pair[1])):
+        text = str(tokenizer.decode([token for token, _ in group], skip_special_tokens=False))
+        segments.append(Segment(text if len(text) <= room else text[:room] + " ...", is_trained))
         room -= len(text)
         if room <= 0:
             break
     return segments
-
-
-def source_to_inspect(source: DataSource, split: str | None) -> DataSource:
-    """``source`` with its ``split``; without one, with the first that a folder without a train split has."""
-    source.fetch()
-    if split:
-        return dataclasses.replace(source, split=split)
-    path = source.path
-    if source.split == "train" and path is not None and path.exists():
-        names = files.find(path).splits
-        return dataclasses.replace(source, split="train" if "train" in names else next(iter(names)))
-    return source
 
 
 def stop_ids_of(origin: Origin) -> frozenset[int]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from podtune.run.errors import ConfigError, DataError, UsageError
+from podtune.run.errors import ConfigError, UsageError
 from podtune.sft.data.batching import row_lengths
 from podtune.sft.data.load import load_split, shape_of
 from podtune.sft.data.source import Sources
@@ -30,13 +30,8 @@ class RowOptions:
     """Options of a run's rows; the names are SFTConfig's and RunArguments'.
 
     Attributes:
-        tokens: of the training set.
-        eval_tokens: of the evaluation set.
         packing: the packing strategy of the training set; None leaves its rows as they are.
-        eval_packing: that of the evaluation set.
-        max_length: of packed rows.
         shuffle: shuffle the training rows, before packing and after it.
-        seed: of the shuffles and of the rows held out.
         eval_for: the key that asks for evaluation rows; empty if none does.
         eval_multiple: rows of one evaluation step on all ranks.
     """
@@ -59,15 +54,10 @@ class DatasetInfo:
     """The data of a run for its record: the fields are the keys of ``data`` in run.json.
 
     Attributes:
-        path: the data set's name, or those of a mixture.
         tokenizer: hash of its vocabulary, rules, special tokens and chat template.
         fingerprint: of the training rows, or of a stream's files.
-        streamed: True of a stream, whose rows nobody counts.
         chat_template: True if the rows were rendered by a chat template, False of bare text.
-        rows: training rows, before packing.
-        tokens: their tokens, after packing.
-        trained_tokens: those with a label.
-        truncated_rows: rows longer than ``max_length``.
+        rows: training rows, before packing; ``tokens`` are counted after it.
         tokens_xxh3_128: hash of the token ids as they lie in the cache.
     """
 
@@ -127,32 +117,33 @@ def token_rows(
     raw, raw_eval = _raw(sources, options)
     name = sources.train.name or [str(entry["path"]) for entry in sources.train.mixture]
     info = DatasetInfo(name, tokenizer_hash(tokenizer)[:12])
-    rows: Dataset | TokenStream
-    made: Tokenised | None = None
     common: dict[str, Any] = {"vocabulary": vocabulary, "cache_dir": sources.cache_dir}
+    rows: Dataset | TokenStream
     if sources.streaming:
+        made = None
         rows, info, warnings = _stream(sources, tokenizer, options, vocabulary, info)
     else:
         made = tokenised(sources.train, tokenizer, options.tokens, rows=raw, **common)
         rows, info, warnings = _training_set(made, options, info)
     if sources.train.path is not None and sources.train.config:
         warnings.append("dataset_config has no effect: the rows are local files")
-    if raw_eval is None:
-        return TokenRows(rows, None, None, info, tuple(warnings))
-    held_out = sources.evaluation or sources.train
-    scored = tokenised(held_out, tokenizer, options.eval_tokens, rows=raw_eval, **common)
-    if made is not None:
-        warnings += trained_too(made, scored)
-    info = dataclasses.replace(
-        info,
-        eval_rows=len(scored.dataset),
-        eval_fingerprint=scored.stats.fingerprint,
-        eval_tokens=scored.stats.tokens,
-    )
-    evaluation = scored.dataset
-    if options.eval_packing:
-        evaluation = pack(evaluation, options.max_length, options.eval_packing, None)
-    return TokenRows(rows, filled(evaluation, options.eval_multiple), raw_eval, info, tuple(warnings))
+    evaluation = None
+    if raw_eval is not None:
+        held_out = sources.evaluation or sources.train
+        scored = tokenised(held_out, tokenizer, options.eval_tokens, rows=raw_eval, **common)
+        if made is not None:
+            warnings += trained_too(made, scored)
+        info = dataclasses.replace(
+            info,
+            eval_rows=len(scored.dataset),
+            eval_fingerprint=scored.stats.fingerprint,
+            eval_tokens=scored.stats.tokens,
+        )
+        evaluation = scored.dataset
+        if options.eval_packing:
+            evaluation = pack(evaluation, options.max_length, options.eval_packing, None)
+        evaluation = filled(evaluation, options.eval_multiple)
+    return TokenRows(rows, evaluation, raw_eval, info, tuple(warnings))
 
 
 def _raw(sources: Sources, options: RowOptions) -> tuple[Dataset | None, Dataset | None]:
@@ -176,12 +167,6 @@ def _training_set(
     made: Tokenised, options: RowOptions, info: DatasetInfo
 ) -> tuple[Dataset, DatasetInfo, list[str]]:
     warnings, rows = list(made.warnings), made.dataset
-    if len(rows) == 0:
-        raise DataError(
-            f"none of the {made.stats.rows} rows has a token to train",
-            where="dataset_name",
-            fix="podtune data inspect shows why",
-        )
     info = dataclasses.replace(
         info,
         rows=len(rows),
@@ -232,9 +217,7 @@ def split_off(rows: Dataset, size: float, seed: int, text_field: str = "text") -
     shape = shape_of(rows, text_field)
     asked = rows.select_columns([name for name in shape.read if name in rows.column_names])
     groups: dict[bytes, list[int]] = {}
-    batches = ((*batch, zip(*batch.values(), strict=True)) for batch in asked.iter(1000))
-    cells = (dict(zip(names, row, strict=True)) for *names, rows_of in batches for row in rows_of)
-    for number, row in enumerate(cells):
+    for number, row in enumerate(asked):
         text = json.dumps([seed, shape.asked(row)], sort_keys=True, default=str)
         groups.setdefault(hashlib.sha256(text.encode()).digest(), []).append(number)
     room = int(size) if size >= 1 else math.ceil(size * len(rows))
@@ -288,16 +271,11 @@ def pack(dataset: Dataset, max_length: int, strategy: str = "bfd", seed: int | N
     """TRL's ``pack_dataset`` after its shuffle (``seed`` None: as they are). Adds the column ``seq_lengths``.
 
     The strategy ``bfd`` cuts rows at ``max_length``: see :func:`cut_by_packing`.
-
-    Raises:
-        UserError: unknown strategy.
     """
     from datasets import disable_progress_bars
     from trl import pack_dataset
 
     disable_progress_bars()  # packing takes a moment
-    if strategy not in ("bfd", "bfd_split", "wrapped"):
-        raise ConfigError(f"packing_strategy is {strategy!r}", fix="one of bfd, bfd_split, wrapped")
     rows = dataset.select_columns(["input_ids", "labels"])
     if seed is not None:
         rows = rows.shuffle(seed=seed)

@@ -56,15 +56,6 @@ class RowShape:
             return row[self.columns[0]][:-1]
         return [row[self.columns[0]], row.get(self.context)]
 
-    def lacks(self, row: Mapping[str, Any]) -> str:
-        """The problem of the first value that is missing, as a sentence; empty if none is."""
-        for column in self.columns:
-            if column not in row:
-                return f"column '{column}' is missing (the row has: {', '.join(map(str, row)) or 'none'})"
-            if row[column] is None:
-                return f"column '{column}' is null"
-        return ""
-
     def answers_nothing(self, row: Mapping[str, Any]) -> bool:
         """True if an answer of the row is blank: nothing, or nothing but spaces."""
         if self.cell == "ids" or self.name == "text":
@@ -98,25 +89,18 @@ def detect(first: Mapping[str, Any], where: str, text_field: str = "text") -> Ro
     Raises:
         UserError: no known set of columns; says which were found and which are understood.
     """
-    columns = set(first)
-    if {"image", "images"} & columns:
+    if {"image", "images"} & set(first):
         raise DataError(
             "the rows hold images; podtune trains text", where=where, fix="give a set without image columns"
         )
     for names in ({name: name for name in first}, {name.lower(): name for name in first}):
         if shape := _shape(first, names, text_field):
             return shape
-    found = ", ".join(map(str, first)) or "none"
-    hint = "rename the columns to one of these, in the file or by `columns: {name: new name}`"
-    if {"chosen", "rejected"} & columns:
-        hint = (
-            "this is a preference set; supervised fine-tuning needs one answer a row. Rename the columns "
-            "to one of these"
-        )
     raise DataError(
-        f"the columns make no shape that can be trained: found {found}",
+        f"the columns make no shape that can be trained: found {', '.join(map(str, first)) or 'none'}",
         where=where,
-        fix=f"{hint}:\n      {UNDERSTOOD}",
+        fix="rename the columns to one of these, in the file or by `columns: {name: new name}`:\n      "
+        + UNDERSTOOD,
     )
 
 
@@ -152,65 +136,51 @@ def _is_from_value(value: Any) -> bool:
     return value is None or bool(isinstance(value, list) and value and "from" in (value[0] or ()))
 
 
+_TYPES = {
+    str: "text",
+    int: "a number",
+    float: "a number",
+    dict: "a mapping",
+    list: "a list",
+    type(None): "null",
+}
+
+
+def _instead(value: Any, wanted: str) -> str:
+    text, kind = repr(value), _TYPES.get(type(value), type(value).__name__)
+    return f"{kind} instead of {wanted}: {text if len(text) <= 40 else text[:37] + '...'}"
+
+
 def cell_problem(value: Any, cell: Cell) -> str | None:
-    """The problem with ``value`` as a ``cell``, as the rest of a sentence ("is null"), or None."""
+    """The problem with ``value`` as a ``cell``, as the rest of a sentence ("is an empty list"), or None."""
     if value is None:
-        return "is null"
-    if cell == "text":
-        return None if isinstance(value, str) else f"holds {_type(value)} instead of text: {_short(value)}"
-    if not isinstance(value, list):
-        return f"holds {_type(value)} instead of a list: {_short(value)}"
-    if not value:
+        return "is missing or null"
+    if not isinstance(value, str if cell == "text" else list):
+        return f"holds {_instead(value, 'text' if cell == 'text' else 'a list')}"
+    if value == []:
         return "is an empty list"
     if cell == "ids":
-        wrong = next((item for item in value if not isinstance(item, int) or isinstance(item, bool)), None)
-        return (
-            None
-            if wrong is None and None not in value
-            else f"holds {_type(wrong)} instead of whole numbers: {_short(wrong)}"
-        )
-    for index, message in enumerate(value):
-        problem = _message_problem(message)
-        if problem:
-            return f"has a message {index + 1} that {problem}"
+        wrong = [item for item in value if type(item) is not int]
+        return f"holds {_instead(wrong[0], 'whole numbers')}" if wrong else None
+    if cell == "messages":
+        for number, message in enumerate(value, 1):
+            if problem := _message_problem(message):
+                return f"has a message {number} that {problem}"
     return None
 
 
 def _message_problem(message: Any) -> str | None:
     if not isinstance(message, dict):
-        return f"is {_type(message)} instead of {{role, content}}: {_short(message)}"
+        return f"is {_instead(message, '{role, content}')}"
     role = message.get("role", message.get("from"))
     content = message.get("content", message.get("value"))
     if not isinstance(role, str):
-        return (
-            f"has no role; its keys are {', '.join(map(str, message)) or 'none'}"
-            if role is None
-            else f"has {_type(role)} as its role"
-        )
-    if content is None:
-        calls = message.get("tool_calls") or message.get("reasoning_content") or message.get("thinking")
-        return None if calls else f"has no content (role {role})"
-    return (
-        None if isinstance(content, str | list) else f"has {_type(content)} as its content: {_short(content)}"
-    )
-
-
-def _type(value: Any) -> str:
-    names = {
-        str: "text",
-        int: "a number",
-        float: "a number",
-        bool: "true/false",
-        dict: "a mapping",
-        list: "a list",
-        bytes: "bytes",
-    }
-    return "null" if value is None else names.get(type(value), type(value).__name__)
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 40 else text[:37] + "..."
+        return f"has no role; its keys are {', '.join(map(str, message)) or 'none'}"
+    if content is None and not any(map(message.get, ("tool_calls", "reasoning_content", "thinking"))):
+        return f"has no content (role {role})"
+    if not isinstance(content, str | list | None):
+        return f"has as its content {_instead(content, 'text')}"
+    return None
 
 
 def as_messages(value: Sequence[dict[str, Any]]) -> Messages:
@@ -227,10 +197,8 @@ def as_messages(value: Sequence[dict[str, Any]]) -> Messages:
 
 def check_cells(row: Mapping[str, Any], shape: RowShape, where: str) -> None:
     """Raise :class:`UserError` for the first cell of ``row`` that is missing, null or of another type."""
-    if lacking := shape.lacks(row):
-        raise bad_row(where, lacking)
     for column in shape.columns:
-        if problem := cell_problem(row[column], shape.cell):
+        if problem := cell_problem(row.get(column), shape.cell):
             raise bad_row(where, f"column '{column}' {problem}")
     if shape.context and (problem := cell_problem(row.get(shape.context) or "", "text")):
         raise bad_row(where, f"column '{shape.context}' {problem}")

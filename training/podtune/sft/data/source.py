@@ -29,18 +29,10 @@ _EVAL_SPLITS = ("test", "eval", "validation")
 
 @dataclass(frozen=True)
 class DataSource:
-    """A split of a data set.
+    """A split of a data set: a file, a folder, a hub name, or entries of TRL's DatasetMixtureConfig.
 
-    Attributes:
-        name: a file, a folder or a hub name; None if ``mixture`` is given.
-        config: the configuration of a hub data set.
-        split: its split; a slice such as ``train[:1000]`` or ``train[10%:]`` is understood.
-        mixture: entries of TRL's DatasetMixtureConfig; they take the place of ``name``.
-        mixture_test_size: the mixture's test_split_size.
-        seed: of the mixture's train and test split.
-        text_field: the column of plain text.
-        columns: pairs of a column's name in the files and the one that it gets.
-        drop_incomplete: leave out rows in which a value is missing.
+    ``config`` is that of a hub data set, ``mixture_test_size`` and ``seed`` split a mixture, ``columns`` are
+    pairs of a column's name in the files and the one that it gets.
     """
 
     name: str | None = None
@@ -271,7 +263,7 @@ def check_source(source: DataSource) -> None:
         row = renamed(row, source.renames(row))
         where = f"{path}, {place}"
         shape = shape or detect(row, where if folder.format == "json" else str(path), source.text_field)
-        if not shape.lacks(row):  # rows without a value are told all at once
+        if all(row.get(name) is not None for name in shape.columns):  # the others are told all at once
             check_cells(row, shape, where)
     if shape is None:
         raise no_rows(str(source.path))

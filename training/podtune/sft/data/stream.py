@@ -23,7 +23,7 @@ from podtune.sft.data.readers import Row, rows_at
 from podtune.sft.data.shapes import detect, no_rows
 from podtune.sft.data.source import DataSource, renamed
 from podtune.sft.data.token_batch import TokenBatch
-from podtune.sft.data.tokenise import naming
+from podtune.sft.data.tokenise import check_ids, naming
 from podtune.sft.data.tokenizer import TokenizeOptions
 from podtune.sft.source import hub
 
@@ -107,12 +107,7 @@ class TokenStream:
         names = [name for name in self.shape.read if any(name in row for row in rows)]
         with naming(self.source):
             batch = self._encode([{name: row.get(name) for name in names} for row in rows], first)
-        if (highest := int(batch.ids.max(initial=-1))) >= self.vocabulary:
-            raise DataError(
-                f"a token has the id {highest}, and the model has {self.vocabulary} embeddings",
-                where=str(self.source),
-                fix="use a model whose embeddings were resized for its tokenizer",
-            )
+        check_ids(int(batch.ids.max(initial=-1)), self.vocabulary, self.source)
         return batch
 
     def _chunks(self, position: int) -> Iterator[tuple[int, bool, list[Row]]]:

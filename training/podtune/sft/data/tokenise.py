@@ -1,11 +1,7 @@
 """Rows into token rows, ``input_ids`` and ``labels``, as TRL makes them, but fast and cached.
 
-    sources = Sources.of({"dataset_name": "datasets/qa"})
-    sources.check()                                            # no torch; bad data ends here
-    made = tokenised(sources.train, tokenizer, TokenizeOptions(max_length=1024), cache_dir=folder)
-    made.dataset, made.stats
-
-The columns of a row: shapes.py. Its source: source.py. Its encoding: encode.py.
+made = tokenised(source, tokenizer, TokenizeOptions(max_length=1024), cache_dir=folder)
+made.dataset, made.stats
 """
 
 from __future__ import annotations
@@ -18,7 +14,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from datasets import Dataset
@@ -67,16 +63,6 @@ class Tokenised:
     digest: str = ""
     templated: bool | None = None
 
-    def summary(self, source: DataSource) -> dict[str, Any]:
-        """Counts, cache file and warnings of ``source``, JSON-ready."""
-        return {
-            "source": str(source),
-            "path": str(self.path),
-            "from_cache": self.from_cache,
-            **dataclasses.asdict(self.stats),
-            "warnings": list(self.warnings),
-        }
-
 
 def tokenised(
     source: DataSource,
@@ -86,23 +72,16 @@ def tokenised(
     rows: Dataset | None = None,
     vocabulary: int | None = None,
     cache_dir: Path | None = None,
-    wait_s: float = cache.WAIT_S,
 ) -> Tokenised:
-    """Tokenise rows: columns ``input_ids`` and ``labels``, equal to those of TRL 1.16's SFTTrainer.
+    """Tokenise rows to columns ``input_ids`` and ``labels``, equal to those of TRL 1.16's SFTTrainer.
 
     Question and answer become prompt and completion: messages where the tokenizer has a chat template, else
-    plain text with a line break between. With ``cache_dir``, the result lies there under the hash of all that
-    decides it and is mapped into memory; any number of processes may call this at once, one of them does the
-    work. Without, it is in memory.
+    plain text with a line break between. With ``cache_dir`` the result lies there and is mapped into memory;
+    any number of processes may call this at once, one of them does the work.
 
     Args:
-        source: where the rows come from.
-        tokenizer: of the model.
-        options: what becomes tokens, and which are trained.
         rows: those to tokenise; None: all at ``source``, which are not read if the cache knows its files.
         vocabulary: rows of the model's embedding; None if it is not known.
-        cache_dir: folder of the cache.
-        wait_s: the longest wait for another process that does this work.
 
     Raises:
         UserError: a row that cannot be encoded, no trained token at all, a tokenizer that lacks what is
@@ -136,16 +115,10 @@ def tokenised(
         info, path, was_there = encode(batches.append), None, False
         table = pa.Table.from_batches(batches, SCHEMA)
     else:
-        path, info, was_there = cache.get_or_make(cache_dir, key, make, wait_s=wait_s)
+        path, info, was_there = cache.get_or_make(cache_dir, key, make)
         table = MemoryMappedTable.from_file(str(path))
     stats = Stats(**info["stats"])
-    if vocabulary is not None and (highest := stats.highest_id) >= vocabulary:
-        token = tokenizer.convert_ids_to_tokens(highest)
-        raise DataError(
-            f"token {token!r} has the id {highest}, and the model has {vocabulary} embeddings",
-            where=str(source),
-            fix="leave that token out of the rows, or use a model whose embeddings were resized for it",
-        )
+    check_ids(stats.highest_id, vocabulary, source)
     return Tokenised(
         # the library caches what it derives (shuffled, packed) beside the file, under names made of this
         Dataset(table, fingerprint=key[:32]),
@@ -157,6 +130,16 @@ def tokenised(
         info.get("xxh3_128", ""),
         info["templated"],
     )
+
+
+def check_ids(highest: int, vocabulary: int | None, source: DataSource) -> None:
+    """Refuse a token beyond the ``vocabulary`` rows of the model's embedding. Raises :class:`DataError`."""
+    if vocabulary is not None and highest >= vocabulary:
+        raise DataError(
+            f"a token has the id {highest}, and the model has {vocabulary} embeddings",
+            where=str(source),
+            fix="leave that token out of the rows, or use a model whose embeddings were resized for it",
+        )
 
 
 @contextlib.contextmanager

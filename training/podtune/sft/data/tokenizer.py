@@ -117,10 +117,9 @@ def check_tokenizer(
     Raises:
         UserError: no template, padding or EOS token where one is needed; each says what to set.
     """
-    where = f"tokenizer {tokenizer.name_or_path}".strip()
 
     def refuse(what: str, fix: str) -> UserError:
-        return ConfigError(what, where=where, fix=fix)
+        return ConfigError(what, where=f"tokenizer {tokenizer.name_or_path}".strip(), fix=fix)
 
     if shape.conversational and not tokenizer.chat_template:
         raise refuse(

@@ -69,48 +69,47 @@ def open_run(arguments: Arguments, rows: TokenRows, world: World) -> Iterator[Fi
     storage, the checkpoint to resume from, the record. An exception in the block is put on
     record, and everything is closed in the opposite order.
     """
-    outputs, saving = arguments.output_options(), arguments.saving_options()
+    folder, training, options = arguments.folder, arguments.training, arguments.run
     with contextlib.ExitStack() as stack:
         lock: Lock | None = None
 
         def take_lock() -> None:
             nonlocal lock
-            lock = stack.enter_context(claim(outputs.folder))
+            lock = stack.enter_context(claim(folder))
 
         on_main(world, take_lock)  # two jobs in one folder would ruin both
         if world.local_rank == 0:
-            limit_s = outputs.timeout_s + VOLUME_SLACK_S
-            stack.enter_context(output_volume.watch_volume(outputs.folder, limit_s))
+            limit_s = options.timeout_s + VOLUME_SLACK_S
+            stack.enter_context(output_volume.watch_volume(folder, limit_s))
         uploader = None
-        if saving.publish_url:
-            uploader = CheckpointUploader(saving.publish_url, outputs.folder, world, saving.limit)
-        fingerprint, options = rows.info.fingerprint, arguments.resume_options()
+        if arguments.publish_url:
+            uploader = CheckpointUploader(arguments.publish_url, folder, world, training.save_total_limit)
+        fingerprint, resuming = rows.info.fingerprint, arguments.resume_options()
         key = arguments.resume_key(fingerprint)
-        resume = on_main(world, lambda: find_checkpoint(outputs.folder, key, options, uploader))
+        resume = on_main(world, lambda: find_checkpoint(folder, key, resuming, uploader))
         if uploader:
             resume = uploader.share(resume, fingerprint)
-        training = arguments.training
         asked = training.max_steps, training.num_train_epochs
-        if resume and on_main(world, lambda: is_finished(outputs.folder, resume, *asked)):
+        if resume and on_main(world, lambda: is_finished(folder, resume, *asked)):
             if world.is_main:
                 print(
-                    f"{outputs.name} is finished at step {resume.step}: a higher max_steps with "
+                    f"{arguments.name} is finished at step {resume.step}: a higher max_steps with "
                     "--allow_resume_change resumes it"
                 )
             if uploader and (unpublished := on_main(world, uploader.complete)):
-                raise not_published(outputs.folder, unpublished)
+                raise not_published(folder, unpublished)
             yield None
             return
         writer = CheckpointWriter(
-            outputs.folder, world, limit=saving.limit, async_save=saving.async_save, uploader=uploader
+            folder, world, limit=training.save_total_limit, async_save=options.async_save, uploader=uploader
         )
         run = FineTune(arguments, rows, world, resume, writer, lock)
         if world.is_main:
             run.begin()
-            if outputs.aim_repo:
+            if options.aim_repo:
                 from podtune.run.aim.tracking import start_tracker
 
-                stack.callback(start_tracker(outputs.folder, outputs.aim_repo).finish)
+                stack.callback(start_tracker(folder, options.aim_repo).finish)
         try:
             yield run
         except Exception as error:
@@ -145,13 +144,13 @@ class FineTune:
     ) -> None:
         self.world, self.rows, self.resume, self.writer = world, rows, resume, writer
         self.resume_path = str(resume.path) if resume else None
-        self._outputs, self._notes = arguments.output_options(), list(arguments.notes)
+        self._arguments, self._notes = arguments, list(arguments.notes)
         self._record = arguments.record(world, rows.info.to_json())
         self._estimate: MemoryEstimate | None = None
         self._step = resume.step if resume else 0
-        self.meter = Meter(world, tokens_before=resume.tokens if resume else 0)
+        self.meter = Meter(world, arguments.strategy, tokens_before=resume.tokens if resume else 0)
         self.progress = Progress(
-            self._outputs.folder,
+            self._arguments.folder,
             self.meter,
             world,
             from_step=self._step,
@@ -162,21 +161,21 @@ class FineTune:
     # ---- before training ----
     def begin(self) -> None:
         """Write run.json, with the attempts of earlier starts, and reserve space for its end. Rank 0."""
-        record, earlier = self._record, read_record(self._outputs.folder) or {}
+        record, earlier = self._record, read_record(self._arguments.folder) or {}
         # of the start that this one continues, or that ended before its first checkpoint
         if not self._step and earlier.get("status") == "ok":
             earlier = {}
         record["started_at"] = earlier.get("started_at", record["started_at"])
         record["attempts"] = [*earlier.get("attempts", []), {"started_at": now(), "from_step": self._step}]
         self._write()
-        reserve = self._outputs.folder / RESERVE_FILE
+        reserve = self._arguments.folder / RESERVE_FILE
         with contextlib.suppress(OSError):
             reserve.unlink(missing_ok=True)
             with open_new(reserve) as stream:
                 stream.write(secrets.token_hex(RESERVED // 2))
 
     def _write(self) -> None:
-        write_json(self._outputs.folder / "run.json", self._record)
+        write_json(self._arguments.folder / "run.json", self._record)
 
     def check_memory(self, arguments: Arguments, origin: Origin) -> None:
         """Estimate the memory of a GPU, see :func:`estimate_memory`. A collective call."""
@@ -197,7 +196,7 @@ class FineTune:
         world, record, data, args = self.world, self._record, self._record["data"], trainer.args
         trained, rows, tokens = trained_parameters(trainer.model), data.get("rows"), data.get("tokens")
         where = record["strategy"], world.world_size, world.device_type, world.nnodes
-        print(head_line(self._outputs.name, *where, trained, rows, tokens))
+        print(head_line(self._arguments.name, *where, trained, rows, tokens))
         notes = [*self._notes, *(f"LoRA on {layers}" for layers in adapter_layers(trainer.model))]
         if multiplies_in_tf32():
             notes.append("products of fp32 tensors in TF32")
@@ -227,7 +226,7 @@ class FineTune:
         """Write ``final/``, with ``files`` beside the model. A collective call."""
         card = model_card({**self._record, "measurements": self.progress.measurements().to_json()})
         write_final(
-            self._outputs.folder, lambda path: trainer.save_model(path, _internal_call=True), card, files
+            self._arguments.folder, lambda path: trainer.save_model(path, _internal_call=True), card, files
         )
 
     def measure(self, trainer: PodtuneTrainer) -> None:
@@ -263,7 +262,7 @@ class FineTune:
 
         Rank 0, with the process group closed.
         """
-        held_out, count = self.rows.eval_rows, self._outputs.answer_rows
+        held_out, count = self.rows.eval_rows, self._arguments.run.answer_rows
         if not count or held_out is None or not self.world.is_main:
             return
         from podtune.sft.generate.evaluate import compare_with_base
@@ -271,13 +270,13 @@ class FineTune:
         try:
             self._record["measurements"]["answers"] = compare_with_base(
                 base,
-                self._outputs.folder / "final",
+                self._arguments.folder / "final",
                 tokenizer,
                 list(held_out.select(range(min(count, len(held_out))))),
-                max_new_tokens=self._outputs.answer_max_new_tokens,
-                trust_remote_code=self._outputs.trust_remote_code,
+                max_new_tokens=self._arguments.run.answer_max_new_tokens,
+                trust_remote_code=self._arguments.training.trust_remote_code,
             ).to_json()
-            card = self._outputs.folder / "final" / "README.md"
+            card = self._arguments.folder / "final" / "README.md"
             card.write_text(model_card(self._record), encoding="utf-8")
         except (UserError, RuntimeError, MemoryError, OSError) as error:  # the model is saved: that stands
             warn(f"base and tuned model could not be compared: {error}")
@@ -287,7 +286,7 @@ class FineTune:
         if uploader := self.writer.uploader:
             uploader.finish(final=finished)
         if finished and self.world.is_main and trainer.args.push_to_hub:
-            push_to_hub(trainer.args, trainer.hub_model_id, self._outputs.folder / "final")
+            push_to_hub(trainer.args, trainer.hub_model_id, self._arguments.folder / "final")
 
     def end(self, *, finished: bool, early: str) -> None:
         """Close the record of a run that has ``finished``, ``early`` with a reason, or was stopped.
@@ -303,7 +302,7 @@ class FineTune:
         if (uploader := self.writer.uploader) and self.world.is_main:
             unpublished = uploader.close()
             if unpublished and finished:
-                raise not_published(self._outputs.folder, unpublished)
+                raise not_published(self._arguments.folder, unpublished)
             if finished:
                 print(f"published {uploader.remote.url}", flush=True)
 
@@ -311,7 +310,7 @@ class FineTune:
         """Close the record after ``error``; what was measured until then stays in it."""
         lost, uploader = peer_failure(error), self.writer.uploader
         # a peer that is gone has others wait for this process
-        self.writer.abandon(LEAVING_S if lost else self._outputs.timeout_s)
+        self.writer.abandon(LEAVING_S if lost else self._arguments.run.timeout_s)
         if self._record["status"] != "running":
             return
         reason = lost or error
@@ -333,7 +332,7 @@ class FineTune:
         end_record(self._record, status, code, reason)
         if not self.world.is_main:
             return
-        folder = self._outputs.folder
+        folder = self._arguments.folder
         try:
             (folder / RESERVE_FILE).unlink(missing_ok=True)
             self._write()
