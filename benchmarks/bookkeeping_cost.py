@@ -84,7 +84,7 @@ def measure(args: argparse.Namespace, world: Any, run_dir: Path, repo: str) -> d
     from podtune.sft.train.meter import Meter
     from podtune.sft.train.progress import Progress
 
-    meter = Meter(world)
+    meter = Meter(world, "ddp")
     if world.is_main:
         run_dir.mkdir(parents=True)
         write_json(
@@ -96,6 +96,7 @@ def measure(args: argparse.Namespace, world: Any, run_dir: Path, repo: str) -> d
     tracker = start_tracker(run_dir, repo) if world.is_main else None
     arguments = TrainingArguments(output_dir=str(run_dir), use_cpu=True, report_to="none")
     state, control, model = TrainerState(), TrainerControl(), torch.nn.Identity()
+    watched = torch.nn.Identity()
     state.max_steps, state.epoch = args.steps, 0.0
     source = iter(lambda: 0, 1)
     row = torch.zeros(1)
@@ -108,6 +109,8 @@ def measure(args: argparse.Namespace, world: Any, run_dir: Path, repo: str) -> d
         plain = time.perf_counter() - began
         began = time.perf_counter()
         next(meter.batches(source))
+        with meter.forward_of(watched, logs_next=False):
+            watched(row)
         held = time.perf_counter() - began - plain
         time.sleep(args.step_s)
         if world.world_size > 1:

@@ -286,7 +286,7 @@ def podtune(
         peft_config=peft_config,
         callbacks=[HeapTrimCallback()] if heap else [],
         world=world,
-        meter=Meter(world),
+        meter=Meter(world, arguments.strategy),
         writer=writer,
         stop=CoordinatedStop(StopSignals(), world, writer),
         resume_key=arguments.resume_key(""),

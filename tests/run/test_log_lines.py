@@ -68,12 +68,12 @@ def test_a_line_without_speed_or_gradient_and_one_that_is_not_finite_are_read_to
         ),
         ({"gpu_memory_gib": 40.0}, 1, "  gpu 40.0 GiB"),
         (
-            {"rss_gib": 1.0, "data_wait_share": 0.34},
+            {"rss_gib": 1.0, "slowest_rank": 3, "slowest_ratio": 2.61, "data_wait_share": 0.34},
             1,
-            "  memory 1.0 GiB  data wait 34%",
+            "  memory 1.0 GiB  slow rank 3 (2.6x)  data wait 34%",
         ),
         (
-            {"rss_gib": 1.0, "data_wait_share": 0.02},
+            {"rss_gib": 1.0, "slowest_rank": 3, "slowest_ratio": 1.4, "data_wait_share": 0.02},
             1,
             "  memory 1.0 GiB",
         ),

@@ -59,11 +59,15 @@ def metrics_lines(
         figures = {
             "data_wait_s": 0.01,
             "data_wait_share": 0.02,
+            "forward_s": 0.2,
             "rss_gib": memory[0],
+            "slowest_rank": 0,
+            "slowest_ratio": 1.1,
             "gpu_utilisation_percent": 85.0,
         }
         per_rank = {
             "data_wait_s": [0.01, 0.009],
+            "forward_s": [0.2, 0.18],
             "rss_gib": memory,
             "gpu_utilisation_percent": [90.0, 80.0],
         }

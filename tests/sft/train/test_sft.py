@@ -95,12 +95,16 @@ def test_every_strategy_trains_like_one_process(
     )
     assert (tmp_path / "run" / "final" / "model.safetensors").exists()
     for line in system_lines(tmp_path / "run")[1:]:  # the first step is not measured
-        assert set(line["per_rank"]) == {"data_wait_s", "rss_gib"}
+        figures = {"data_wait_s", "rss_gib"} | ({"forward_s"} if strategy == "ddp" else set())
+        assert set(line["per_rank"]) == figures, (
+            "a forward pass that gathers weights waits for others: no figure of a rank's own"
+        )
         assert all(
             len(column) == ranks and all(value > 0 for value in column)
             for column in line["per_rank"].values()
         )
         assert line["rss_gib"] == max(line["per_rank"]["rss_gib"])
+        assert ("slowest_ratio" in line) == (strategy == "ddp")
         assert not any(name.startswith("gpu") for name in line), "absent where there is no GPU, never zero"
 
 

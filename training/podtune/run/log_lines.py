@@ -13,6 +13,8 @@ from typing import Any
 
 Json = dict[str, Any]
 
+# a rank that takes so many times as long as the others before it first waits for them is called slow
+SLOW_RATIO = 1.5
 DATA_WAIT_SHARE = 0.1  # of a step that waits for data, from which on that is worth saying
 DATA_WAIT_SHARE_GPU = 0.5  # a GPU meanwhile works on the step before
 
@@ -71,6 +73,8 @@ def _system_part(system: Json, nproc_per_node: int) -> str:
     on_gpu = any("gpu_memory_gib" in pod for pod in pods)
     use = [_use(pod) for pod in pods]
     part = f"  {'gpu' if on_gpu else 'memory'} {', '.join(use)}" if all(use) else ""
+    if is_slow(system):
+        part += f"  slow rank {system['slowest_rank']} ({system['slowest_ratio']:.1f}x)"
     if waits_for_data(system):
         part += f"  data wait {system['data_wait_share']:.0%}"
     return part
@@ -106,6 +110,11 @@ def per_pod(system: Json, nproc_per_node: int) -> list[Json]:
                 pod[name] = statistics.fmean(values) if name.endswith("_percent") else max(values)
         pods.append(pod)
     return pods
+
+
+def is_slow(system: Json) -> bool:
+    """True if a rank holds up the others."""
+    return float(system.get("slowest_ratio") or 0.0) > SLOW_RATIO
 
 
 def waits_for_data(system: Json) -> bool:

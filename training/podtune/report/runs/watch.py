@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from podtune.report.draw.tables import duration, shown
 from podtune.report.runs.runs import Run
 from podtune.run.errors import printable
-from podtune.run.log_lines import per_pod, waits_for_data
+from podtune.run.log_lines import is_slow, per_pod, waits_for_data
 from podtune.run.record import Json, number
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ NO_LIFE = {
     "checkpoint",
     "silent": "no sign of life from its host for a minute: it died, its volume hangs, or the clocks differ",
 }
+OWN_TIMES = {"data_wait_s": "for its data", "forward_s": "for its forward pass"}
 
 
 def watch(look: Callable[[], Run], *, once: bool) -> None:
@@ -123,6 +124,15 @@ def warnings(run: Run) -> list[str]:
     if loss is not None and not math.isfinite(loss):
         found.append(f"the loss is {loss}")
     system = machine_figures(run)
+    if is_slow(system):
+        rank, per_rank = int(system["slowest_rank"]), system.get("per_rank") or {}
+        times = {what: per_rank[name][rank] for name, what in OWN_TIMES.items() if name in per_rank}
+        parts = [f"{seconds:.2g} s {what}" for what, seconds in times.items()]
+        each = f" ({', '.join(parts)} a step)" if parts else ""
+        found.append(
+            f"rank {rank} is slow: the others wait for it, it takes {system['slowest_ratio']:.1f} times "
+            f"as long as they do{each}"
+        )
     if waits_for_data(system):
         share = f"{system['data_wait_share']:.0%} of a step waits for data"
         found.append(f"{share}: more dataloader_num_workers may help")

@@ -1,10 +1,11 @@
-"""Measurements of a rank while it trains: tokens, memory, GPU, the wait for data, FLOPs.
+"""Measurements of a rank while it trains: tokens, memory, GPU, the wait for data, the forward pass, FLOPs.
 
 Read when a line is logged, so that a step costs a few readings of the clock and no synchronisation.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import resource
 import statistics
@@ -25,28 +26,37 @@ if TYPE_CHECKING:
     from transformers import TrainingArguments
 
 GIB = 2**30
-FIELDS = ("tokens", "data_wait_s", "rss_gib", "gpu_memory_gib", "gpu_utilisation_percent")
+# Under these a forward pass waits for no other rank, so its time is the rank's own; the others gather weights
+# in it.
+LOCAL_FORWARD = ("single", "ddp")
+FIELDS = ("tokens", "data_wait_s", "forward_s", "rss_gib", "gpu_memory_gib", "gpu_utilisation_percent")
 
 
 class Meter:
     """One rank's measurements since the last logging step, and everyone's after :meth:`exchange`.
 
+    On a GPU the forward pass is timed by CUDA events, in the steps that are logged alone. A step takes all
+    ranks equally long, because they wait for each other; a slow one shows by what it does before it first
+    waits: its data and its forward pass.
+
     Args:
         tokens_before: real tokens of all ranks in earlier starts.
     """
 
-    def __init__(self, world: World, *, tokens_before: int = 0) -> None:
+    def __init__(self, world: World, strategy: str = "", *, tokens_before: int = 0) -> None:
         #: real tokens of all ranks since the very first start, as of the last logging step
         self.tokens = tokens_before
         self._local_tokens = torch.zeros((), dtype=torch.long)
         self._rows_read = 0  # of a stream, by this rank: up to which place
-        self._world, self._on_gpu = world, world.device_type == "cuda"
+        self._world, self._local_forward = world, strategy in LOCAL_FORWARD
         self._process = psutil.Process()
         # None on the CPU, and where NVML does not answer
-        self._gpu = (
-            nvml_handle(str(torch.cuda.get_device_properties(world.device).uuid)) if self._on_gpu else None
-        )
-        self._all_steps, self._steps, self._waited_s = 0, 0, 0.0
+        on_gpu = world.device_type == "cuda"
+        self._gpu = nvml_handle(str(torch.cuda.get_device_properties(world.device).uuid)) if on_gpu else None
+        self._all_steps, self._began = 0, 0.0
+        self._forget()
+        self._hooked: Any = None
+        self._measuring, self._logs_next = False, False
         self.step_began = time.monotonic()
         self.ranks: list[Json] = []  # by rank, as of the last exchange
 
@@ -54,7 +64,7 @@ class Meter:
         """Return ``source``, timing how long a step waits for it; a step begins here."""
         # the first step's time went into what is done once: kernels, buffers, workers
         if self._all_steps == 1:
-            self._steps, self._waited_s = 0, 0.0
+            self._forget()
         self._all_steps += 1
         self._steps += 1
         self.step_began = time.monotonic()
@@ -70,6 +80,35 @@ class Meter:
             finally:
                 self._waited_s += time.monotonic() - began
             yield batch
+
+    @contextlib.contextmanager
+    def forward_of(self, model: Any, *, logs_next: bool) -> Iterator[None]:
+        """Time the calls of the wrapped ``model`` in a training micro-batch, not those of an evaluation."""
+        if self._local_forward and self._hooked is None:
+            self._hooked = (
+                model.register_forward_pre_hook(self._enter),
+                model.register_forward_hook(self._leave),
+            )
+        self._logs_next, self._measuring = logs_next, True
+        try:
+            yield
+        finally:
+            self._measuring = False
+
+    def _enter(self, *_: Any) -> None:
+        self._began = time.monotonic()
+        self._record_event()
+
+    def _leave(self, *_: Any) -> None:
+        if self._measuring and self._world.device_type != "cuda":
+            self._forward_s += time.monotonic() - self._began
+        self._record_event()
+
+    def _record_event(self) -> None:
+        if self._measuring and self._logs_next and self._world.device_type == "cuda":
+            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            event.record()
+            self._events.append(event)
 
     def count(self, inputs: Json, places: Sequence[int] | None = None) -> None:
         """Count the real tokens of a micro-batch, and the ``places`` of its rows in a stream.
@@ -108,41 +147,71 @@ class Meter:
         if self._world.world_size > 1:
             rows = [torch.empty_like(row) for _ in range(self._world.world_size)]
             dist.all_gather(rows, row)
-        named = (zip(FIELDS, row.tolist(), strict=True) for row in rows)
-        self.ranks = [{key: value for key, value in pairs if not math.isnan(value)} for pairs in named]
-        self._steps, self._waited_s = 0, 0.0
+        self.ranks = [
+            {k: v for k, v in zip(FIELDS, row.tolist(), strict=True) if not math.isnan(v)} for row in rows
+        ]
+        self._forget()
         self.tokens += int(sum(rank["tokens"] for rank in self.ranks))
         self._local_tokens.zero_()
+
+    def _forget(self) -> None:
+        self._steps, self._waited_s, self._forward_s = 0, 0.0, 0.0
+        self._events: list[torch.cuda.Event] = []
 
     def _look(self) -> Json:
         """Measure this rank; what cannot be measured here is left out."""
         use = {"rss_gib": self._process.memory_info().rss / GIB}
-        if self._all_steps > 1 and self._steps > 0:
+        measured = self._all_steps > 1 and self._steps > 0
+        if measured:
             use["data_wait_s"] = self._waited_s / self._steps
-        if self._on_gpu:
+        if measured and self._events:
+            self._events[-1].synchronize()
+            pairs = zip(self._events[::2], self._events[1::2], strict=False)
+            use["forward_s"] = sum(before.elapsed_time(after) for before, after in pairs) / 1000
+        elif measured and self._forward_s:
+            use["forward_s"] = self._forward_s / self._steps
+        if self._world.device_type == "cuda":
             use["gpu_memory_gib"] = torch.cuda.memory_reserved() / GIB
-        reading = nvml_reading(self._gpu) if self._gpu is not None else {}
-        if "gpu_utilisation_percent" in reading:
-            use["gpu_utilisation_percent"] = reading["gpu_utilisation_percent"]
+        if self._gpu is not None:
+            reading = nvml_reading(self._gpu)
+            use |= {key: value for key, value in reading.items() if key == "gpu_utilisation_percent"}
         return use
 
 
 def system_metrics(ranks: list[Json], step_time_s: float | None) -> Json:
     """Build the ``system`` line of metrics.jsonl; what no rank could measure is absent.
 
-    At the top the largest over the ranks, for utilisation the mean. Below ``per_rank`` each rank's own, None
-    where it has none.
+    At the top the value to watch: the largest over the ranks, for utilisation the mean, and how far the
+    slowest rank is from the median of the others. Below ``per_rank`` each rank's own, None where it has
+    none.
     """
+    columns = {name: [rank.get(name) for rank in ranks] for name in FIELDS[1:]}
+    per_rank = {
+        name: [None if v is None else round(v, 6) for v in column]
+        for name, column in columns.items()
+        if any(map(_is, column))
+    }
     metrics: Json = {}
-    per_rank: dict[str, list[float | None]] = {}
-    for name in FIELDS[1:]:
-        column = [round(rank[name], 6) if name in rank else None for rank in ranks]
-        if values := [value for value in column if value is not None]:
-            per_rank[name] = column
-            metrics[name] = statistics.fmean(values) if name.endswith("_percent") else max(values)
+    for name, column in per_rank.items():
+        values = [value for value in column if value is not None]
+        metrics[name] = statistics.fmean(values) if name.endswith("_percent") else max(values)
     if step_time_s and "data_wait_s" in metrics:
         metrics["data_wait_share"] = round(min(1.0, metrics["data_wait_s"] / step_time_s), 4)
+    own = [
+        sum(pair)
+        for pair in zip(*(per_rank.get(name, []) for name in ("data_wait_s", "forward_s")), strict=False)
+        if all(map(_is, pair))
+    ]
+    if len(own) == len(ranks) > 1:
+        rank = max(range(len(own)), key=own.__getitem__)
+        others = statistics.median(own[:rank] + own[rank + 1 :])
+        if others > 0:
+            metrics |= {"slowest_rank": rank, "slowest_ratio": round(own[rank] / others, 3)}
     return metrics | ({"per_rank": per_rank} if len(ranks) > 1 else {})
+
+
+def _is(value: object) -> bool:
+    return value is not None
 
 
 class EvaluationLoss:

@@ -148,7 +148,7 @@ class FineTune:
         self._record = arguments.record(world, rows.info.to_json())
         self._estimate: MemoryEstimate | None = None
         self._step = resume.step if resume else 0
-        self.meter = Meter(world, tokens_before=resume.tokens if resume else 0)
+        self.meter = Meter(world, arguments.strategy, tokens_before=resume.tokens if resume else 0)
         self.progress = Progress(
             self._arguments.folder,
             self.meter,
