@@ -94,7 +94,7 @@ def fine_tune(settings: Settings, world: World) -> int:
     tokenizer = load_tokenizer(origin, **arguments.tokenizer_options())
     vocabulary = int(model_config.get_text_config().vocab_size)
     # one process tokenises, the others wait for its cache
-    rows = token_rows(arguments, tokenizer, vocabulary=vocabulary)
+    rows = token_rows(arguments.sources, tokenizer, arguments.training, arguments.run, vocabulary=vocabulary)
     with StopSignals() as signals, open_run(arguments, rows, world) as run:
         if run is None:  # an earlier start has finished it
             cleanup_distributed()

@@ -225,7 +225,7 @@ def _tokenise(values: dict[str, Any]) -> None:
     origin = locate_model(arguments.model.model_name_or_path, arguments.model.model_revision)
     tokenizer = load_tokenizer(origin, **arguments.tokenizer_options())
     vocabulary = vocabulary_size(origin, arguments.training.trust_remote_code)
-    rows = token_rows(arguments, tokenizer, vocabulary=vocabulary)
+    rows = token_rows(settings.sources, tokenizer, arguments.training, arguments.run, vocabulary=vocabulary)
     for warning in rows.warnings:
         warn(warning)
     counted = "streamed rows" if rows.count is None else f"{rows.count} rows, {rows.info.tokens} tokens"

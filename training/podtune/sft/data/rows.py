@@ -8,11 +8,12 @@ import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from podtune.run.errors import ConfigError, UsageError
 from podtune.sft.data.batching import row_lengths
 from podtune.sft.data.load import load_split, shape_of
+from podtune.sft.data.source import Sources
 from podtune.sft.data.stats import row_hashes
 from podtune.sft.data.stream import BUFFER, TokenStream
 from podtune.sft.data.token_batch import IGNORED
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
     from transformers import PreTrainedTokenizerBase
     from trl import SFTConfig
-
-    from podtune.sft.config.resolve import Arguments
 
 
 @dataclass(frozen=True)
@@ -90,7 +89,22 @@ def packing_strategies(training: SFTConfig) -> tuple[str | None, str | None]:
     return strategy if training.packing else None, strategy if eval_packs else None
 
 
-def token_rows(arguments: Arguments, tokenizer: PreTrainedTokenizerBase, *, vocabulary: int) -> TokenRows:
+class EvaluationRows(Protocol):
+    """The run's arguments about rows to evaluate on, beside those of ``SFTConfig``."""
+
+    eval_split_size: float | None
+    max_eval_rows: int | None
+    answer_rows: int
+
+
+def token_rows(
+    sources: Sources,
+    tokenizer: PreTrainedTokenizerBase,
+    training: SFTConfig,
+    run: EvaluationRows,
+    *,
+    vocabulary: int,
+) -> TokenRows:
     """Load, tokenise and (if asked) pack; the result is the same on every rank.
 
     ``vocabulary`` is the number of rows of the model's embedding. The first rank to come fills the cache.
@@ -98,8 +112,7 @@ def token_rows(arguments: Arguments, tokenizer: PreTrainedTokenizerBase, *, voca
     Raises:
         UserError: no row would be trained, or evaluation is asked for and there is nothing to evaluate on.
     """
-    training, sources = arguments.training, arguments.sources
-    raw, raw_eval = _raw(arguments)
+    raw, raw_eval = _raw(sources, training, run)
     packing, eval_packing = packing_strategies(training)
     options, eval_options = (
         TokenizeOptions.of(functools.partial(getattr, training), packed=bool(packs))
@@ -138,8 +151,7 @@ def token_rows(arguments: Arguments, tokenizer: PreTrainedTokenizerBase, *, voca
     if raw_eval is not None:
         held_out = sources.evaluation or sources.train
         scored = tokenised(held_out, tokenizer, eval_options, rows=raw_eval, **common)
-        if made is not None:
-            warnings += trained_too(made, scored)
+        warnings += trained_too(made, scored) if made else []
         evaluation, stats = scored.dataset, scored.stats
         info |= {"eval_rows": len(evaluation), "eval_fingerprint": stats.fingerprint}
         info |= {"eval_tokens": stats.tokens}
@@ -150,9 +162,8 @@ def token_rows(arguments: Arguments, tokenizer: PreTrainedTokenizerBase, *, voca
     return TokenRows(rows, evaluation, raw_eval, DatasetInfo(**info), tuple(warnings))
 
 
-def _raw(arguments: Arguments) -> tuple[Dataset | None, Dataset | None]:
+def _raw(sources: Sources, training: SFTConfig, run: EvaluationRows) -> tuple[Dataset | None, Dataset | None]:
     """Training rows if a part of them is held out, else None, and evaluation rows if there are any."""
-    training, run, sources = arguments.training, arguments.run, arguments.sources
     held_out = sources.evaluation
     raw, raw_eval = None, load_split(held_out) if held_out is not None else None
     if not sources.streaming and held_out is None and (size := run.eval_split_size):
