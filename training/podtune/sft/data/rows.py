@@ -15,7 +15,7 @@ from podtune.sft.data.batching import row_lengths
 from podtune.sft.data.load import load_split, shape_of
 from podtune.sft.data.source import Sources
 from podtune.sft.data.stats import row_hashes
-from podtune.sft.data.stream import BUFFER, TokenStream
+from podtune.sft.data.stream import TokenStream
 from podtune.sft.data.token_batch import IGNORED
 from podtune.sft.data.tokenise import Tokenised, tokenised
 from podtune.sft.data.tokenizer import TokenizeOptions, tokenizer_hash
@@ -127,11 +127,6 @@ def token_rows(
         made = None
         rows = TokenStream(sources.train, tokenizer, options, vocabulary=vocabulary, seed=seed)
         warnings = list(rows.warnings)
-        if seed is None:
-            warnings.append(
-                f"{sources.streaming}: the rows are trained in their order; shuffle_dataset shuffles them "
-                f"within {BUFFER:,} rows"
-            )
         info |= {"streamed": True, "fingerprint": rows.fingerprint, "chat_template": rows.templated}
     else:
         made = tokenised(sources.train, tokenizer, options, rows=raw, **common)

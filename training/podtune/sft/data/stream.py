@@ -63,6 +63,11 @@ class TokenStream:
             self.shape = detect(first, "data set", options.dataset_text_field)
             self._encode = Encoder(tokenizer, options, self.shape)
             self.warnings = self._encode.warnings
+            if seed is None:
+                self.warnings.append(
+                    "the stream's rows are trained in their order; shuffle_dataset shuffles them within "
+                    f"{BUFFER:,} rows"
+                )
             self.templated = self._encode.templated
 
     @property
