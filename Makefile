@@ -1,11 +1,11 @@
-# setup, demo, test, lint and clean are for everyone; test-cluster, chaos, requirements and picture for who works on podtune
+# setup, demo, test, lint and clean are for everyone; test-cluster, chaos, requirements, picture and results for who works on podtune
 PYTHON ?=
 VENV := .venv
 BIN := $(VENV)/bin
 DEMO_DIR ?= demo
 DEMO_ARGS ?=
 
-.PHONY: setup demo test test-cluster test-gpu chaos lint clean requirements picture
+.PHONY: setup demo test test-cluster test-gpu chaos lint clean requirements picture results
 
 setup:
 	@if [ -n "$(PYTHON)" ]; then py="$(PYTHON)"; else \
@@ -41,6 +41,16 @@ requirements: setup
 
 picture: setup
 	@$(BIN)/python scripts/compare_picture.py $(DEMO_DIR)
+
+# Measured outside docs/, so that the commit in the records is of a clean checkout
+results: setup
+	@rm -rf work/smoke-cpu
+	@PATH="$(CURDIR)/$(BIN):$$PATH" podtune bench run --preset smoke --output work/smoke-cpu
+	@rm -rf docs/results/smoke-cpu
+	@for file in $$(cd work/smoke-cpu && find . -name run.json -o -name sweep.json); do \
+	  install -D -m 644 work/smoke-cpu/$$file docs/results/smoke-cpu/$$file || exit; done
+	@$(BIN)/podtune bench report docs/results/smoke-cpu
+	@rm docs/results/smoke-cpu/report.html
 
 clean:
 	rm -rf $(DEMO_DIR) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -343,3 +343,20 @@ def test_a_planned_step_time_is_shown_only_where_there_is_one(
     markdown, page = (folder / "report.md").read_text(), (folder / "report.html").read_text()
     for text, title in ((markdown, "plan (ms)"), (page, ">plan (ms)<")):
         assert (title in text) == (step_time_s is not None)
+
+
+def test_the_command_prints_a_table_of_each_comparison(tmp_path: Path) -> None:
+    trained = {"loss": 1.0, "loss_by_epoch": [1.0], "seconds_by_epoch": [2.0], "accuracy": 0.75}
+    cells = record(measurements__training=trained), record("ddp", 2, 0.11), record("fsdp", 2, status="error")
+    done = subprocess.run(
+        [sys.executable, "-m", "podtune.cli", "bench", "report", str(folder_of(tmp_path, *cells))],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    rows = [re.split(r"\s{2,}", line) for line in done.stdout.splitlines()]
+    head = ["cell", "tokens/s", "step (ms)", "efficiency (%)", "memory (GiB)", "sent a step (MB)"]
+    assert [*head, "losses equal", "accuracy (%)"] in rows
+    assert ["single ×1", "5,120", "200.0", "–", "0.500", "–", "ok", "75.0"] in rows
+    assert ["ddp ×2", "9,309", "110.0", "90.9", "0.500", "3.501", "ok", "–"] in rows
+    assert not any(row[0] == "fsdp ×2" for row in rows)

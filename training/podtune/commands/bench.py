@@ -100,7 +100,8 @@ def report(
 ) -> None:
     """Compare the records below DIR: which strategy to use, why, and what cannot be compared.
 
-    Writes report.html (one page, no network needed), report.md and report.csv into DIR.
+    Prints a table of each comparison; writes report.html (one page, no network needed), report.md and
+    report.csv into DIR.
     Records of different precision, batch, device or commit are never put into one comparison.
 
     \b
@@ -112,6 +113,8 @@ def report(
 
     from podtune.plan.predicted_vs_measured import plans
     from podtune.report.bench.report import report as write_report
+    from podtune.report.bench.report import terminal_table
+    from podtune.report.draw.tables import terminal_width
     from podtune.run.errors import printable
 
     def planner(records: Iterable[Json]) -> list[Json | None]:
@@ -125,6 +128,8 @@ def report(
     for comparison in said["comparisons"]:
         sentences = [f"  {text}" for text in comparison["advice"] + comparison["cautions"]]
         typer.echo(printable("\n".join([comparison["title"], *sentences, ""])))
+        if (table := terminal_table(comparison["cells"])).rows:
+            typer.echo(f"{table.text(width=terminal_width())}\n")
     for text in [
         *said["not_compared"],
         *said["damaged"],

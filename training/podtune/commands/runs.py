@@ -44,6 +44,7 @@ def runs(
     import json
     from dataclasses import asdict
 
+    from podtune.report.draw.tables import terminal_width
     from podtune.report.runs import listing
     from podtune.run.errors import warn
     from podtune.run.record import finite
@@ -59,7 +60,7 @@ def runs(
     if as_json:
         print(json.dumps(finite([asdict(row) for row in rows]), indent=2))
     elif rows:
-        print(listing.table(rows).text(width=_width()))
+        print(listing.table(rows).text(width=terminal_width()))
     else:
         print(f"no {'jobs' if cluster else 'runs'} in {places}")
 
@@ -107,6 +108,7 @@ def compare(
 
     from podtune.report.compare import page, view
     from podtune.report.compare.comparison import compare as compare_runs
+    from podtune.report.draw.tables import terminal_width
     from podtune.report.runs.runs import load_run
     from podtune.run.errors import printable
     from podtune.run.record import finite
@@ -131,7 +133,7 @@ def compare(
     if as_json:
         print(json.dumps(finite(comparison.as_json()), indent=2))
     else:
-        print(printable(view.text(comparison, width=_width())))
+        print(printable(view.text(comparison, width=terminal_width())))
         if html is not None:
             print(f"\npage    {html}")
 
@@ -191,11 +193,3 @@ def _look_at_job(name: str, namespace: str, context: str) -> Callable[[], Run]:
 
     job = JobWatch(connect(namespace, context), name)
     return lambda: job_runs(job.look())[-1]
-
-
-def _width() -> int | None:
-    """The terminal's width; no limit where stdout is a file or a pipe."""
-    import os
-    import sys
-
-    return os.get_terminal_size().columns if sys.stdout.isatty() else None

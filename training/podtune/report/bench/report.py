@@ -62,6 +62,35 @@ def report(folder: Path, planner: Planner) -> Json:
     }
 
 
+def terminal_table(cells: Sequence[Json]) -> Table:
+    """The measured ones of a comparison's ``cells``, as :func:`report` returns them, for a terminal."""
+    measured = [cell for cell in cells if cell["throughput"] is not None]
+    columns = [
+        Column("cell"),
+        Column(measured[0]["unit"] if measured else "", "right"),
+        Column("step (ms)", "right"),
+        Column("efficiency (%)", "right", 3, drop=2),
+        Column("memory (GiB)", "right", 3, drop=1),
+        Column("sent a step (MB)", "right", drop=3),
+        Column("losses equal"),
+        *[Column("accuracy (%)", "right", 3)] * any(cell["accuracy"] is not None for cell in measured),
+    ]
+    rows = []
+    for cell in measured:
+        values = [
+            f"{cell['strategy']} ×{cell['world_size']}",
+            cell["throughput"],
+            scaled(cell["step_time_mean_s"], 1000),
+            scaled(cell["efficiency"], 100),
+            cell["peak_memory_gib"],
+            scaled(cell["bytes_per_step"], 1e-6),
+            cell["parity"],
+            scaled(cell["accuracy"], 100),
+        ]
+        rows.append(values[: len(columns)])
+    return Table(columns, rows)
+
+
 def _summary(records: FolderRecords, groups: Sequence[Group]) -> str:
     counts = {
         "cells measured": sum(len(group.measured) for group in groups),

@@ -13,7 +13,9 @@ import csv
 import html
 import io
 import math
+import os
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -144,6 +146,11 @@ class Table:
         writer.writerow([column.title for column in self.columns])
         writer.writerows([[_csv_cell(cell) for cell in row] for row in self.rows])
         return buffer.getvalue()
+
+
+def terminal_width() -> int | None:
+    """The terminal's width; no limit where stdout is a file or a pipe."""
+    return os.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def _csv_cell(cell: Value) -> Value:
