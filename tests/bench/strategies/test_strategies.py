@@ -57,6 +57,9 @@ CHOICES = {
     "ddp --gradient-compression bf16": 2,
     "naive-mp --offload-activations --activation-checkpointing full": 2,
     "zero3 --precision bf16 --optimizer sgd --learning-rate 0.1": 2,
+    # AdamW does not see gradients that are too large by a factor
+    "tensor+fsdp --optimizer sgd --learning-rate 0.1": 4,
+    "pipeline-1f1b+ddp --optimizer sgd --learning-rate 0.1": 4,
     f"naive-mp --accumulation 2 {EPOCH}": 2,
     # blocks of different shapes, which torch's schedules are not given
     "gpipe --model resnet18-cifar --global-batch-size 2 --optimizer sgd --precision bf16": 2,

@@ -6,19 +6,23 @@ import copy
 import html
 import json
 import re
+import shutil
 import subprocess
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from podtune.bench.options import Options
+from podtune.bench.strategies.table import STRATEGIES
 from podtune.plan.predicted_vs_measured import plans
 from podtune.report.bench.records import fault_of
 from podtune.report.bench.report import report
 from podtune.run.collect import emit_record
 from podtune.run.errors import UserError
+from podtune.run.record import Measurements
 
 SHA = "0123456789abcdef0123456789abcdef01234567"
 
@@ -360,3 +364,30 @@ def test_the_command_prints_a_table_of_each_comparison(tmp_path: Path) -> None:
     assert ["single ×1", "5,120", "200.0", "–", "0.500", "–", "ok", "75.0"] in rows
     assert ["ddp ×2", "9,309", "110.0", "90.9", "0.500", "3.501", "ok", "–"] in rows
     assert not any(row[0] == "fsdp ×2" for row in rows)
+
+
+COMMITTED = Path(__file__).parents[3] / "docs/results/smoke-cpu"
+
+
+def test_the_committed_records_are_of_todays_schema() -> None:
+    files = sorted(COMMITTED.rglob("run.json"))
+    found = [json.loads(file.read_text()) for file in files]
+    assert {each["strategy"] for each in found} >= {*STRATEGIES} - {"tensor+fsdp", "pipeline-1f1b+ddp"}
+    for file, each in zip(files, found, strict=True):
+        measured = Measurements.read(each)
+        again = "make results"
+        assert set(each["config"]) == {option.name for option in fields(Options)}, (file, again)
+        assert json.loads(json.dumps(measured.to_json())) == each["measurements"], (file, again)
+        assert measured.counted_memory_gib is not None, (file, again)
+        assert (each["status"], measured.parity and measured.parity.status) == ("ok", "ok"), file
+        assert (measured.communication is not None) == (each["world_size"] > 1), file
+        assert re.fullmatch("[0-9a-f]{40}", each["provenance"]["git_sha"]), file
+
+
+def test_the_committed_report_is_what_its_records_say(tmp_path: Path) -> None:
+    folder = shutil.copytree(COMMITTED, tmp_path / "again")
+    report_on(folder)
+    for name in ("report.md", "report.csv"):
+        assert (folder / name).read_text() == (COMMITTED / name).read_text(), (
+            "podtune bench report docs/results/smoke-cpu"
+        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -51,8 +52,6 @@ def run(
       podtune bench run --sweep mine.yaml --output results/mine
       podtune bench report results/smoke
     """
-    import sys
-
     from podtune.commands.preflight import step_zero
     from podtune.run.world import in_pod, read_pod
     from podtune.sweep import cases
@@ -60,8 +59,8 @@ def run(
     from podtune.sweep.runner import SweepStopped
 
     if bool(preset) == bool(sweep):
-        fix = f"--preset {' or '.join(cases.preset_names())}, or --sweep FILE"
-        raise UsageError("give --preset or --sweep, one of them", where="podtune bench run", fix=fix)
+        names = " or ".join(cases.preset_names())
+        raise UsageError("give --preset or --sweep, one of them", fix=f"--preset {names}, or --sweep FILE")
     requested = cases.read_sweep(sweep or cases.preset(preset))
     pod = read_pod() if in_job else None
     if preflight and pod and (code := step_zero(sweep, wait_s=wait)):
@@ -78,9 +77,8 @@ def run(
         raise typer.Exit(stopped.code) from None
     failed = list(states.values()).count("error")
     if as_json:
-        typer.echo(
-            json.dumps({"cells": states, "impossible": expansion.impossible, "output": str(output)}, indent=2)
-        )
+        summary = {"cells": states, "impossible": expansion.impossible, "output": str(output)}
+        typer.echo(json.dumps(summary, indent=2))
     if first:
         typer.echo(f"{len(states)} cases, {failed} failed; next: podtune bench report {output}", err=True)
     if failed and pod is None:  # in a job a failed case is a result; an exit code would only restart the pod

@@ -38,13 +38,12 @@ def generate(
         float | None, typer.Option(min=0, help="0 always takes the likeliest token; default: the model's.")
     ] = None,
     top_p: Annotated[
-        float | None,
-        typer.Option(min=0, max=1, help="Sample from the likeliest tokens that hold this share."),
+        float | None, typer.Option(min=0, max=1, help="Only the likeliest tokens that hold this share.")
     ] = None,
     max_new_tokens: Annotated[
         int | None, typer.Option(min=1, help="Longest answer; default: the model's.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of the sampling.")] = 0,
     batch_size: Annotated[int, typer.Option(min=1, help="Prompts of --input at once.")] = 16,
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
@@ -53,7 +52,6 @@ def generate(
     \b
     Examples:
       podtune generate runs/demo --prompt "What does os.path.join do?"
-      podtune generate runs/demo --against models/tiny --prompt "What is a tuple?"
       podtune generate runs/demo                                   # a chat
       podtune generate runs/demo --input eval.parquet --output answers.parquet
     """
@@ -61,7 +59,7 @@ def generate(
         raise UsageError("--input and --output belong together", fix="give both or neither")
     if input is not None and (prompt is not None or system is not None):
         raise UsageError("--input has the prompts already", fix="leave --prompt and --system out")
-    names = [resolve_run(model), *([resolve_run(against)] if against else [])]
+    names = [resolve_run(name) for name in (model, against) if name]
     from podtune.sft.generate.answers import Sampling
 
     sampling = Sampling(max_new_tokens, temperature, top_p, seed)
@@ -71,16 +69,15 @@ def generate(
     opening: Messages = [{"role": "system", "content": system}] if system else []
     if prompt is None and sys.stdin.isatty():
         if against:
-            raise UsageError("a chat is with one model", fix="give --prompt or --input beside --against")
+            raise UsageError("a chat is with one model", fix="give --prompt beside --against")
         chat(*load(names[0], trust_remote_code), opening, sampling)
         return
     question = sys.stdin.read().strip() if prompt is None else prompt
     if not question:
         raise UsageError("there is no prompt", fix="give --prompt, --input, or text on stdin")
+    dialogue: Messages = [*opening, {"role": "user", "content": question}]
     for name in names:
-        text = ask(
-            *load(name, trust_remote_code), [*opening, {"role": "user", "content": question}], sampling
-        )
+        text = ask(*load(name, trust_remote_code), dialogue, sampling)
         print(f"{name}:\n{text}\n" if against else text)
 
 

@@ -38,18 +38,15 @@ def lint(
 ) -> None:
     """Check PyTorchJob and TrainJob manifests and training runtimes.
 
-    The CRD, the webhooks, what the API server refuses in their pods, and the traps after that; without a
-    cluster. An error is refused by somebody, or certainly hangs or never ends whatever the script does.
-    Exit code 65 with errors (--fail-on), 66 for a file that cannot be read, else 0. A rule is silenced by
-    --ignore, or by the annotation lint.podtune/ignore: "PT204: reason" on a job.
+    An error is refused by somebody, or certainly hangs or never ends whatever the script does. Exit code 65
+    with errors (--fail-on), 66 for a file that cannot be read, else 0. A rule is silenced by --ignore, or by
+    the annotation lint.podtune/ignore: "PT204: reason" on a job.
 
     \b
     Examples:
       podtune lint job.yaml deploy/ 'jobs/*.yaml'
-      podtune render -f deploy/values/two-node.yaml | podtune lint -
-      kustomize build overlays/prod | podtune lint - --fail-on warning --fail-if-none
-      podtune lint deploy/ --format sarif > lint.sarif
-      podtune lint job.yaml --target trainer=2.1
+      podtune render -f two-node | podtune lint -
+      podtune lint deploy/ --format sarif --target trainer=2.3 > lint.sarif
       podtune lint --explain PT104
     """
     from podtune.cluster.lint import check, output
@@ -62,9 +59,7 @@ def lint(
         print(explanation(explain))
         return
     if not files:
-        raise UsageError(
-            "nothing to lint", where="lint", fix="podtune lint FILE, a directory, or - for stdin"
-        )
+        raise UsageError("nothing to lint", fix="podtune lint FILE, a directory, or - for stdin")
     codes = {find(code, "--ignore").code for code in ignore.split(",") if code.strip()}
     verdict = check.lint(read_sources(files), ignore=codes, target=parse(target))
     if text := output.FORMATS[form](verdict, notes=notes):

@@ -46,7 +46,6 @@ def sweep(
     \b
     Examples:
       podtune sweep sweep.yaml --output runs/rates
-      podtune sweep sweep.yaml --output runs/rates --json
       podtune sweep sweep.yaml --output runs/rates -f two-node -f claims.yaml --at-once 2
 
     \b
@@ -54,7 +53,6 @@ def sweep(
       config: sft.yaml                       # what all have in common, beside this file
       options: {max_steps: 200, eval_strategy: steps, eval_steps: 50}
       learning_rate: [1.0e-4, 3.0e-4]        # any key with a list is an axis of the grid
-      seed: [1, 2]
       runs: [{}, {use_peft: true}]           # and a list of its own, each with every point of the grid
       processes: 1                           # of each run on this machine, or gpu
       stop: median
@@ -67,12 +65,12 @@ def sweep(
     else:
         if sets or namespace or context or at_once > 1:
             what = "--set, --at-once, --namespace and --context are for a sweep in a cluster"
-            raise UsageError(what, where="podtune sweep", fix="add -f VALUES, or leave them out")
+            raise UsageError(what, fix="add -f VALUES, or leave them out")
         trials, begin = read_sweep(file), start_here
     try:
         states = TrialRunner(trials, output, begin, at_once=at_once).run()
     except SweepStopped as stopped:
-        left = "; jobs in the cluster continue, `podtune delete NAME` ends one" if values else ""
+        left = "; jobs continue, `podtune delete NAME` ends one" if values else ""
         typer.echo(f"stopped; finished runs are in {output}, and the same command resumes{left}", err=True)
         raise typer.Exit(stopped.code) from None
     if as_json:

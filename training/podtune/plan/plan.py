@@ -91,11 +91,13 @@ def estimate(
     """
     setup.check()
     known = not isinstance(setup.shape, Opaque)
-    states = memory.states(setup)
-    activations, head, buffers = memory.activations(setup), memory.head(setup), memory.buffers(setup)
+    states, activations = memory.states(setup), memory.activations(setup)
+    head, buffers = memory.head(setup), memory.buffers(setup)
     total = sum(states) + activations + head + buffers
     total -= min(memory.gone_at_update(setup), states.gradients)
     sent = collectives(setup)
+    # activations that are sent have a size that only the shape would tell
+    hidden = not known and setup.strategy in SENDS_ACTIVATIONS
     plan = Plan(
         strategy=setup.strategy,
         world_size=setup.world_size,
@@ -109,10 +111,7 @@ def estimate(
         head_gib=head / GIB if known else None,
         buffers_gib=buffers / GIB,
         total_gib=total / GIB,
-        # activations that are sent have a size that only the shape would tell
-        bytes_per_step=sum(item.bytes_per_rank for item in sent)
-        if known or setup.strategy not in SENDS_ACTIVATIONS
-        else None,
+        bytes_per_step=None if hidden else sum(item.bytes_per_rank for item in sent),
         bubble_share=bubble_share(setup.stages, setup.pieces),
         flops_per_step=_flops(setup),
     )

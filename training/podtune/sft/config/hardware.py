@@ -124,9 +124,8 @@ def refuse_unfit(settings: Settings, world: World) -> None:
     from transformers.utils import is_flash_attn_2_available
 
     values, on_cpu = settings.values, world.device_type == "cpu"
-    count = torch.cuda.device_count() if world.device_type == "cuda" and not world.backend else 1
+    count = 1 if on_cpu or world.backend else torch.cuda.device_count()
     flash = values.get("attn_implementation") == "flash_attention_2" and not is_flash_attn_2_available()
-    liger = values.get("use_liger_kernel")
     bitsandbytes = any(part in str(values.get("optim", "")) for part in ("8bit", "paged", "bnb"))
     refusals: tuple[tuple[object, type[UserError], str, str, str], ...] = (
         (
@@ -165,7 +164,7 @@ def refuse_unfit(settings: Settings, world: World) -> None:
             "pip install 'podtune[qlora]'",
         ),
         (
-            liger and (on_cpu or importlib.util.find_spec("liger_kernel") is None),
+            values.get("use_liger_kernel") and (on_cpu or importlib.util.find_spec("liger_kernel") is None),
             Unavailable,
             "use_liger_kernel",
             "Liger's kernels need a GPU and the package liger-kernel",

@@ -66,8 +66,7 @@ def load_model(
         )
     if missing := sorted(report["missing_keys"]):
         raise DataError(
-            f"the weights lack {len(missing)} tensors of the architecture, such as {missing[0]}; they would "
-            "have been random",
+            f"the weights lack {len(missing)} tensors of the architecture, such as {missing[0]}",
             where=origin.name,
             fix="give the complete folder, or correct config.json",
         )
