@@ -37,10 +37,10 @@ def test_every_measurement_leaves_its_figures(rehearsed: Path) -> None:
         assert "error" not in one, one
         speed = "samples_per_s" if name.startswith("resnet") else "tokens_per_s"
         assert one["figures"][speed] > 0, name
-        assert one["figures"]["peak_gib"] > 0, name
         if one["part"] == 2:
             assert one["verdicts"] == {"parity": "as expected"}, name
         else:
+            assert one["figures"]["peak_gib"] > 0, name
             assert one["verdicts"] == {"memory_error": "not measured"}, name  # of a GPU's memory
         assert not (rehearsed / "run").exists()
         assert not (rehearsed / "model").exists()

@@ -230,8 +230,9 @@ def _short(label: str) -> str:
 def _figure(chart: Chart, traces: Sequence[go.Scatter | go.Bar], layout: Json, note: str) -> str:
     import plotly.graph_objects as go
 
-    # to_json writes < > and / as escapes, so that no name ends the script element
-    drawing = go.Figure(data=traces, layout=layout | {"template": {}}).to_json()
+    # to_json writes < > and / as escapes, so that no name ends the script element; orjson, where somebody has
+    # installed it, refuses names with lone surrogates
+    drawing = go.Figure(data=traces, layout=layout | {"template": {}}).to_json(engine="json")
     noted = f'<p class="note">{html.escape(note)}</p>' if note else ""
     title, unit = html.escape(chart.title), html.escape(chart.unit)
     return (
