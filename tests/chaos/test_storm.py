@@ -176,5 +176,5 @@ def test_four_that_prepare_at_once_make_the_tokens_once(
     ended = [program.end() for program in programs[1:]]
     assert [code for code, _, _ in ended] == [0, 0, 0], ended
     names = sorted(path.name for path in (tmp_path / "tokens").iterdir())
-    assert len([name for name in names if not name.startswith(".")]) == 2, names  # of training and evaluation
+    assert len([name for name in names if not name.startswith(".")]) == 1, names
     assert not [name for name in names if name.endswith(".part")], "what the killed one had begun is removed"

@@ -97,6 +97,12 @@ RULES = (
         broken=lambda s: s.value("eval_strategy") == "no",
     ),
     Rule(
+        "early_stopping_threshold",
+        "it has no effect without early_stopping_patience",
+        "set it",
+        broken=lambda s: s.value("early_stopping_threshold") and not s.value("early_stopping_patience"),
+    ),
+    Rule(
         "global_batch_size",
         "it is solved from the batch and the world, but gradient_accumulation_steps is given too",
         "give one",
