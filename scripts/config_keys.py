@@ -15,6 +15,7 @@ from typing import Any
 from trl import TrlParser
 
 from podtune.sft.config.arguments import limits
+from podtune.sft.config.keys import known_keys
 from podtune.sft.config.resolve import DATACLASSES
 from podtune.sft.config.settings import RENAMED
 
@@ -71,10 +72,47 @@ def config_keys() -> str:
     )
 
 
+# YAML 1.1 takes 2e-5 without a point for text, and the reader takes it for the number that it is
+_TYPES = {
+    "bool": ["boolean", "null"],
+    "int": ["integer", "null"],
+    "float": ["number", "string", "null"],
+    "list": ["array", "string", "null"],
+}
+
+
+def json_schema() -> dict[str, object]:
+    """The schema, as data."""
+    properties = {name: _property(spec) for name, spec in known_keys().items()}
+    properties["env"] = {"type": "object", "description": "environment variables to set first"}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "podtune: a fine-tune",
+        "type": "object",
+        "properties": properties,
+        "additionalProperties": False,
+        "not": {"anyOf": [{"required": [name]} for name in RENAMED if name not in properties]},
+    }
+
+
+def _property(spec: dict[str, Any]) -> dict[str, object]:
+    about: dict[str, object] = {"default": spec["default"]}
+    if help_text := spec.get("help"):
+        about["description"] = help_text
+    if choices := spec.get("choices"):
+        about["enum"] = [*choices, None]
+    elif types := _TYPES.get(spec["type"]):
+        about["type"] = types
+    if "at_least" in spec:
+        about["minimum"] = spec["at_least"]
+    if "above" in spec:
+        about["exclusiveMinimum"] = spec["above"]
+    return about
+
+
 if __name__ == "__main__":
     target = ROOT / "training/podtune/sft/config/config_keys.json"
     target.write_text(config_keys(), encoding="utf-8")
-    from podtune.sft.config.schema import json_schema  # reads what was just written
-
+    known_keys.cache_clear()  # of what was just written
     SCHEMA.write_text(json.dumps(json_schema(), indent=1) + "\n", encoding="utf-8")
     print(f"wrote {target} and {SCHEMA}")

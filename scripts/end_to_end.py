@@ -166,15 +166,23 @@ def trained(model: Any, inputs: dict[str, torch.Tensor], *, lean: bool) -> list[
     return figures
 
 
+def own_model(config: Any, attention: str | None = None) -> Any:
+    """The model with its own attention, with weights that are large enough for attention to matter."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(
+        copy.deepcopy(config), dtype=torch.float32, attn_implementation=attention
+    ).eval()  # no dropout; gradients flow
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(4) if weight.dim() > 1 else None
+    return model
+
+
 def judged(config: Any) -> str:
     """Empty if all three ways agree, else what differs."""
-    torch.manual_seed(0)
-    plain = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()  # no dropout; gradients flow
+    plain = own_model(config)
     if "logits_to_keep" not in inspect.signature(type(plain).forward).parameters:
         return "the model cannot leave out logits"
-    with torch.no_grad():
-        for weight in plain.parameters():
-            weight.mul_(4) if weight.dim() > 1 else None  # so that attention matters
     weights = copy.deepcopy(plain.state_dict())
     padded, end_to_end = batches()
     expected = trained(plain, padded, lean=False)

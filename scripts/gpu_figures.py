@@ -83,9 +83,9 @@ class Measurement:
 
 def card() -> str:
     """Name of the first GPU, or cpu."""
-    from podtune.machine.facts import gpus
+    import torch
 
-    return next(iter(gpus().names), "cpu")
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
 
 
 def counted(h100: float, h200: float) -> dict[str, Expected]:

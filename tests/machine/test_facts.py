@@ -9,13 +9,11 @@ import pytest
 
 from podtune.machine.facts import (
     CORES,
-    Gpus,
     cpu_threads,
-    gpus,
+    gpu_reading,
     memory,
     memory_limit,
     shared_memory,
-    too_old,
     usable_cpus,
 )
 from podtune.run.world import World
@@ -47,16 +45,16 @@ def test_pods_that_share_a_node_share_its_cores_whatever_their_limits_say(
         assert cpu_threads(World(), {CORES: "1", **chosen}) == 1
 
 
-def test_a_driver_is_held_against_the_cuda_that_torch_was_built_for() -> None:
-    assert too_old("570.86.10", "13.0") == "580.65"
-    assert (too_old("580.65.06", "13.0"), too_old("580.95", "12.8"), too_old("580.95", "")) == ("", "", "")
+def test_a_metric_that_the_driver_does_not_tell_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
 
+    def no_power(device: str) -> int:
+        raise RuntimeError("Not Supported")
 
-def test_without_a_gpu_nothing_is_counted_and_nothing_is_wrong() -> None:
-    if not list(Path("/dev").glob("nvidia*")):
-        assert (gpus().count, gpus().error) == (0, "")
-    silent = Gpus(devices=2, error="NVML does not answer: Driver Not Loaded")
-    assert (silent.count, Gpus(devices=2).count) == (0, 2)  # the second: no library to ask
+    monkeypatch.setattr(torch.cuda, "utilization", lambda device: 42)
+    monkeypatch.setattr(torch.cuda, "device_memory_used", lambda device: 2**31)
+    monkeypatch.setattr(torch.cuda, "power_draw", no_power)
+    assert gpu_reading("cuda:1") == {"gpu_utilisation_percent": 42.0, "gpu_memory_gib": 2.0}
 
 
 def test_memory_and_shared_memory_are_those_of_this_machine(tmp_path: Path) -> None:

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.gpus import H100, driver_shows, on_cards
+from support.gpus import H100, on_cards
 from support.launch import Launcher, Podtune, free_port
 
 from podtune.commands import preflight
+from podtune.machine import facts
 from podtune.machine.facts import machine_cores
 from podtune.pod import compute, rendezvous
 from podtune.pod.pod_info import PodInfo
@@ -159,26 +160,18 @@ def test_a_pod_that_is_started_again_waits_for_the_end_of_the_last_attempt(job: 
     assert (code, other_code) == (0, 0), verdict
 
 
-@pytest.mark.parametrize(
-    ("driver", "says"),
-    [
-        ("580.95.05", "none of 2 GPUs can be used by CUDA: "),
-        ("570.86.10", "the driver 570.86.10 is too old for torch's CUDA 13"),
-    ],
-)
 def test_gpus_that_cuda_cannot_open_are_named_also_in_a_pod_of_its_own(
-    driver: str, says: str, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     import torch
 
-    if torch.version.cuda is None or torch.cuda.is_available():
-        pytest.skip("needs a torch built with CUDA, and no GPU")
-    driver_shows(monkeypatch, H100, 2, driver)
+    if torch.cuda.is_available():
+        pytest.skip("needs a machine without a GPU")
+    monkeypatch.setattr(facts, "gpu_devices", lambda: 2)
     monkeypatch.setenv("PODTUNE_GPUS_PER_POD", "2")
     verdict = preflight.run(None, 30.0)
-    assert says in verdict.sentence
+    assert f"none of 2 GPUs can be used by CUDA: {why_no_cuda()}" in verdict.sentence
     assert verdict.exit_code == 69
-    assert why_no_cuda() in " ".join(problem.text for problem in verdict.problems)
 
 
 def test_launch_starts_nothing_in_a_single_pod_whose_gpu_cannot_be_used(job: Job) -> None:
@@ -195,9 +188,9 @@ def test_each_gpu_multiplies_and_reaches_the_next(monkeypatch: pytest.MonkeyPatc
     assert list(compute.faults(["cpu", "cpu"])) == []
     on_cards(monkeypatch, H100, 2)
     monkeypatch.setattr(compute, "faults", lambda devices: [f"{devices[1]}: ECC"])
-    assert compute.try_gpus() == (2, "cuda:1: ECC")
+    assert compute.try_gpus() == (2, H100.name, "cuda:1: ECC")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert compute.try_gpus() == (0, why_no_cuda())
+    assert compute.try_gpus() == (0, "", why_no_cuda())
 
 
 def test_a_gpu_without_a_c_compiler_is_not_fit() -> None:

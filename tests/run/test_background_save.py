@@ -11,13 +11,17 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from support.checkpoints import damage
+from transformers import TrainerState
 
 from podtune.run import background_save, checkpoint
 from podtune.run.background_save import BackgroundSave
 from podtune.run.errors import report
+from podtune.run.world import World
+from podtune.sft.train.saving import CheckpointWriter
 
 
 @pytest.fixture
@@ -87,26 +91,62 @@ def test_a_process_killed_while_it_writes_leaves_the_checkpoint_before(stage: Pa
     assert background_save.staged_bytes(stage) == 0
 
 
-def test_a_full_volume_is_raised_by_the_next_step_with_the_advice_for_the_volume(
-    stage: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("options", "reason", "code", "advice"),
+    [
+        ("size=1m", "No space left", 74, "persistence.output.size"),
+        ("nr_inodes=3", "No space left", 74, "persistence.output.size"),
+        ("remount,ro", "Read-only", 170, "started again, it resumes"),  # while the checkpoint is in memory
+    ],
+)
+def test_a_volume_that_takes_no_more_is_raised_by_the_next_step_with_advice(
+    options: str,
+    reason: str,
+    code: int,
+    advice: str,
+    stage: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     volume = tmp_path / "volume"
     volume.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", volume]
+    command = ["mount", "-t", "tmpfs", "-o", options.replace("remount,ro", "size=9m"), "tmpfs", volume]
     if subprocess.run(command, capture_output=True).returncode:
         pytest.skip("only root can mount a small volume")
     try:
+        if options == "remount,ro":
+            subprocess.run(["mount", "-o", options, volume], check=True)
         save = begin(stage, volume / "run", 1, size=2**21)
         save.join()
-        with pytest.raises(OSError, match="No space left") as caught:
+        with pytest.raises(OSError, match=reason) as caught:
             save.check()
-        with pytest.raises(OSError, match="No space left"):
+        with pytest.raises(OSError, match=reason):
             save.wait_written()
-        assert report(caught.value) == 74
-        assert "persistence.output.size" in capsys.readouterr().err
+        assert report(caught.value) == code
+        assert advice in capsys.readouterr().err
         assert checkpoint.checkpoints(volume / "run") == []
     finally:
         subprocess.run(["umount", volume], check=True)
+
+
+def test_shared_memory_without_room_has_the_training_wait_for_its_saves(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, state = tmp_path / "run", TrainerState(global_step=1)
+    writer = CheckpointWriter(run, World(), async_save=True)
+
+    def write() -> None:
+        assert writer.folder is not None
+        assert writer.folder.parent == run / checkpoint.SAVING
+        writer.folder.mkdir(parents=True)
+
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=2**20))
+    writer.save(write, state, {}, last=False, estimated_bytes=2**30)
+    assert damage(run / "checkpoint-1") == ""
+    said = capsys.readouterr().err
+    assert "training waits for its saves: /dev/shm has 0.00 GiB free" in said
+    assert "shm.sizeLimit" in said
+    writer.close()
 
 
 def test_a_folder_of_somebody_elses_in_memory_is_not_followed(stage: Path, tmp_path: Path) -> None:

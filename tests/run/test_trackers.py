@@ -19,10 +19,14 @@ TWICE_TO_TRACKIO = """
 import json, sys, trackio
 from pathlib import Path
 from podtune.run.trackers import read_run, to_trackio
+trackio.init("mine", name="first", config={}, auto_log_gpu=False, auto_log_cpu=False)  # of somebody else
+trackio.log({"train/loss": 1.0}, step=1)
+trackio.finish()
+other, = trackio.Api().runs("mine")
 for _ in range(2):
     to_trackio(read_run(Path(sys.argv[1])), "mine")
-run, = trackio.Api().runs("mine")
-print(json.dumps(trackio.SQLiteStorage.get_logs("mine", run.name)))
+run, = (run for run in trackio.Api().runs("mine") if run.id != other.id)
+print(json.dumps(trackio.SQLiteStorage.get_logs("mine", run.name, run_id=run.id)))
 """
 
 
@@ -77,9 +81,30 @@ def test_trackio_has_the_losses_once(
     )
 
 
-def test_a_run_that_goes_on_is_refused(make_run: RunMaker) -> None:
+def test_a_run_that_goes_on_is_refused_and_left_out_of_several(make_run: RunMaker, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
     with pytest.raises(DataError, match="has not ended"):
-        read_run(make_run("first", status="running"))
+        read_run(make_run("going", status="running"))
+    ended = make_run("ended")
+    result = CliRunner().invoke(app, ["sync", str(tmp_path), "--to", "tensorboard"])
+    assert (result.exit_code, f"{ended}: " in result.output) == (0, True), result.output
+    assert not (tmp_path / "going" / "tensorboard").exists()
+
+
+def test_events_are_not_written_through_a_link_that_somebody_left(make_run: RunMaker, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    run_dir, theirs = make_run("first"), tmp_path / "theirs"
+    theirs.mkdir()
+    (theirs / "kept").touch()
+    (run_dir / "tensorboard").symlink_to(theirs)
+    with pytest.raises(OSError, match="symbolic link"):
+        to_tensorboard(read_run(run_dir), None)
+    assert [path.name for path in theirs.iterdir()] == ["kept"]
+
+
+def test_a_killed_run_ends_with_its_last_line(make_run: RunMaker) -> None:
+    run = read_run(make_run("killed", record={"ended_at": None, "status": "error"}))
+    assert (run.ended, run.ok) == (run.points[-1].time, False)
 
 
 def test_aim_needs_a_repository_and_an_unknown_tracker_is_named(make_run: RunMaker) -> None:

@@ -1,6 +1,7 @@
 """Checkpoints as a start would find them."""
 
 from pathlib import Path
+from typing import Any
 
 from podtune.run import checkpoint
 from podtune.run.manifest import Damaged
@@ -13,3 +14,13 @@ def damage(path: Path) -> str:
     except Damaged as reason:
         return str(reason)
     return ""
+
+
+class Bomb:
+    """A pickle that touches ``target`` where it is loaded as Python would."""
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.target,)

@@ -21,10 +21,6 @@ def stamp(second: int) -> str:
     return (START + datetime.timedelta(seconds=second)).strftime("%Y-%m-%dT%H:%M:%S.000000001Z")
 
 
-def seconds_ago(seconds: float) -> int:
-    return int((datetime.datetime.now(datetime.UTC) - START).total_seconds() - seconds)
-
-
 def train(step: int, last: int = 60, **changed: Any) -> str:
     figures = {
         "loss": 8.0 - step / 10,

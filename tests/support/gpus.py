@@ -30,14 +30,6 @@ H100 = Card("NVIDIA H100 80GB HBM3", (9, 0), 79.2)
 CARDS = (T4, A100, L40S, H100)
 
 
-def driver_shows(monkeypatch: pytest.MonkeyPatch, card: Card, count: int, driver: str = "580.95.05") -> None:
-    """Let NVML answer as with ``count`` cards, whatever CUDA can do with them."""
-    from podtune.machine import facts
-
-    answer = facts.Gpus(count, (card.name,) * count, driver)
-    monkeypatch.setattr(facts, "gpus", lambda timeout_s=0.0: answer)
-
-
 def on_cards(
     monkeypatch: pytest.MonkeyPatch, card: Card, count: int = 1, free_gib: float | None = None
 ) -> None:

@@ -82,14 +82,17 @@ def fine_tune(settings: Settings, world: World) -> int:
     quantized = values.get("load_in_4bit") or values.get("load_in_8bit")
     import_peft(quantized=bool(quantized or hasattr(model_config, "quantization_config")))
 
-    from podtune.sft.config.resolve import resolve
+    from podtune.sft.config.resolve import continue_adapter, resolve
     from podtune.sft.data.rows import token_rows
     from podtune.sft.data.tokenizer import load_tokenizer
     from podtune.sft.train.build import build_trainer
     from podtune.sft.train.early import stopped_early
+    from podtune.sft.train.refusals import refused_pickles_as_sentences
     from podtune.sft.train.run import check_space, open_run
     from podtune.sft.train.stop import Interrupted, StopSignals
 
+    if origin.is_adapter:
+        settings = continue_adapter(settings, origin)
     arguments = resolve(settings, world, architecture(model_config, trusted))
     tokenizer = load_tokenizer(origin, **arguments.tokenizer_options())
     vocabulary = int(model_config.get_text_config().vocab_size)
@@ -103,7 +106,8 @@ def fine_tune(settings: Settings, world: World) -> int:
         trainer = build_trainer(arguments, origin, model_config, tokenizer, run, signals)
         run.announce(trainer)
         check_space(trainer, world)
-        trainer.train(resume_from_checkpoint=run.resume_path)
+        with refused_pickles_as_sentences(run.resume_path):
+            trainer.train(resume_from_checkpoint=run.resume_path)
         finished = trainer.finish()
         if finished:
             run.save_final(trainer, origin.processor_files())

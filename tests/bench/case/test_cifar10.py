@@ -101,6 +101,8 @@ class Evil:
     [
         ({"data_batch_1": pickle.dumps(Evil())}, "system, which CIFAR-10 does not"),
         ({"data_batch_1.bin": b"12"}, "cannot be read as CIFAR-10"),
+        ({"data_batch_1.bin": bytes([10] * 3073)}, "labels above 9"),
+        ({"data_batch_1": pickle.dumps([1])}, "cannot be read as CIFAR-10"),
         ({"readme": b""}, "give cifar-10-python.tar.gz"),
     ],
 )

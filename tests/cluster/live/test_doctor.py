@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 from support.cluster_api import Serving
 
+from podtune.cluster.job.pytorchjob import QUEUE
 from podtune.cluster.live.client import connect
-from podtune.cluster.live.doctor import job_kinds, network_policies
+from podtune.cluster.live.doctor import job_kinds, network_policies, queues
+from podtune.cluster.live.kinds import JOB_KINDS
 from podtune.cluster.live.submit import check
 from podtune.run.errors import UserError
 
@@ -84,3 +86,37 @@ def test_a_trainjob_for_a_newer_trainer_is_not_submitted(serving: Serving) -> No
     ) as refused:
         check(connect(), [{**job, "spec": {"runtimePatches": [{"manager": "a.b/c"}]}}])
     assert refused.value.code == 69
+
+
+@pytest.fixture
+def kueue_of_jobs(serving: Serving) -> None:
+    """A cluster with PyTorchJobs and Jobs, of which Kueue suspends Jobs alone."""
+
+    def answer(method: str, path: str, query: dict[str, str], body: Any) -> tuple[int, bytes] | None:
+        if method == "POST" and "dryRun" in query:
+            if body["kind"] == "Job" and body["metadata"]["labels"][QUEUE] == "queue":
+                body["spec"]["suspend"] = True
+            return 201, json.dumps(body).encode()
+        if path == "/apis/kueue.x-k8s.io":
+            return 200, b'{"preferredVersion": {"groupVersion": "kueue.x-k8s.io/v1beta2"}}'
+        if path.endswith("/localqueues"):
+            return 200, b'{"items": [{"metadata": {"name": "queue"}}]}'
+        kinds = [{"name": "pytorchjobs"}, {"name": "jobs"}]
+        return 200, json.dumps({"resources": kinds}).encode() if path.count("/") == 3 else b"{}"
+
+    serving(answer)
+
+
+@pytest.mark.usefixtures("kueue_of_jobs")
+def test_a_kind_that_kueue_does_not_hold_back_is_named() -> None:
+    found = queues(connect())
+    assert (found.state, "does not hold back PyTorchJob" in found.found) == ("warn", True), found
+    assert "Job," not in found.found
+
+
+@pytest.mark.usefixtures("kueue_of_jobs")
+@pytest.mark.parametrize(("kind", "told"), [("PyTorchJob", True), ("Job", False)])
+def test_a_job_for_a_queue_that_would_start_beside_it_is_told(kind: str, told: bool) -> None:
+    metadata = {"name": "run", "labels": {QUEUE: "queue"}}
+    job = {"apiVersion": JOB_KINDS[kind].version, "kind": kind, "metadata": metadata, "spec": {}}
+    assert any("beside the queue queue" in note for note in check(connect(), [job])) is told

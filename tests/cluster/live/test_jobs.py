@@ -95,7 +95,7 @@ def api(serving: Serving) -> Api:
         ("DELETE", ("delete", "run")),
         ("configmaps", ("delete", "run")),
         ("/pods", ("watch", "run", "--once")),
-        ("/pytorchjobs", ("runs", "--cluster")),
+        ("/pytorchjobs", ("status",)),
     ],
 )
 def test_a_server_that_stops_in_mid_command_is_a_sentence_with_code_69(
@@ -192,7 +192,7 @@ def test_an_indexed_job_is_the_newest_pod_of_each_index_and_no_other_job(api: Ap
     shown = json.loads(podtune("status", "run", "--json").output)
     assert [pod["name"] for pod in shown["pods"]] == ["run-0-ccccc", "run-1-bbbbb"]
     assert shown["condition"] == "Running", "Kubernetes gives it no condition until it ends"
-    assert "run · " in podtune("watch", "run", "--once").output.replace("sft", "run")
+    assert "Job run in team: Running" in podtune("watch", "run", "--once").output
     error = podtune("status", "backup").exception
     assert isinstance(error, UserError)
     assert "there is no job 'backup'" in str(error)

@@ -283,6 +283,30 @@ def test_a_sweep_makes_its_jobs_and_compares_them(cluster: Cluster, tmp_path: Pa
     assert (output / "compare.html").stat().st_size > 10_000
 
 
+def test_each_case_of_the_benchmark_is_a_job_and_the_report_follows(cluster: Cluster, tmp_path: Path) -> None:
+    """Six cases: each job is gone afterwards, its record and the report are here."""
+    sweep, output = tmp_path / "cases.yaml", tmp_path / "out"
+    sweep.write_text(
+        "models: [tinygpt-test]\nstrategies: [ddp, fsdp, tensor]\nworld_sizes: [1, 2]\n"
+        "options: {steps: 3, warmup: 1, repeats: 2, cpu: true, global_batch_size: 4}\n"
+    )
+    values = cluster.values(distributed={"nodes": 2})
+    words = ["-f", str(VALUES / "cpu-smoke.yaml"), "-f", values, "-n", cluster.namespace]
+    command = ["podtune", "bench", "run", "--sweep", str(sweep), "--output", str(output), *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=560)
+    assert done.returncode == 0, done.stdout + done.stderr + cluster.story()
+    records = [json.loads(file.read_text()) for file in output.glob("cells/*/run.json")]
+    assert {record["strategy"] for record in records if record["nnodes"] == 2} == {"ddp", "fsdp", "tensor"}
+    assert len(records) == 6
+    losses = [record["measurements"]["loss"]["last"] for record in records]
+    assert max(losses) - min(losses) < 1e-4, "all strategies compute the same"
+    assert (output / "report.html").exists()
+    jobs = cluster.custom.list_namespaced_custom_object(
+        "kubeflow.org", "v1", cluster.namespace, "pytorchjobs"
+    )
+    assert not [job for job in jobs["items"] if "tinygpt" in job["metadata"]["name"]]
+
+
 @pytest.fixture
 def store(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:
     """An S3 server at this machine's address in the cluster's network."""

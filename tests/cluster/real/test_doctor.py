@@ -38,7 +38,7 @@ def doctor(namespace: str, **env: str) -> tuple[int, dict[str, dict[str, str]]]:
 
 def test_a_cluster_with_operator_and_rights_passes(namespace: str) -> None:
     code, found = doctor(namespace)
-    for name in ("cluster", "namespace", "PyTorchJob", "operator", "permissions"):
+    for name in ("cluster", "namespace", "PyTorchJob", "permissions"):
         assert found[name]["state"] == "ok", found[name]
     assert code == 0
     assert found["shared volumes"]["found"]

@@ -83,15 +83,14 @@ def train_lines(*points: tuple[int, float], tokens: int = 100, split: str = "tra
     ]
 
 
-def test_metrics_stand_side_by_side_where_every_run_recorded_them(make_run: RunMaker) -> None:
+def test_metrics_stand_side_by_side_where_the_shortest_run_ends(make_run: RunMaker) -> None:
     a = make_run("a", lines=train_lines((2, 8.0), (4, 6.0), (6, 4.0)))
-    b = make_run("b", lines=train_lines(*((step, 9.0 - step) for step in range(2, 7)), tokens=300))
+    b = make_run("b", lines=train_lines(*((step, 9.0 - step) for step in (2, 3, 4, 6, 8)), tokens=300))
     found = comparison(a, b)["at_equal"]
-    assert [(row["at"], row["values"], row["interpolated"]) for row in found["step"]] == [
-        (4, [6.0, 5.0], [False, False]),
-        (6, [4.0, 3.0], [False, False]),
-    ]
+    assert [(row["at"], row["values"]) for row in found["step"]] == [(6, [4.0, 3.0])]
     assert [(row["at"], row["values"]) for row in found["tokens"]] == [(600, [4.0, 7.0])]
+    text = view.text(compare([load_run(a), load_run(b)]))
+    assert re.search(r"train loss at 600 tokens +4\.000 +7\.000", text)
 
 
 def test_where_no_place_is_common_values_are_interpolated_but_never_down_from_the_untrained_model(
@@ -99,9 +98,10 @@ def test_where_no_place_is_common_values_are_interpolated_but_never_down_from_th
 ) -> None:
     a = make_run("a", lines=train_lines((0, 8.4), (100, 3.0), (200, 2.0), split="eval"))
     b = make_run("b", lines=train_lines((0, 8.4), (90, 3.1), (190, 2.1), split="eval"))
-    rows = comparison(a, b)["at_equal"]["step"]
-    assert [(row["at"], row["interpolated"]) for row in rows] == [(142, [True, True]), (190, [True, False])]
-    assert all(value < 3.0 for row in rows for value in row["values"])
+    (row,) = comparison(a, b)["at_equal"]["step"]
+    assert (row["at"], row["values"]) == (190, [pytest.approx(2.1), 2.1])
+    short = make_run("short", lines=train_lines((0, 8.4), (50, 4.0), split="eval"))
+    assert comparison(a, short)["at_equal"]["step"] == []
     assert interpolate(([1.0, 2.0], [5.0, 7.0]), 3.0) is None
 
 
@@ -242,42 +242,6 @@ def test_a_folder_twice_is_refused_and_a_name_twice_is_told_apart(make_run: RunM
         compare([load_run(first), load_run(first)])
 
 
-def test_runs_of_the_same_work_get_no_verdict_on_speed(make_run: RunMaker) -> None:
-    """Only the learning rate and the machine's mood differ."""
-
-    def measured(rate: float) -> dict[str, Any]:
-        return {"measurements": {"tokens_per_s": rate}}
-
-    slow, fast = (
-        make_run(name, learning_rate=rate, record=measured(speed))
-        for name, rate, speed in (("slow", 1e-3, 4000.0), ("fast", 3e-4, 6000.0))
-    )
-    found = comparison(slow, fast)["speed"]
-    assert (found["faster"], found["ratio"]) == (None, 1.5)
-    assert found["text"].startswith("No verdict on speed: nothing that changes it differs")
-    packed = make_run("packed", config={"packing": True}, record=measured(6000.0))
-    found = comparison(slow, packed)["speed"]
-    assert (found["faster"], found["exceeds_noise"]) == ("packed", True)
-    assert "packed is 1.50 times as fast as slow: 6,000 against 4,000 tokens/s, more than" in found["text"]
-
-
-def test_the_noise_of_a_speed_is_its_spread_between_logging_windows(make_run: RunMaker) -> None:
-    """A machine of two speeds: the mean of many steps has a tiny error, and says nothing."""
-    lines = [
-        line | {"tokens_per_s": 3000.0 + 3000 * (line["step"] % 2)}
-        for line in train_lines(*((step, 3.0) for step in range(1, 40)))
-    ]
-    runs = [
-        make_run(
-            name, lines=lines, config={"packing": packing}, record={"measurements": {"tokens_per_s": rate}}
-        )
-        for name, packing, rate in (("a", True, 5000.0), ("b", False, 4200.0))
-    ]
-    found = comparison(*runs)["speed"]
-    assert (found["faster"], found["exceeds_noise"]) == (None, False)
-    assert found["text"].startswith("Speed is the same within the spread between their logging windows")
-
-
 def test_answers_decide_by_a_binomial_interval(make_run: RunMaker) -> None:
     def answering(name: str, share: float, rows: int = 400) -> Path:
         tuned = {"answers": {"rows": rows, "base": {"exact_match": 0.0}, "tuned": {"exact_match": share}}}
@@ -401,7 +365,7 @@ def test_terminal_page_and_aim_show_the_same_figures(make_run: RunMaker, tmp_pat
         for metric in every(expression):
             by_name[metric.run.name] = metric.data.items_list()[1][0][-1]
             measured = metric.run["measurements", "tokens_per_s"]
-            assert measured == found["speed"]["values"][0]
+            assert measured == found["final"][0]["tokens_per_s"]
         last[key] = [by_name["lr-1e-3"], by_name["lr-3e-4"]]
     for key in ("train loss", "eval loss"):
         assert last[key] == [final[key] for final in found["final"]]

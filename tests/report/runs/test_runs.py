@@ -10,8 +10,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -20,11 +22,13 @@ from typer.testing import CliRunner, Result
 from podtune.cli import app
 from podtune.report.runs import listing
 from podtune.report.runs.runs import load_run
-from podtune.report.runs.watch import warnings
+from podtune.report.runs.watch import facts, warnings
+from podtune.run import checkpoint
 from podtune.run.errors import UserError
 from podtune.run.follow import find_runs
 from podtune.run.lock import LOCK_FILE, started
-from podtune.run.record import METRICS_FILE, RUN_FILE
+from podtune.run.metrics_log import MetricsLog
+from podtune.run.record import METRICS_FILE, RUN_FILE, write_json
 
 RunMaker = Callable[..., Path]
 
@@ -81,6 +85,38 @@ def test_runs_below_a_folder_are_listed_with_their_figures(make_run: RunMaker, t
     assert fast["seconds"] == pytest.approx(31.0)
     assert fast["device_hours"] == pytest.approx(2 * 31.0 / 3600)
     assert fast["best_loss"] <= fast["loss"] < rows["slow"]["loss"]
+
+
+def test_no_view_stumbles_over_a_run_that_rotates_its_checkpoints_and_starts_again(
+    make_run: RunMaker, tmp_path: Path
+) -> None:
+    run, other = make_run("one"), make_run("two")
+    record, done = json.loads((run / RUN_FILE).read_text()), threading.Event()
+    shown, rounds = facts(load_run(run)), 0
+
+    def train() -> None:
+        nonlocal rounds
+        while not done.is_set():
+            for step in (20, 40):
+                (run / f"checkpoint-{step}").mkdir()
+                (run / f"checkpoint-{step}" / "optimizer.pt").write_bytes(b"state")
+            checkpoint.rotate(run, 1)
+            checkpoint.discard(run / "checkpoint-40")
+            MetricsLog(run / METRICS_FILE, from_step=60).close()
+            write_json(run / RUN_FILE, record)
+            rounds += 1
+
+    with ThreadPoolExecutor(1) as pool:
+        training = pool.submit(train)
+        try:
+            for _ in range(10):
+                assert names(podtune("runs", str(tmp_path), "--json")) == ["one", "two"]
+                assert facts(load_run(run)) == shown
+                assert podtune("compare", str(run), str(other), "--json").exit_code == 0
+        finally:
+            done.set()
+        training.result(60)
+    assert rounds > 1
 
 
 def test_a_narrow_terminal_loses_columns_by_their_worth_and_names_keep_both_ends(make_run: RunMaker) -> None:

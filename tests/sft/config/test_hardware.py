@@ -6,10 +6,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from support.gpus import A100, CARDS, H100, L40S, T4, Card, on_cards
 
 from podtune.run.distributed import setup_distributed
-from podtune.run.errors import UserError
+from podtune.run.errors import UNAVAILABLE, UserError
 from podtune.run.world import World
 from podtune.sft.config import hardware
 from podtune.sft.config import settings as config
@@ -116,6 +117,13 @@ def test_what_is_not_there_is_one_sentence_before_weights_are_read(
     assert says in error.what
     assert error.fix
     assert error.code == code
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_quantization_without_a_gpu_says_so() -> None:
+    error = refusal("--load_in_4bit", "--use_peft", world=World())
+    assert "need a GPU" in error.what
+    assert error.code == UNAVAILABLE
 
 
 def test_optimizers_of_torch_need_no_package() -> None:

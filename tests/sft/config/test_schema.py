@@ -12,7 +12,7 @@ import yaml
 
 from podtune.run.errors import UserError
 from podtune.sft.config import settings
-from podtune.sft.config.schema import json_schema
+from scripts.config_keys import json_schema
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 

@@ -16,10 +16,11 @@ from datasets import Dataset
 from support.row_ledger import RowLedger, epochs, trained
 from torch.utils.data import DataLoader, RandomSampler, Sampler, SequentialSampler
 
-from podtune.sft.data.batching import ROW, LengthGrouped, NumberedBatches, balance, row_lengths
+from podtune.sft.data.batching import LengthGrouped, balance, row_lengths
 from podtune.sft.data.rows import pack
 
 EPOCHS, BATCH = 2, 2
+ROW = "row"  # the column with a row's number
 
 
 def some_rows(count: int, packed: str | None) -> Dataset:
@@ -42,7 +43,7 @@ def micro_batches(rows: Dataset, sampler: str, rank: int, ranks: int, epoch: int
         rows,  # type: ignore[arg-type]
         batch_size=BATCH,
         sampler=sampler_of(sampler, rows, lambda: epoch),
-        collate_fn=NumberedBatches(lambda batch: {"lengths": [len(row["input_ids"]) for row in batch]}),
+        collate_fn=lambda batch: {name: [row[name] for row in batch] for name in ("input_ids", ROW)},
     )
     loader = prepare_data_loader(
         plain,

@@ -323,9 +323,12 @@ def test_a_mixture_takes_files_and_shares(tmp_path: Path) -> None:
     held_out = find_eval_split(with_test)
     assert held_out is not None
     assert (len(load_split(with_test)), len(load_split(held_out))) == (54, 6)
-    with pytest.raises(UserError, match="unknown key 'weight'") as refusal:
-        check_source(DataSource(mixture=({"path": str(first), "weight": 2},)))
-    assert "fraction" in refusal.value.fix
+    for wrong, why in (
+        ({"path": str(first), "weight": 2}, "weight"),
+        ({"path": "gone.jsonl"}, "no such file"),
+    ):
+        with pytest.raises(UserError, match=why):
+            load_split(DataSource(mixture=(wrong,)))
 
 
 def test_a_configuration_gives_its_sources(tmp_path: Path) -> None:

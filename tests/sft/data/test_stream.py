@@ -130,7 +130,7 @@ def test_a_set_of_the_hub_is_read_as_it_comes(
         asked.append((name, config, split, streaming))
         return real("json", data_files=str(tmp_path / "train-a.jsonl"), split=split, streaming=streaming)
 
-    monkeypatch.setattr(module.hub, "check", lambda name: None)
+    monkeypatch.setattr(module.hub, "look_up", lambda name: None)
     monkeypatch.setattr(datasets, "load_dataset", load)
     from_hub = rows(DataSource("user/set"), 120, seed=2)
     assert {row[ROW] for row in from_hub} <= set(range(200))

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from support.checkpoints import Bomb
 from torch.utils.flop_counter import FlopCounterMode
 from typer.testing import CliRunner
 
@@ -26,7 +27,6 @@ from podtune.run.errors import (
     DATA,
     NO_INPUT,
     NO_PERMISSION,
-    UNAVAILABLE,
     USAGE,
     UserError,
 )
@@ -36,7 +36,7 @@ from podtune.sft.model import template
 from podtune.sft.model.build import build_model
 from podtune.sft.model.flops import flops_per_token, parameter_count
 from podtune.sft.model.info import model_info
-from podtune.sft.model.load import check_quantization, load_model
+from podtune.sft.model.load import load_model
 from podtune.sft.model.merge import merge_adapter
 from podtune.sft.source.model import load_config, locate_model
 
@@ -330,16 +330,6 @@ def test_info_prints_what_the_weights_add_up_to(micro: Path) -> None:
 
 
 # ---- refusals ----
-class Bomb:
-    """Unpickling it makes a file."""
-
-    def __init__(self, target: Path) -> None:
-        self.target = target
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Path.touch, (self.target,)
-
-
 def test_weights_in_pickle_files_are_refused_and_nothing_in_them_runs(micro: Path, tmp_path: Path) -> None:
     folder = copy_of(micro, tmp_path / "model")
     (folder / "model.safetensors").unlink()
@@ -397,14 +387,6 @@ def test_a_name_that_is_as_likely_a_path_is_called_one(
         locate_model("runs/nope")
     with pytest.raises(UserError, match="neither a local path nor in the cache"):
         locate_model("owner/nope")
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_quantization_without_a_gpu_says_so() -> None:
-    check_quantization(False)
-    with pytest.raises(UserError, match="need a GPU") as caught:
-        check_quantization(True)
-    assert caught.value.code == UNAVAILABLE
 
 
 class Hub(http.server.BaseHTTPRequestHandler):

@@ -12,14 +12,18 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from support.checkpoints import Bomb
 from support.launch import Launcher, Program, metrics
 from support.row_ledger import FOLDER, epochs, trained
 
 from podtune.run import checkpoint
 from podtune.run.background_save import stage_of
+from podtune.run.manifest import MANIFEST, flushed_files, read_manifest
 from podtune.run.record import Measurements
 
 STEPS = 12
@@ -293,6 +297,28 @@ def test_when_every_checkpoint_is_damaged_the_run_stops(
         (run / f"checkpoint-{step}" / "model.safetensors").write_bytes(b"rot")
     output = launcher.run(*options, "--max_steps", STEPS, "--output_dir", run, codes=[65])
     assert "every checkpoint is damaged" in output
+
+
+@pytest.mark.parametrize("name", ["optimizer.pt", "rng_state.pth"])
+def test_a_checkpoint_that_would_run_code_is_refused_in_a_sentence(
+    name: str, undisturbed: Path, launcher: Launcher, options: list[object], tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(undisturbed, run)
+    for later in ("final", "checkpoint-12"):
+        shutil.rmtree(run / later)
+    tampered = run / "checkpoint-8"
+    torch.save({"state": Bomb(tmp_path / "exploded")}, tampered / name)
+    manifest = read_manifest((tampered / MANIFEST).read_bytes(), tampered.name)
+    (tampered / MANIFEST).unlink()  # who may write the volume may write it anew
+    forged = replace(manifest, files=flushed_files(tampered)).text()
+    (tampered / MANIFEST).write_text(forged)
+    output = launcher.run(*options, "--max_steps", STEPS, "--output_dir", run, codes=[65])
+    assert "checkpoint-8: loading its optimizer, scheduler or random state would call " in output
+    assert "move it away" in output
+    assert "Traceback" not in output
+    assert not (tmp_path / "exploded").exists()
+    assert record(run)["exit_code"] == 65
 
 
 def test_a_changed_world_batch_or_schedule_is_refused_unless_asked_for(

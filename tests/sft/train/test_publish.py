@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.checkpoints import Bomb
 from support.resume_keys import KEY
 from transformers import MambaConfig
 
@@ -128,14 +129,6 @@ def test_a_checkpoint_of_trls_is_taken_where_the_user_vouches_for_it(
     (theirs / "podtune-manifest.json").write_text("rot")  # ours, and damaged
     with pytest.raises(UserError, match="cannot be read"):
         find_checkpoint(tmp_path, KEY, vouched)
-
-
-class Bomb:
-    def __init__(self, target: Path) -> None:
-        self.target = target
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Path.touch, (self.target,)
 
 
 def test_nothing_in_a_checkpoint_is_run_whatever_a_library_asks_torch_for(tmp_path: Path) -> None:

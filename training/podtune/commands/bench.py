@@ -6,14 +6,18 @@ import dataclasses
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from podtune.commands.bench_plan import plan
-from podtune.commands.options import AsJson
+from podtune.commands.options import AsJson, Context, Namespace, Sets, Values
 from podtune.run.errors import PEER_LOST, SOFTWARE, UNAVAILABLE, UsageError, working
-from podtune.run.record import Json, finite
+from podtune.run.record import finite
+
+if TYPE_CHECKING:
+    from podtune.sweep.case_runner import CaseRunner
+    from podtune.sweep.cases import CaseSweep
 
 app = typer.Typer(
     help="Measure and predict the cost of each way to distribute the work.", no_args_is_help=True
@@ -37,6 +41,11 @@ def run(
         bool, typer.Option("--preflight", help="In a job: podtune preflight before the first case.")
     ] = False,
     wait: Annotated[float, typer.Option(help="Seconds that it waits for the other pods to arrive.")] = 900.0,
+    values: Values = None,
+    sets: Sets = None,
+    at_once: Annotated[int, typer.Option(min=1, help="So many jobs at a time, with --values.")] = 1,
+    namespace: Namespace = "",
+    context: Context = "",
     as_json: AsJson = False,
 ) -> None:
     """Measure a sweep: models x strategies x world sizes x precisions, one record a case.
@@ -46,43 +55,106 @@ def run(
     command resumes, and measures again what was asked differently or by other code. Exit code 0: every case
     measured or out of memory; 70: a case failed (inside a job always 0).
 
+    With --values each case is a job of the chart, of as many pods as it needs and at most as many as
+    distributed.nodes says: created, waited for, its record collected, deleted. Ctrl-C leaves jobs to
+    themselves; the same command comes back to them. The report follows at the end.
+
     \b
     Examples:
       podtune bench run --preset smoke --output results/smoke
       podtune bench run --sweep mine.yaml --output results/mine
+      podtune bench run --preset node -f cluster.yaml --output results/node
       podtune bench report results/smoke
     """
     from podtune.commands.preflight import step_zero
-    from podtune.run.world import in_pod, read_pod
     from podtune.sweep import cases
-    from podtune.sweep.case_runner import CaseRunner
     from podtune.sweep.runner import SweepStopped
 
     if bool(preset) == bool(sweep):
         names = " or ".join(cases.preset_names())
         raise UsageError("give --preset or --sweep, one of them", fix=f"--preset {names}, or --sweep FILE")
+    if not values and (sets or namespace or context or at_once > 1):
+        what = "--set, --at-once, --namespace and --context are for a sweep in a cluster"
+        raise UsageError(what, fix="add -f VALUES, or leave them out")
+    if values and in_job:
+        raise UsageError("--in-job is for the pods of a job", fix="leave it or --values out")
     requested = cases.read_sweep(sweep or cases.preset(preset))
-    pod = read_pod() if in_job else None
-    if preflight and pod and (code := step_zero(sweep, wait_s=wait)):
-        # final: only training has something to resume
-        raise typer.Exit(UNAVAILABLE if code == PEER_LOST else code)
-    nodes, nproc_per_node = (pod.nnodes, pod.nproc_per_node) if pod else (1, None)
-    expansion = cases.expand(requested, nodes=nodes, nproc_per_node=nproc_per_node)
-    first = pod is None or pod.node_rank == 0
-    emit = sys.stdout if not as_json and in_pod() and first else None
+    if values:
+        runner = _in_the_cluster(requested, output, values, sets or [], at_once, namespace, context)
+    else:
+        runner = _here(requested, output, in_job=in_job, emits=not as_json)
+        if preflight and runner.pod and (code := step_zero(sweep, wait_s=wait)):
+            # final: only training has something to resume
+            raise typer.Exit(UNAVAILABLE if code == PEER_LOST else code)
     try:
-        states = CaseRunner(requested, expansion, output, pod=pod, emit=emit).run()
+        states = runner.run()
     except SweepStopped as stopped:
-        typer.echo(f"stopped; finished cases are in {output}, and the same command resumes", err=True)
+        left = "; jobs continue, `podtune delete NAME` ends one" if values else ""
+        typer.echo(f"stopped; finished cases are in {output}, and the same command resumes{left}", err=True)
         raise typer.Exit(stopped.code) from None
     failed = list(states.values()).count("error")
     if as_json:
-        summary = {"cells": states, "impossible": expansion.impossible, "output": str(output)}
+        summary = {"cells": states, "impossible": runner.expansion.impossible, "output": str(output)}
         typer.echo(json.dumps(summary, indent=2))
-    if first:
+    elif values:
+        report(output)
+    if runner.writes:
         typer.echo(f"{len(states)} cases, {failed} failed; next: podtune bench report {output}", err=True)
-    if failed and pod is None:  # in a job a failed case is a result; an exit code would only restart the pod
+    if failed and runner.pod is None:
+        # in a job a failed case is a result; an exit code would only restart the pod
         raise typer.Exit(SOFTWARE)
+
+
+def _here(requested: CaseSweep, output: Path, *, in_job: bool, emits: bool) -> CaseRunner:
+    """The runner of cases in processes of this machine, or in every pod of a job."""
+    from podtune.run.world import in_pod, read_pod
+    from podtune.sweep import cases
+    from podtune.sweep.case_runner import CaseRunner
+
+    pod = read_pod() if in_job else None
+    nodes, nproc_per_node = (pod.nnodes, pod.nproc_per_node) if pod else (1, None)
+    expansion = cases.expand(requested, nodes=nodes, nproc_per_node=nproc_per_node)
+    first = pod is None or pod.node_rank == 0
+    return CaseRunner(
+        requested, expansion, output, pod=pod, emit=sys.stdout if emits and in_pod() and first else None
+    )
+
+
+def _in_the_cluster(
+    requested: CaseSweep,
+    output: Path,
+    values: list[Path],
+    sets: list[str],
+    at_once: int,
+    namespace: str,
+    context: str,
+) -> CaseRunner:
+    """The runner of cases as jobs of the chart.
+
+    Raises:
+        UserError: the chart, lint or the cluster would refuse one of them; nothing is created then.
+    """
+    from podtune.cluster.chart.render import effective_values, merged_values
+    from podtune.cluster.live.client import connect
+    from podtune.cluster.live.release import Release
+    from podtune.commands.manifests import checked_jobs
+    from podtune.sweep import cases
+    from podtune.sweep.case_runner import CaseJobs
+    from podtune.sweep.runner import to_stderr
+
+    own = merged_values(values, sets)
+    most = effective_values(own)["distributed"]
+    place = json.dumps(own, sort_keys=True, default=str)
+    expansion = cases.expand(requested, nodes=most["nodes"], nproc_per_node=most["nprocPerNode"], place=place)
+    cluster = connect(namespace, context)
+    jobs = checked_jobs(
+        cluster, {f"{case.name}-{case.key}": cases.values_of(case, own) for case in expansion.cases}
+    )
+
+    def begin(case: cases.Case, folder: Path) -> Release:
+        return Release(cluster, jobs[f"{case.name}-{case.key}"], folder, to_stderr)
+
+    return CaseJobs(requested, expansion, output, begin, at_once=at_once)
 
 
 def _presets() -> list[str]:
@@ -94,7 +166,7 @@ def _presets() -> list[str]:
 @app.command("report")
 def report(
     folder: Annotated[
-        Path, typer.Argument(help="What podtune bench run wrote, or logs of a job.", metavar="DIR")
+        Path, typer.Argument(help="What podtune bench run wrote, or podtune collect.", metavar="DIR")
     ],
     as_json: AsJson = False,
 ) -> None:
@@ -107,33 +179,19 @@ def report(
     \b
     Examples:
       podtune bench report results/smoke
-      kubectl logs my-bench-master-0 > results/job/pod.log && podtune bench report results/job
+      podtune collect --job my-bench --output results/job && podtune bench report results/job
     """
-    from collections.abc import Iterable
-
     from podtune.plan.predicted_vs_measured import plans
     from podtune.report.bench.report import report as write_report
-    from podtune.report.bench.report import terminal_table
     from podtune.report.draw.tables import terminal_width
     from podtune.run.errors import printable
 
-    def planner(records: Iterable[Json]) -> list[Json | None]:
-        return [None if each is None else dataclasses.asdict(each) for each in plans(list(records))]
-
     working("reading records, drawing plots")
-    said = write_report(folder, planner)
+    said = write_report(
+        folder,
+        lambda records: [dataclasses.asdict(plan) if plan else None for plan in plans(list(records))],
+    )
     if as_json:
-        typer.echo(json.dumps(finite(said), indent=2))
-        return
-    for comparison in said["comparisons"]:
-        sentences = [f"  {text}" for text in comparison["advice"] + comparison["cautions"]]
-        typer.echo(printable("\n".join([comparison["title"], *sentences, ""])))
-        if (table := terminal_table(comparison["cells"])).rows:
-            typer.echo(f"{table.text(width=terminal_width())}\n")
-    for text in [
-        *said["not_compared"],
-        *said["damaged"],
-        *(f"{name}: {why}" for name, why in said["failed"].items()),
-    ]:
-        typer.echo(printable(text))
-    typer.echo("\n".join(said["files"]))
+        typer.echo(json.dumps(finite(said.as_json()), indent=2))
+    else:
+        typer.echo(printable(said.text(terminal_width())))

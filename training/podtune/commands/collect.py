@@ -68,9 +68,10 @@ def _collected(logs: list[str], job: str, namespace: str) -> Collection:
     from podtune.run import collect as records
 
     if job:
+        from podtune.cluster.live.client import connect
         from podtune.cluster.live.follow import logs_of
 
-        return records.collect(logs_of(job, namespace))
+        return records.collect(logs_of(connect(namespace), job))
     if logs == ["-"]:
         sys.stdin.reconfigure(errors="replace")  # type: ignore[union-attr]
         return records.collect(sys.stdin)

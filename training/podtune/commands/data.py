@@ -190,8 +190,8 @@ def prepare_rows(
     _, tokenizer, vocabulary = _model_files(settings)
     packs, eval_packs = settings.value("packing"), settings.value("eval_packing")
     work = [(sources.train, packs)]
-    if sources.evaluation is not None:
-        work.append((sources.evaluation, packs if eval_packs is None else eval_packs))
+    held_out = sources.evaluations.values()
+    work += [(source, packs if eval_packs is None else eval_packs) for source in held_out]
     prepared = []
     for source, packed in work:
         options = TokenizeOptions.of(settings.value, packed=packed)

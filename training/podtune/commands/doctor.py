@@ -14,7 +14,7 @@ def doctor(
     cluster: Annotated[
         bool,
         typer.Option(
-            "--cluster", help="The cluster of the kubeconfig too: operator, permissions, volumes, GPUs."
+            "--cluster", help="The cluster of the kubeconfig too: kinds of job, permissions, volumes, GPUs."
         ),
     ] = False,
     output_dir: Annotated[Path, typer.Option(help="Where runs would be written.")] = Path(),
@@ -26,8 +26,9 @@ def doctor(
 ) -> None:
     """Look at this machine, and with --cluster at the cluster: one line each, ok, warn or fail, with the fix.
 
-    Takes at most five seconds. Exit code 0 without a fail, 69 with one. `pip check` and `nvidia-smi` answer
-    for the packages and the GPUs themselves, `podtune preflight` computes on each.
+    Takes seconds; where there are GPUs as long as torch needs to open them, a minute at most. Exit code 0
+    without a fail, 69 with one. `pip check` and `nvidia-smi` answer for the packages and the GPUs themselves,
+    `podtune preflight` computes on each.
 
     \b
     Examples:

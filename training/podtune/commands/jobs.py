@@ -15,6 +15,7 @@ from podtune.commands.options import Context, Name, Namespace, Sets, Values
 from podtune.run.errors import DataError, NotFound, UsageError
 
 if TYPE_CHECKING:
+    from podtune.cluster.job.manifest import Json
     from podtune.cluster.live.client import Cluster
     from podtune.run.job_snapshot import JobStatus
 
@@ -68,7 +69,7 @@ def submit(
         return
     print(f"created in {cluster.namespace}: {', '.join(steps.create(cluster, documents))}")
     if follow:
-        _follow(cluster, job)
+        follow_job(cluster, job)
     else:
         print(f"follow it:  podtune logs {job} --follow\nlook at it: podtune status {job}")
         print(f"end it:     podtune delete {job}")
@@ -91,14 +92,11 @@ def status(
     """
     from podtune.cluster.job.manifest import name_of
     from podtune.cluster.live.client import connect
-    from podtune.cluster.live.status import status_of
     from podtune.cluster.why.state import state
 
     cluster = connect(namespace, context)
     if name:
-        found = status_of(cluster, cluster.job(name))
-        content = {"schema": "podtune.status/1", **asdict(found)}
-        print(json.dumps(content, indent=2) if as_json else _status_text(found))
+        print_status(cluster, cluster.job(name), as_json=as_json)
         return
     jobs = [{"job": name_of(job), "kind": job["kind"], "condition": state(job)[0]} for job in cluster.jobs()]
     width = max((len(job["job"]) for job in jobs), default=0)
@@ -132,7 +130,7 @@ def logs(
 
     cluster = connect(namespace, context)
     if follow:
-        _follow(cluster, name)
+        follow_job(cluster, name)
         return
     job = cluster.job(name)
     pods = [name_of(pod) for pod in cluster.pods(job)]
@@ -176,7 +174,7 @@ def delete(
     print(f"deleted: {', '.join(steps.delete(cluster, job, parts))}")
 
 
-def _follow(cluster: Cluster, name: str) -> None:
+def follow_job(cluster: Cluster, name: str) -> None:
     """Follow the job to its end: exit code 0 for Succeeded, 1 for Failed with reasons and last lines.
 
     Ctrl-C only detaches.
@@ -201,6 +199,15 @@ def _follow(cluster: Cluster, name: str) -> None:
     if condition == "Failed":
         print(f"\n{as_text(explain(scene_of(cluster, name)))}")
         raise typer.Exit(1)
+
+
+def print_status(cluster: Cluster, job: Json, *, as_json: bool = False) -> None:
+    """Print a job's condition, its pods, and what is wrong with them."""
+    from podtune.cluster.live.status import status_of
+
+    found = status_of(cluster, job)
+    content = {"schema": "podtune.status/1", **asdict(found)}
+    print(json.dumps(content, indent=2) if as_json else _status_text(found))
 
 
 def _status_text(status: JobStatus) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +14,11 @@ from podtune.commands.options import Release, Sets, Values
 from podtune.run.errors import DataError
 
 if TYPE_CHECKING:
+    from podtune.cluster.chart.render import Values as ChartValues
     from podtune.cluster.job.manifest import Json
+    from podtune.cluster.live.client import Cluster
+
+NAME_LENGTH = 40  # of a job: its pods' names are longer, and end at 63
 
 
 def render(
@@ -68,4 +74,33 @@ def linted(text: str, *, tell: bool = True) -> list[Json]:
     if any(finding.refused for finding in verdict.findings):
         what, fix = "the cluster would refuse the job; nothing was created", "correct what is listed above"
         raise DataError(what, where="manifest", fix=fix)
+    return documents
+
+
+def job_name(name: str) -> str:
+    """A name as Kubernetes allows it, without its beginning if it is long: its end is a hash."""
+    short = re.sub(r"[^a-z0-9]+", "-", name.lower())[-NAME_LENGTH:].lstrip("-")
+    return short if short[0].isalpha() else f"run-{short}"
+
+
+def checked_jobs(cluster: Cluster, jobs: Mapping[str, ChartValues]) -> dict[str, list[Json]]:
+    """The documents of each job of the chart, by its name. Creates nothing.
+
+    Raises:
+        UserError: the chart, lint or the cluster would refuse one of them.
+    """
+    from podtune.cluster.chart.render import rendered
+    from podtune.cluster.live import submit
+    from podtune.run.errors import printable, working
+
+    working(f"checking {len(jobs)} jobs")
+    documents: dict[str, list[Json]] = {}
+    notes: dict[str, None] = {}
+    for name, values in jobs.items():
+        text = rendered(values, job_name(name), cluster.namespace)
+        documents[name] = submit.installable(linted(text, tell=not documents))
+        if not cluster.exists(documents[name][-1]):
+            notes |= dict.fromkeys(submit.check(cluster, documents[name]))
+    for each in notes:
+        print(f"podtune: note: {printable(each)}", file=sys.stderr)
     return documents

@@ -33,7 +33,7 @@ def preflight(
     """Look at what training needs before it starts; in a job of several pods, together with the others.
 
     Volumes that can be written and are really shared, /dev/shm, GPUs (as many as PODTUNE_GPUS_PER_POD says,
-    each with a small product and a copy to the next), driver against CUDA, C compiler, names and ports,
+    each with a small product and a copy to the next; else CUDA's reason), C compiler, names and ports,
     ranks, the same configuration, image, versions and data everywhere, and an all-reduce checked for its
     result and speed.
     Ends within --timeout with a verdict that names the bad pod. Exit code 0 fit, 65 not, 69 a pod, a port or

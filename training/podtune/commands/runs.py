@@ -1,19 +1,14 @@
-"""``podtune runs``, ``compare`` and ``watch``: runs by their files, or by their jobs' logs."""
+"""``podtune runs``, ``compare`` and ``watch``: runs by their files; ``watch`` also takes a job."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from podtune.commands.options import Context, Namespace
 from podtune.run.errors import CannotCreate, NotFound, UsageError, UserError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from podtune.report.runs.runs import Run
 
 
 def runs(
@@ -25,19 +20,12 @@ def runs(
         str, typer.Option("--sort", help="A field of --json, as best_loss; -FIELD turns it round.")
     ] = "age_s",
     as_json: Annotated[bool, typer.Option("--json", help="A JSON list on stdout.")] = False,
-    cluster: Annotated[
-        bool, typer.Option("--cluster", help="The jobs of a namespace instead, by their pods' logs.")
-    ] = False,
-    namespace: Namespace = "",
-    context: Context = "",
 ) -> None:
-    """List the runs below folders (a mounted volume is a folder), or the jobs of a namespace; the newest
-    first.
+    """List the runs below folders (a mounted volume is a folder), the newest first.
 
     \b
     Examples:
       podtune runs demo
-      podtune runs --cluster -n team-a
       podtune runs /outputs --sort best_loss
       podtune runs . --json | jq '.[] | select(.status == "ok" and .loss < 1)'
     """
@@ -47,13 +35,15 @@ def runs(
     from podtune.report.draw.tables import terminal_width
     from podtune.report.runs import listing
     from podtune.run.errors import warn
+    from podtune.run.follow import find_runs
     from podtune.run.record import finite
 
-    if folders and cluster:
-        raise UsageError(
-            "give folders, or --cluster", where="runs", fix="two commands: the views have different sources"
-        )
-    found, unreadable, places = _of_jobs(namespace, context) if cluster else _below(folders or [Path()])
+    roots = folders or [Path()]
+    for root in roots:
+        if not root.is_dir():
+            raise NotFound("no such folder", where=str(root), fix="give a folder with runs below it")
+    run_dirs = dict.fromkeys(run_dir for root in roots for run_dir in find_runs(root))
+    found, unreadable = listing.read_runs(list(run_dirs))
     rows = listing.sort_rows(listing.list_runs(found), sort)
     for line in [*unreadable, *(problem for run in found for problem in run.problems)]:
         warn(line)
@@ -62,30 +52,7 @@ def runs(
     elif rows:
         print(listing.table(rows).text(width=terminal_width()))
     else:
-        print(f"no {'jobs' if cluster else 'runs'} in {places}")
-
-
-def _below(roots: list[Path]) -> tuple[list[Run], list[str], str]:
-    """The runs below ``roots``, what could not be read, and the places."""
-    from podtune.report.runs.listing import read_runs
-    from podtune.run.follow import find_runs
-
-    for root in roots:
-        if not root.is_dir():
-            raise NotFound("no such folder", where=str(root), fix="give a folder with runs below it")
-    run_dirs = dict.fromkeys(run_dir for root in roots for run_dir in find_runs(root))
-    return *read_runs(list(run_dirs)), ", ".join(map(str, roots))
-
-
-def _of_jobs(namespace: str, context: str) -> tuple[list[Run], list[str], str]:
-    """The same of a namespace's jobs."""
-    from podtune.cluster.live.client import connect
-    from podtune.cluster.live.job_log import snapshots
-    from podtune.report.runs.job import job_runs
-
-    there = connect(namespace, context)
-    found: list[Run] = [run for snapshot in snapshots(there) for run in job_runs(snapshot)]
-    return found, [], f"the namespace {there.namespace}"
+        print(f"no runs in {', '.join(map(str, roots))}")
 
 
 def compare(
@@ -153,8 +120,8 @@ def watch(
     """Watch a run while it trains: progress, time left, loss, speed, use of each pod, last evaluation,
     warnings. Ctrl-C leaves it running.
 
-    A job is watched through its conditions and its pods' logs: no volume has to be mounted, and nothing runs
-    in the pods.
+    Of a job conditions, problems and the logs of all pods are printed as they come: no volume has to be
+    mounted, and nothing runs in the pods.
 
     \b
     Examples:
@@ -164,32 +131,33 @@ def watch(
     """
     import sys
 
+    if (Path(run).exists() or "/" in run) and not (namespace or context):
+        _watch_folder(Path(run), once=once)
+        return
+    from podtune.cluster.live.client import connect
+    from podtune.commands.jobs import follow_job, print_status
+
+    try:
+        cluster = connect(namespace, context)
+        job = cluster.job(run)
+    except UserError as error:  # it may be a mistyped folder
+        error.what = f"there is no folder {run!r} here, and as a job: {error.what}"
+        raise
+    if once or not sys.stdout.isatty():
+        print_status(cluster, job)
+    else:
+        follow_job(cluster, run)
+
+
+def _watch_folder(folder: Path, *, once: bool) -> None:
+    import sys
+
+    from podtune.report.runs.runs import load_run
     from podtune.report.runs.watch import watch as watch_run
 
-    is_folder = (Path(run).exists() or "/" in run) and not (namespace or context)
     try:
-        look = _look_at_folder(Path(run)) if is_folder else _look_at_job(run, namespace, context)
-        watch_run(look, once=once)
+        watch_run(lambda: load_run(folder, curves=False), once=once)
     except KeyboardInterrupt:
-        what = "run" if is_folder else "job"
-        print(f"\nno longer watching; the {what} continues. Come back: podtune watch {run}", file=sys.stderr)
+        back = f"Come back: podtune watch {folder}"
+        print(f"\nno longer watching; the run continues. {back}", file=sys.stderr)
         raise typer.Exit(130) from None
-    except UserError as error:
-        if not is_folder:  # it may be a mistyped folder
-            error.what = f"there is no folder {run!r} here, and as a job: {error.what}"
-        raise
-
-
-def _look_at_folder(folder: Path) -> Callable[[], Run]:
-    from podtune.report.runs.runs import load_run
-
-    return lambda: load_run(folder, curves=False)
-
-
-def _look_at_job(name: str, namespace: str, context: str) -> Callable[[], Run]:
-    from podtune.cluster.live.client import connect
-    from podtune.cluster.live.job_log import JobWatch
-    from podtune.report.runs.job import job_runs
-
-    job = JobWatch(connect(namespace, context), name)
-    return lambda: job_runs(job.look())[-1]

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,9 +12,7 @@ from podtune.commands.options import AsJson, Context, Namespace, Sets, Values
 from podtune.run.errors import SOFTWARE, ConfigError, UsageError, printable
 
 if TYPE_CHECKING:
-    from podtune.sweep.trials import Begin, Trial, TrialSweep
-
-NAME_LENGTH = 40  # of a job: its pods' names are longer, and end at 63
+    from podtune.sweep.trials import Begin, Trial
 
 
 def sweep(
@@ -34,9 +31,8 @@ def sweep(
 
     Here one run after another, each as podtune train would; with --values as jobs of the chart, some at
     once, each as podtune submit would. Every configuration is checked before the first run starts. Finished
-    runs are kept; an interrupted one resumes from its checkpoint. With `stop: median` a run ends early that
-    is worse than half of those before it at the same step. The comparison of all is OUTPUT/compare.html. Exit
-    code 0: every run finished or was stopped by the rule; 70: one failed.
+    runs are kept; an interrupted one resumes from its checkpoint. The comparison of all is
+    OUTPUT/compare.html. Exit code 0: every run finished; 70: one failed.
 
     In a cluster the config of the values is what all runs have in common, and the sweep's keys overrule it.
     Name claims that exist (persistence.*.existingClaim), so that model and data are prepared once. Ctrl-C
@@ -55,7 +51,6 @@ def sweep(
       learning_rate: [1.0e-4, 3.0e-4]        # any key with a list is an axis of the grid
       runs: [{}, {use_peft: true}]           # and a list of its own, each with every point of the grid
       processes: 1                           # of each run on this machine, or gpu
-      stop: median
     """
     from podtune.sweep.runner import SweepStopped
     from podtune.sweep.trials import TrialRunner, read_sweep, start_here
@@ -82,7 +77,7 @@ def sweep(
 
 def _in_the_cluster(
     file: Path, values: list[Path], sets: list[str], namespace: str, context: str
-) -> tuple[TrialSweep, Begin]:
+) -> tuple[list[Trial], Begin]:
     """The sweep on top of the values' config, and the starter of its trials.
 
     Raises:
@@ -90,10 +85,10 @@ def _in_the_cluster(
     """
     import yaml
 
-    from podtune.cluster.chart.render import effective_values, merged_values, rendered
-    from podtune.cluster.live import release, submit
+    from podtune.cluster.chart.render import effective_values, merged_values
     from podtune.cluster.live.client import connect
-    from podtune.commands.manifests import linted
+    from podtune.cluster.live.release import Release
+    from podtune.commands.manifests import checked_jobs
     from podtune.run.yaml_text import load
     from podtune.sweep.runner import to_stderr
     from podtune.sweep.trials import read_sweep
@@ -105,30 +100,15 @@ def _in_the_cluster(
     own.pop("config", None)
     trials = read_sweep(file, place=json.dumps(own, sort_keys=True, default=str), below=below)
     cluster = connect(namespace, context)
+    jobs = checked_jobs(
+        cluster,
+        {trial.name: {**own, "config": yaml.safe_dump(trial.content, sort_keys=False)} for trial in trials},
+    )
 
-    def documents(trial: Trial, *, tell: bool) -> list[dict[str, Any]]:
-        config = yaml.safe_dump(trial.content, sort_keys=False)
-        text = rendered({**own, "config": config}, job_name(trial), cluster.namespace)
-        return submit.installable(linted(text, tell=tell))
-
-    jobs = {trial.name: documents(trial, tell=index == 0) for index, trial in enumerate(trials.trials)}
-    notes: dict[str, None] = {}
-    for each in jobs.values():
-        if not cluster.exists(each[-1]):
-            notes |= dict.fromkeys(submit.check(cluster, each))
-    for note in notes:
-        to_stderr(f"podtune: note: {note}")
-
-    def begin(trial: Trial, folder: Path) -> release.Release:
-        return release.Release(cluster, jobs[trial.name], folder, to_stderr)
+    def begin(trial: Trial, folder: Path) -> Release:
+        return Release(cluster, jobs[trial.name], folder, to_stderr)
 
     return trials, begin
-
-
-def job_name(trial: Trial) -> str:
-    """The trial's name as Kubernetes allows it, without its beginning if it is long: its end is a hash."""
-    name = re.sub(r"[^a-z0-9]+", "-", trial.name.lower())[-NAME_LENGTH:].lstrip("-")
-    return name if name[0].isalpha() else f"run-{name}"
 
 
 def _compare(folders: list[Path], output: Path, *, quiet: bool) -> None:
@@ -138,7 +118,7 @@ def _compare(folders: list[Path], output: Path, *, quiet: bool) -> None:
     from podtune.report.runs.runs import load_run
     from podtune.run.record import RUN_FILE
 
-    # a job that was stopped has left its evaluations, and no record
+    # a job whose log was rotated leaves none
     runs = [load_run(folder) for folder in folders if (folder / RUN_FILE).exists()]
     if len(runs) < 2:
         return

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from podtune.run.errors import NotFound, Unavailable, working
+from podtune.run.errors import DataError, NotFound, Unavailable, warn, working
 
 
 class Tracker(StrEnum):
@@ -28,8 +28,8 @@ def sync(
         str | None,
         typer.Option(
             "--repo",
-            help="MLflow's tracking URI, a folder for TensorBoard (default: tensorboard/ in the run), "
-            "trackio's project, or Aim's repository.",
+            help="MLflow's tracking URI, trackio's project, or Aim's repository; "
+            "TensorBoard's events are in tensorboard/ of each run.",
         ),
     ] = None,
 ) -> None:
@@ -44,6 +44,8 @@ def sync(
     """
     if find_spec(to) is None:
         raise Unavailable(f"{to} is not installed", fix=f"pip install 'podtune[{to}]'")
+    if to is Tracker.tensorboard and repo:
+        raise typer.BadParameter("TensorBoard's events are in the run's folder", param_hint="--repo")
     if to is Tracker.aim:
         if repo is None:
             raise typer.BadParameter("Aim needs a repository", param_hint="--repo")
@@ -56,7 +58,13 @@ def sync(
     run_dirs = find_runs(run_dir)
     if not run_dirs:
         raise NotFound("no run here", where=str(run_dir), fix="give the --output_dir of a run")
-    runs = [read_run(folder) for folder in run_dirs]
     working(f"opening {to}")
-    for run in runs:
-        print(f"{run.folder}: {len(run.points)} lines -> {TRACKERS[to](run, repo)}")
+    for folder in run_dirs:
+        try:
+            run = read_run(folder)
+        except DataError as error:
+            if len(run_dirs) == 1:
+                raise
+            warn(f"left out: {error.where}: {error.what}")
+            continue
+        print(f"{folder}: {len(run.points)} lines -> {TRACKERS[to](run, repo)}")

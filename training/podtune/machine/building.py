@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import shutil
-from typing import Any
+from types import ModuleType
 
 
 def c_compiler() -> str | None:
@@ -14,7 +14,7 @@ def c_compiler() -> str | None:
     return shutil.which(named.split()[0]) if named else shutil.which("gcc") or shutil.which("clang")
 
 
-def deepspeed_that_builds_nothing() -> Any:
+def deepspeed_that_builds_nothing() -> ModuleType:
     """The package deepspeed, which then compiles nothing on the CPU.
 
     It would build an all-reduce for inference through shared memory, which training never calls: a minute of
@@ -27,4 +27,5 @@ def deepspeed_that_builds_nothing() -> Any:
 
     # by its name: the attribute of deepspeed.comm is torch itself
     importlib.import_module("deepspeed.comm.torch").build_shm_op = lambda: None  # type: ignore[attr-defined]
-    return deepspeed
+    module: ModuleType = deepspeed
+    return module

@@ -1,147 +1,49 @@
-"""This machine's GPUs and driver, torch's build, CPUs and memory, asked in one way by all. Needs no torch."""
+"""This machine's GPUs, CPUs and memory, asked in one way by all. Needs no torch."""
 
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import math
 import os
-import re
 import shutil
 import sys
-import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from podtune.run.world import World
 
 GIB = 2**30
-#: smallest driver for a CUDA version (NVIDIA's CUDA Toolkit release notes, minor version compatibility)
-DRIVERS = {11: (450, 80), 12: (525, 60), 13: (580, 65)}
 #: NCCL and data loaders of several processes share memory; a container's own 64 MiB are too little
 LEAST_SHM = 512 * 2**20
 CORES = "PODTUNE_CORES"  # this pod's share of its node's cores, where pods of its job share the node
-NVML_S = 20.0  # a call into a dead driver never comes back
 
 
-@dataclass(frozen=True)
-class Gpus:
-    """NVIDIA GPUs by NVML. ``error`` if that does not answer, though there are ``devices``."""
-
-    devices: int = 0  # of this container, by /dev
-    names: tuple[str, ...] = ()
-    driver: str = ""
-    error: str = ""
-
-    @property
-    def count(self) -> int:
-        """GPUs that work; where NVML is not installed, the devices that are there."""
-        return len(self.names) if self.driver or self.error else self.devices
-
-
-def gpus(timeout_s: float = NVML_S) -> Gpus:
-    """Ask NVML for this machine's GPUs. A driver that does not answer within ``timeout_s`` is an error."""
-    answer: list[Gpus] = []
-    thread = threading.Thread(target=lambda: answer.append(_ask_nvml()), daemon=True)
-    thread.start()
-    thread.join(timeout_s)
-    silent = f"the driver does not answer within {timeout_s:g} s"
-    return answer[0] if answer else Gpus(_devices(), error=silent)
-
-
-def _devices() -> int:
+def gpu_devices() -> int:
+    """Count the NVIDIA GPUs that this machine or container has, by their device files."""
     return len(list(Path("/dev").glob("nvidia[0-9]*")))
-
-
-def _ask_nvml() -> Gpus:
-    devices = _devices()
-    try:
-        import pynvml
-    except ImportError:  # the extra train brings it
-        return Gpus(devices)
-    try:
-        pynvml.nvmlInit()
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-        names = tuple(str(pynvml.nvmlDeviceGetName(handle)) for handle in handles)
-        return Gpus(devices, names, str(pynvml.nvmlSystemGetDriverVersion()))
-    except pynvml.NVMLError as error:
-        # without its library nothing but the devices can be told: some nodes bring the driver alone
-        silent = isinstance(error, pynvml.NVMLError_LibraryNotFound) or not devices
-        return Gpus(devices, error="" if silent else f"NVML does not answer: {error}")
 
 
 def visible_gpus() -> int:
     """Count the GPUs that this process may use, by device files and CUDA_VISIBLE_DEVICES alone."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
-        return _devices()
-    return min(_devices(), len([name for name in visible.split(",") if name.strip() not in ("", "-1")]))
+        return gpu_devices()
+    return min(gpu_devices(), len([name for name in visible.split(",") if name.strip() not in ("", "-1")]))
 
 
-def too_old(driver: str, cuda: str) -> str:
-    """The least driver for torch's ``cuda`` if ``driver`` is older; else an empty string."""
-    least = DRIVERS.get(int(cuda.partition(".")[0])) if cuda else None
-    version = tuple(int(part) for part in driver.split(".")[:2] if part.isdigit())
-    return ".".join(map(str, least)) if least and version and version < least else ""
-
-
-def nvml_handle(uuid: str) -> Any:
-    """NVML's handle of the GPU that torch names by ``uuid``; None without an answer (MIG, containers)."""
-    try:
-        import pynvml
-    except ImportError:
-        return None
-    try:
-        pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
-        pynvml.nvmlDeviceGetUtilizationRates(handle)
-    except pynvml.NVMLError:
-        return None
-    return handle
-
-
-def nvml_reading(handle: Any) -> dict[str, float]:
-    """NVML's metrics of a GPU now; one that it does not tell is absent."""
-    import pynvml
-
+def gpu_reading(device: str) -> dict[str, float]:
+    """Metrics of torch's ``device`` as nvidia-smi or amd-smi has them; what it does not tell is absent."""
+    torch = sys.modules["torch"]  # a process that has a GPU to read has it loaded
     asked: dict[str, Callable[[], float]] = {
-        "gpu_utilisation_percent": lambda: float(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu),
-        "gpu_memory_gib": lambda: pynvml.nvmlDeviceGetMemoryInfo(handle).used / GIB,
-        "gpu_power_w": lambda: pynvml.nvmlDeviceGetPowerUsage(handle) / 1000,
+        "gpu_utilisation_percent": lambda: float(torch.cuda.utilization(device)),
+        "gpu_memory_gib": lambda: torch.cuda.device_memory_used(device) / GIB,
+        "gpu_power_w": lambda: torch.cuda.power_draw(device) / 1000,
     }
     reading = {}
     for name, ask in asked.items():
-        with contextlib.suppress(pynvml.NVMLError):  # a missing metric is no reason to end a run
+        with contextlib.suppress(Exception):  # whatever the driver says: a missing metric ends no run
             reading[name] = ask()
     return reading
-
-
-@dataclass(frozen=True)
-class TorchBuild:
-    """torch's version, and the CUDA or ROCm version that it was built for (empty: none)."""
-
-    version: str
-    cuda: str
-    rocm: str
-
-    def text(self) -> str:
-        """For people: ``torch 2.13.0 for CUDA 13.0``."""
-        target = f"CUDA {self.cuda}" if self.cuda else f"ROCm {self.rocm}" if self.rocm else "the CPU"
-        return f"torch {self.version} for {target}"
-
-
-def torch_build() -> TorchBuild | None:
-    """Read ``torch/version.py`` (a millisecond; importing torch takes seconds). None if not installed."""
-    try:
-        distribution = importlib.metadata.distribution("torch")
-        text = Path(str(distribution.locate_file("torch/version.py"))).read_text(encoding="utf-8")
-    except (importlib.metadata.PackageNotFoundError, OSError):
-        return None
-    values = dict(re.findall(r"^(\w+)\b[^=\n]*=\s*'([^']*)'", text, re.MULTILINE))
-    version = values.get("__version__", distribution.version)
-    return TorchBuild(version, values.get("cuda", ""), values.get("hip", ""))
 
 
 def host_info() -> dict[str, str | int | float | None]:

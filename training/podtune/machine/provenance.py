@@ -14,7 +14,6 @@ from pathlib import Path
 
 import podtune
 from podtune.machine.facts import host_info
-from podtune.run.record import Json
 
 PACKAGES = ("podtune", "torch", "transformers", "trl", "accelerate", "datasets", "peft", "deepspeed", "aim")
 COMMIT_FILE = Path(__file__).resolve().parents[1] / "commit.txt"  # only in a wheel: hatch_build.py writes it
@@ -30,9 +29,9 @@ def version_line() -> str:
     return f"podtune {podtune.__version__} ({', '.join(part for part in parts if part)})"
 
 
-def provenance() -> Json:
+def provenance() -> dict[str, object]:
     """The record's ``provenance``: git sha, versions, image, hardware, job, pod; unknowns are absent."""
-    found: Json = {
+    found: dict[str, object] = {
         "git_sha": git_sha(),
         "versions": versions(),
         "image": os.environ.get("PODTUNE_IMAGE"),

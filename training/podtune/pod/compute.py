@@ -9,8 +9,8 @@ from podtune.run.distributed import why_no_cuda
 SIDE, COPIED = 512, 4 * 2**20  # of a matrix, and elements of a copy
 
 
-def try_gpus() -> tuple[int, str]:
-    """Multiply on each GPU and copy from each to the next; the GPUs that CUDA opens, and what is wrong.
+def try_gpus() -> tuple[int, str, str]:
+    """Multiply on each GPU and copy from each to the next; how many CUDA opens, their name, what is wrong.
 
     nvidia-smi answers also where CUDA cannot start: a driver older than torch's CUDA, a board whose fabric
     manager does not run (error 802), a device node without rights.
@@ -18,9 +18,10 @@ def try_gpus() -> tuple[int, str]:
     import torch
 
     if not torch.cuda.is_available():
-        return 0, why_no_cuda()
+        return 0, "", why_no_cuda()
     count = torch.cuda.device_count()
-    return count, "; ".join(faults([f"cuda:{index}" for index in range(count)]))[:300]
+    wrong = "; ".join(faults([f"cuda:{index}" for index in range(count)]))[:300]
+    return count, torch.cuda.get_device_name(0), wrong
 
 
 def faults(devices: list[str]) -> Iterator[str]:

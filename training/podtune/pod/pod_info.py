@@ -45,15 +45,12 @@ class PodInfo:
     publish: str | None = None
     gpus_asked: int = 0
     gpus: int = 0
-    gpu_error: str | None = None
     gpu: str | None = None
-    driver: str | None = None
-    cuda: str | None = None
     gpus_usable: int | None = None
     cuda_error: str | None = None
     c_compiler: str | None = None  # empty: there is none, and a GPU needs one
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Facts that are known."""
         return asdict(
             self, dict_factory=lambda items: {key: value for key, value in items if value is not None}
@@ -69,8 +66,6 @@ class PodInfo:
 def gather(config_file: Path | None, place: PodPlace) -> PodInfo:
     """Gather this pod's facts; torch is imported only where GPUs are expected."""
     config = read_mapping(config_file, fix="name the training YAML") if config_file else {}
-    seen = machine.gpus()
-    build = machine.torch_build()
     info = PodInfo(
         pod=os.environ.get("PODTUNE_POD_NAME") or socket.gethostname(),
         node_rank=place.node_rank,
@@ -87,18 +82,21 @@ def gather(config_file: Path | None, place: PodPlace) -> PodInfo:
         data=_data_digest(config.get("dataset_name")),
         publish=config.get("publish"),
         gpus_asked=promised_gpus(),
-        gpus=0 if seen.error else seen.count,
-        gpu_error=seen.error[:200] or None,
-        gpu=seen.names[0] if seen.names else None,
-        driver=seen.driver if seen.names else None,
-        cuda=(build.cuda or None) if build else None,
+        gpus=machine.gpu_devices(),
     )
     if not (info.gpus_asked or info.gpus):
         return info
     from podtune.pod.compute import try_gpus
 
-    usable, error = try_gpus()
-    return replace(info, gpus_usable=usable, cuda_error=error or None, c_compiler=c_compiler() or "")
+    usable, name, error = try_gpus()
+    return replace(
+        info,
+        gpus=max(info.gpus, usable),  # AMD's have other devices
+        gpu=name or None,
+        gpus_usable=usable,
+        cuda_error=error or None,
+        c_compiler=c_compiler() or "",
+    )
 
 
 def _boot_id() -> str | None:

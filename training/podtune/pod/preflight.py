@@ -27,7 +27,7 @@ SAME = {
 #: checks that may pass once the pods are started again
 TOGETHER = ("names", "port", "rank", "all-reduce")
 #: checks that find something missing (exit code 69), not something wrong (65)
-MISSING = ("gpu", "driver", "compiler", *TOGETHER)
+MISSING = ("gpu", "compiler", *TOGETHER)
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Verdict:
         count = len(self.pods)
         return f"{count} pods agree and reach each other" if count > 1 else "this pod is ready"
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """The verdict as ``podtune preflight --json`` prints it."""
         return {
             "schema": "podtune.preflight/1",
@@ -141,16 +141,10 @@ def _alone(info: PodInfo) -> Iterable[Problem]:
 
 
 def _gpus(info: PodInfo) -> Iterable[Problem]:
-    if least := machine.too_old(info.driver or "", info.cuda or ""):
-        text = f"the driver {info.driver} is too old for torch's CUDA {info.cuda}, which needs {least}"
-        fix = "update the node's driver, or use an image with an older CUDA"
-        yield Problem(info.pod, "driver", text, fix)
     promised, there = info.gpus_asked, info.gpus
     usable = there if info.gpus_usable is None else info.gpus_usable
     reason = f": {info.cuda_error}" if info.cuda_error else ""
-    if info.gpu_error:
-        yield Problem(info.pod, "gpu", info.gpu_error + reason, "check the node's driver: nvidia-smi")
-    elif there < promised:
+    if there < promised:
         plural = "s" if promised > 1 else ""
         text = f"{promised} GPU{plural} asked for and {there or 'none'} there{reason}"
         fix = "check the node's driver and device plugin, and the runtimeClass that its GPUs need"

@@ -129,8 +129,14 @@ def decides_tokens(key: str) -> bool:
 
 def _urls(values: dict[str, Any]) -> list[str]:
     """The URLs of the configuration in object storage, that of the model first."""
-    keys = ("model_name_or_path", "dataset_name", "eval_dataset_name")
-    names = [*map(values.get, keys), *(entry.get("path") for entry in values.get("datasets") or ())]
+    evaluated = values.get("eval_dataset_name")
+    sets = evaluated.values() if isinstance(evaluated, dict) else [evaluated]
+    names = [
+        values.get("model_name_or_path"),
+        values.get("dataset_name"),
+        *sets,
+        *(entry.get("path") for entry in values.get("datasets") or ()),
+    ]
     return [str(name) for name in dict.fromkeys(names) if object_store.is_url(name)]
 
 
@@ -195,8 +201,7 @@ def _podtune(*words: object) -> None:
 
 def _download(name: str, revision: str | None) -> None:
     """Download the model into HF_HOME, without pickled weights."""
-    hub.check(name, "model")
-    if hub.offline():  # the check has found it in the cache
+    if hub.look_up(name, "model", revision) is None:  # it is in the cache
         return
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError

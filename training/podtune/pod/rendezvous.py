@@ -14,11 +14,14 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from podtune.pod.pod_info import PodInfo
 from podtune.pod.preflight import AllReduce, Problem, Verdict, assess, errors
 from podtune.run.world import PodPlace
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Store
 
 REDUCED_BYTES, ROUNDS = 16 * 2**20, 3
 VISIBLE_S = 10.0  # a file on a network volume is seen by the other pods within this
@@ -93,7 +96,7 @@ class Rendezvous:
             text = f"rank {pod.node_rank} is also another pod's, an old one's or by PET_NODE_RANK set by hand"
             raise RendezvousFailed(info.pod, "rank", text)
 
-    def _host(self) -> Any:
+    def _host(self) -> Store:
         import torch.distributed as dist
 
         try:
@@ -104,7 +107,7 @@ class Rendezvous:
         store.set(OPEN, f"{time.time_ns():x}")
         return store
 
-    def _reach(self) -> Any:
+    def _reach(self) -> Store:
         """Connect to the store of the master's preflight.
 
         A pod that is started again may meet the store by which the last attempt trained: it goes away with
@@ -129,17 +132,17 @@ class Rendezvous:
                 self._notify(f"no answer from {self._where()}")
                 time.sleep(POLL_S)
 
-    def _connect(self, seconds: float) -> Any:
+    def _connect(self, seconds: float) -> Store:
         import torch.distributed as dist
 
-        c10d: Any = dist  # torch's type hints do not export the store
-        return c10d.TCPStore(
+        store: Store = dist.TCPStore(  # type: ignore[attr-defined]
             self.pod.master_addr,
             self.pod.master_port,
             is_master=self.pod.node_rank == 0,
             timeout=datetime.timedelta(seconds=seconds),
             wait_for_workers=False,
         )
+        return store
 
     def _exchange(self, what: str, value: object) -> list[Any]:
         """Leave ``value`` for the other pods and return those of all, in the order of ranks.

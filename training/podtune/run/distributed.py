@@ -9,12 +9,15 @@ import socket
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from podtune.run.errors import PeerLost, Unavailable, UserError, warn
 from podtune.run.exit import bounded
 from podtune.run.library_environment import ALLOCATOR
 from podtune.run.world import GPUS_PER_POD, World, promised_gpus, read_world
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Store
 
 T = TypeVar("T")
 DEFAULT_TIMEOUT_S = 600.0
@@ -63,8 +66,11 @@ def setup_distributed(timeout_s: float = DEFAULT_TIMEOUT_S, *, use_cpu: bool = F
     met = f"rank {world.rank} of {world.world_size} has not met the others at {world.master} within {waited}"
     try:
         with bounded(timeout_s + SLACK_S, met):
+            store = _store_of_a_restart(world, timeout)
+            # without a store torch reads both from torchrun's environment
+            rank, size = (world.rank, world.world_size) if store else (-1, -1)
             dist.init_process_group(
-                backend, timeout=timeout, device_id=device_id, **_store_of_a_restart(world, timeout)
+                backend, timeout=timeout, device_id=device_id, store=store, rank=rank, world_size=size
             )
             # a first collective, so that a bad network shows here and not after the model is loaded
             dist.barrier()
@@ -132,25 +138,22 @@ def why_no_cuda() -> str:
     return "the others are hidden (CUDA_VISIBLE_DEVICES)"
 
 
-def _store_of_a_restart(world: World, timeout: datetime.timedelta) -> dict[str, Any]:
-    """Arguments for init_process_group in a group of processes that torchrun has started again.
+def _store_of_a_restart(world: World, timeout: datetime.timedelta) -> Store | None:
+    """The store of a group of processes that torchrun has started again, None at the first start.
 
     Its agent keeps one store for all attempts, and torch reads the addresses of the ranks before out of it: a
     prefix keeps them apart.
     """
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     if attempt == "0" or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-        return {}
+        return None
     import torch.distributed as dist
 
     c10d: Any = dist  # torch's type hints do not export the stores
     host, _, port = world.master.rpartition(":")
     store = c10d.TCPStore(host, int(port), world.world_size, is_master=False, timeout=timeout)
-    return {
-        "store": c10d.PrefixStore(f"podtune/attempt-{attempt}", store),
-        "rank": world.rank,
-        "world_size": world.world_size,
-    }
+    prefixed: Store = c10d.PrefixStore(f"podtune/attempt-{attempt}", store)
+    return prefixed
 
 
 def cleanup_distributed() -> None:

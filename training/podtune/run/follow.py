@@ -1,77 +1,49 @@
-"""Reading a run's files while they grow: new metrics lines, and the state of the run. No torch.
-
-The position survives a restart of the reader, and a metrics file that was cut back by a resume is noticed.
-"""
+"""Reading a run's files while they grow: new metrics lines, and the state of the run. No torch."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from podtune.run.lock import life
 from podtune.run.metrics_log import metrics_entries
 from podtune.run.record import METRICS_FILE, RUN_FILE, SCHEMA, Json
 
-_FINGERPRINT_BYTES = 4096
 MAX_DEPTH = 4
 
 
-@dataclass(frozen=True)
-class Position:
-    """The end of what was read: ``offset`` in bytes, and the SHA-256 of the bytes just before it."""
-
-    offset: int = 0
-    digest: str = ""
-
-
 class MetricsTail:
-    """New complete lines of a metrics file, from a position on."""
+    """The complete lines of a metrics file that are new since the last look."""
 
-    def __init__(self, run_dir: Path, position: Position | None = None) -> None:
+    def __init__(self, run_dir: Path) -> None:
         self.path = Path(run_dir) / METRICS_FILE
-        self.position = position or Position()
-        # inode and size at the last look: nothing is opened if both stand
-        self._seen: tuple[int, int] | None = None
+        self._inode, self._offset = 0, 0
 
-    def read(self) -> tuple[list[Json], bool]:
-        """The new entries; with True, those of another file from its top, not the one read before.
+    def read(self) -> list[Json]:
+        """The new entries; all of them where the file is another one, which a run that resumes writes.
 
         A torn last line stays unread until it is complete.
         """
         try:
-            status = self.path.stat()
+            file = self.path.open("rb")
         except FileNotFoundError:
-            return [], False
-        if self._seen == (status.st_ino, status.st_size):
-            return [], False
-        with self.path.open("rb") as file:
-            rewritten = (
-                self.position.offset > 0
-                and _digest(file.fileno(), self.position.offset) != self.position.digest
-            )
-            start = 0 if rewritten else self.position.offset
-            file.seek(start)
+            return []
+        with file:
+            status = os.fstat(file.fileno())
+            if status.st_ino != self._inode or status.st_size < self._offset:
+                self._inode, self._offset = status.st_ino, 0
+            file.seek(self._offset)
             block = file.read()
-            end = start + block.rfind(b"\n") + 1
-            self.position = Position(end, _digest(file.fileno(), end))
-        self._seen = (status.st_ino, status.st_size)
-        return metrics_entries(block[: end - start].split(b"\n"))[0], rewritten
-
-
-def _digest(file: int, offset: int) -> str:
-    start = max(0, offset - _FINGERPRINT_BYTES)
-    content = os.pread(file, offset - start, start)
-    return hashlib.sha256(content).hexdigest()[:16] if len(content) == offset - start else "short"
+        complete = block[: block.rfind(b"\n") + 1]
+        self._offset += len(complete)
+        return metrics_entries(complete.split(b"\n"))[0]
 
 
 def read_record(run_dir: Path) -> Json | None:
     """The run.json of ``run_dir``; None while there is none, or for a schema that is not known."""
     try:
-        record: Any = json.loads((Path(run_dir) / RUN_FILE).read_text(encoding="utf-8"))
+        record = json.loads((Path(run_dir) / RUN_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return None
     return record if isinstance(record, dict) and record.get("schema") == SCHEMA else None

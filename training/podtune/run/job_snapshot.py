@@ -1,11 +1,8 @@
-"""A job in a cluster at one moment, made by cluster/live and shown by report/runs/job.py."""
+"""A job in a cluster at one moment."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
-
-Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -54,16 +51,3 @@ class JobStatus:
     def ended(self) -> bool:
         """True once the job has succeeded or failed."""
         return self.condition in ("Succeeded", "Failed")
-
-
-@dataclass(frozen=True)
-class JobSnapshot(JobStatus):
-    """A job's status, and its run as far as the first pod's log tells."""
-
-    declared: Json  # the keys of a record that the job's manifest gives
-    head: Json  # the entry of the log's head line
-    max_steps: int | None
-    entries: dict[str, list[Json]]  # of metrics.jsonl, by split
-    last_line: str
-    records: list[Json]  # those that were printed, once the job has ended; of a benchmark always
-    unreachable: str = ""  # why this is not the newest state, if the API server does not answer

@@ -1,13 +1,7 @@
-"""Lines that a run prints while it trains, and their parser. Needs no torch.
-
-The printer and the parser of each line stand together, because ``podtune watch JOB`` knows of a run in a
-cluster only what its pods' logs say. :func:`parse` gives back entries in the shape of metrics.jsonl, as exact
-as the line is.
-"""
+"""Lines that a run prints while it trains. Needs no torch."""
 
 from __future__ import annotations
 
-import re
 import statistics
 from typing import Any
 
@@ -17,21 +11,6 @@ Json = dict[str, Any]
 SLOW_RATIO = 1.5
 DATA_WAIT_SHARE = 0.1  # of a step that waits for data, from which on that is worth saying
 DATA_WAIT_SHARE_GPU = 0.5  # a GPU meanwhile works on the step before
-
-LONGEST = 4096  # a longer line is none of ours
-_NUMBER = r"(-?\d{1,20}(?:,\d{3}){0,6}(?:\.\d{1,20})?(?:e[-+]?\d{1,3})?|nan|-?inf)"
-_DURATION = r"((?:\d{1,9}[hms]){1,2})"
-_SECONDS = {"h": 3600, "m": 60, "s": 1}
-_HEAD = re.compile(
-    r"(?P<name>.+?): (?P<strategy>[a-z0-9-]+) on (?P<world_size>\d{1,9}) x (?P<device>\w+) "
-    r"\((?P<nnodes>\d{1,9}) nodes?\), "
-)
-_START = re.compile(r"training: steps (\d{1,12}) to (\d{1,12})")
-_TRAIN = re.compile(
-    rf"step +(\d{{1,12}})/(\d{{1,12}})  loss {_NUMBER}(?:  grad {_NUMBER})?  lr {_NUMBER}"
-    rf"(?:  {_NUMBER} tokens/s  eta {_DURATION})?(?:  .*)?"
-)
-_EVAL = re.compile(rf"eval at step (\d{{1,12}})  loss {_NUMBER}  perplexity {_NUMBER}")
 
 
 def head_line(
@@ -129,45 +108,3 @@ def duration(seconds: float) -> str:
     if minutes < 60:
         return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
     return f"{minutes // 60}h{minutes % 60:02d}m"
-
-
-def parse(line: str) -> list[Json]:
-    """The entries that a line of a log holds, none for a line of anything else.
-
-    Their ``split`` is train, eval or system, as in metrics.jsonl; or ``head`` (name, strategy, world_size,
-    device, nnodes) or ``start`` (step, max_steps).
-    """
-    if len(line) > LONGEST:
-        return []
-    if match := _TRAIN.fullmatch(line):
-        return [_train_entry(match)]
-    if match := _EVAL.fullmatch(line):
-        loss, perplexity = _float(match[2]), _float(match[3])
-        return [{"split": "eval", "step": int(match[1]), "loss": loss, "perplexity": perplexity}]
-    if match := _START.fullmatch(line):
-        return [{"split": "start", "step": int(match[1]), "max_steps": int(match[2])}]
-    if match := _HEAD.match(line):
-        words = {key: match[key] for key in ("name", "strategy", "device")}
-        return [{"split": "head", **words, **{key: int(match[key]) for key in ("world_size", "nnodes")}}]
-    return []
-
-
-def _float(text: str) -> float:
-    return float(text.replace(",", ""))
-
-
-def _train_entry(match: re.Match[str]) -> Json:
-    train: Json = {
-        "split": "train",
-        "step": int(match[1]),
-        "max_steps": int(match[2]),
-        "loss": _float(match[3]),
-        "learning_rate": _float(match[5]),
-    }
-    if match[4]:
-        train["grad_norm"] = _float(match[4])
-    if match[6]:
-        train["tokens_per_s"] = _float(match[6])
-        parts = re.findall(r"(\d+)([hms])", match[7])
-        train["eta_s"] = float(sum(int(count) * _SECONDS[unit] for count, unit in parts))
-    return train

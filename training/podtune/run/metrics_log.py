@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO
 
 from podtune.run.errors import warn
 from podtune.run.files import write_atomically
@@ -32,8 +32,11 @@ class MetricsLog:
         self._written = {(entry["step"], entry["split"]) for entry in self.kept}
         self._file = _appending(path)
 
-    def write(self, split: Literal["train", "eval", "system"], step: int, metrics: Json) -> None:
-        """Append a line with ``time``, ``step``, ``split`` and ``metrics``, once for a step and split."""
+    def write(self, split: str, step: int, metrics: Json) -> None:
+        """Append a line with ``time``, ``step``, ``split`` and ``metrics``, once for a step and split.
+
+        Splits are ``train``, ``system``, and ``eval`` or, of several sets, ``eval_NAME``.
+        """
         if (step, split) in self._written:
             return
         self._written.add((step, split))

@@ -83,6 +83,14 @@ class Summary:
         )
 
 
+def timestamp(value: object) -> float:
+    """RFC 3339 to seconds since the epoch; NaN for what is no time."""
+    try:
+        return datetime.datetime.fromisoformat(str(value)).timestamp()
+    except ValueError:
+        return math.nan
+
+
 def percentile(values: Sequence[float], share: float) -> float:
     """The value below which ``share`` of the sorted values lie, linearly between neighbours."""
     ordered = sorted(values)
@@ -93,7 +101,6 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 CUDA_PEAK = "CUDA allocator"
-RESIDENT_PEAK = "resident peak of the process"
 RESIDENT_PEAK_SINCE_START = "resident peak of the process since it started"
 
 
@@ -232,7 +239,7 @@ def _kinds(cls: type) -> dict[str, tuple[Any, bool]]:
     return kinds
 
 
-def _read(kind: Any, value: Any) -> Any:
+def _read(kind: type, value: object) -> object:
     """``value`` of a JSON file as a ``kind``, or None if it is of another."""
     if value is None:
         return None
@@ -310,7 +317,7 @@ def _is(item: object, kind: type) -> bool:
     return isinstance(item, kind)
 
 
-def finite(value: Any) -> Any:
+def finite(value: object) -> object:
     """``value`` with NaN and infinity, which are not JSON, as the strings "nan", "inf" and "-inf"."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)

@@ -10,7 +10,7 @@ from podtune.run.errors import ConfigError, NotFound
 MAX_VALUES = 100_000  # with aliases written out: a few lines of them can stand for more than memory holds
 
 
-def load(text: str, where: str) -> Any:
+def load(text: str, where: str) -> object:
     """Return the content of one YAML document.
 
     Raises:

@@ -6,17 +6,19 @@ Files below the output folder: ``sweep.json`` (the sweep, and how each case ende
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import signal
-from dataclasses import asdict
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol
 
 from podtune.bench.case.record import case_record, identity, summary
 from podtune.machine.provenance import provenance
 from podtune.run.collect import emit_record
-from podtune.run.errors import OUT_OF_MEMORY, PEER_LOST, SOFTWARE
+from podtune.run.errors import OUT_OF_MEMORY, PEER_LOST, SOFTWARE, NotFound
 from podtune.run.follow import read_record
 from podtune.run.record import RUN_FILE, Json, Status, end_record, write_json
 from podtune.run.world import PodPlace
@@ -46,10 +48,11 @@ class CaseRunner(Sweep[Case]):
         output: Path,
         *,
         pod: PodPlace | None = None,
+        at_once: int = 1,
         say: Say = to_stderr,
         emit: IO[str] | None = None,
     ) -> None:
-        super().__init__(expansion.cases, output, say=say)
+        super().__init__(expansion.cases, output, at_once=at_once, say=say)
         self.sweep, self.expansion, self.pod, self.emit = sweep, expansion, pod, emit
         self.writes = pod is None or pod.node_rank == 0
         self._waited_s = 0.0
@@ -164,6 +167,54 @@ class CaseRunner(Sweep[Case]):
             reason = f"ended with exit code {outcome.code} and no record"
         words = _last_words(self._folder(case) / LOG_FILE)
         return end_record(record, status, code, f"{reason}; last words: {words}")
+
+
+class Job(Running, Protocol):
+    """A case's job in a cluster."""
+
+    def delete(self) -> None:
+        """Delete it."""
+
+
+class CaseJobs(CaseRunner):
+    """A sweep of benchmark cases as jobs of a cluster, each deleted when its record is here.
+
+    Args:
+        begin: creates the job of a case, or finds it, and copies its record to the folder.
+    """
+
+    def __init__(
+        self,
+        sweep: CaseSweep,
+        expansion: Expansion,
+        output: Path,
+        begin: Callable[[Case, Path], Job],
+        *,
+        at_once: int = 1,
+        say: Say = to_stderr,
+    ) -> None:
+        super().__init__(replace(sweep, launch="torchrun"), expansion, output, at_once=at_once, say=say)
+        self.begin = begin
+        self._jobs: dict[str, Job] = {}
+
+    def limit_s(self, case: Case) -> float:
+        """None: a queue may hold the job back; its pods keep the limit of a case."""
+        return float("inf")
+
+    def start(self, case: Case) -> Running:
+        """Begin its job, in an empty folder."""
+        folder = self._folder(case)
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        self._jobs[case.name] = self.begin(case, folder)
+        return self._jobs[case.name]
+
+    def conclude(self, case: Case, outcome: Outcome) -> State:
+        """Complete the record, then delete the job."""
+        state = super().conclude(case, outcome)
+        with contextlib.suppress(NotFound):  # somebody else has deleted it
+            self._jobs.pop(case.name).delete()
+        return state
 
 
 def _last_words(log: Path) -> str:

@@ -10,7 +10,8 @@ import functools
 import hashlib
 import itertools
 import json
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -73,11 +74,14 @@ class Case:
     world: World
     arguments: tuple[str, ...]
     options: Options
+    alone: CaseSweep  # the sweep that is this case and no other
+    place: str = ""  # where it is measured, if not on this machine
 
     @property
     def key(self) -> str:
-        """A hash of the arguments and of the benchmark's code: equal keys need not be measured again."""
-        asked = json.dumps([self.arguments, self.world.world_size, self.world.nnodes, code_hash()])
+        """A hash of arguments, place and the benchmark's code: equal keys need not be measured again."""
+        world = self.world
+        asked = json.dumps([self.arguments, world.world_size, world.nnodes, self.place, code_hash()])
         return hashlib.sha256(asked.encode()).hexdigest()[:16]
 
 
@@ -133,11 +137,14 @@ class Expansion:
     impossible: dict[str, str]
 
 
-def expand(sweep: CaseSweep, *, nodes: int = 1, nproc_per_node: int | None = None) -> Expansion:
+def expand(
+    sweep: CaseSweep, *, nodes: int = 1, nproc_per_node: int | None = None, place: str = ""
+) -> Expansion:
     """Every combination as a case, checked as ``podtune.benchmark`` would check it. Starts nothing.
 
     Args:
         nodes, nproc_per_node: the job that the cases run in; on one machine any world size is one node.
+        place: where the cases are measured, if not on this machine.
 
     Raises:
         UserError: an unknown name; an impossible combination, unless the sweep skips those.
@@ -151,29 +158,10 @@ def expand(sweep: CaseSweep, *, nodes: int = 1, nproc_per_node: int | None = Non
             raise unknown("model", model, sweep.models, where="per_model", error=ConfigError)
     cases: list[Case] = []
     impossible: dict[str, str] = {}
-    for model, world_size, strategy, precision, batch, compiled in itertools.product(
-        sweep.models,
-        sweep.world_sizes,
-        sweep.strategies,
-        sweep.precisions,
-        sweep.global_batch_sizes,
-        sweep.compile or (None,),
-    ):
-        flags = {**sweep.options, **sweep.per_model.get(model, {}), "precision": precision}
-        if batch:
-            flags["global_batch_size"] = batch
-        if compiled is not None:
-            flags["compile"] = compiled
-        name = (
-            f"{model.replace('/', '_').replace(':', '_')}.{strategy}.w{world_size}.{precision}"
-            + (f".b{batch}" if batch else "")
-            + (".compiled" if compiled else "")
-        )
+    for alone in _alone(sweep):
+        name = _name(alone)
         try:
-            local = _local_ranks(world_size, nodes, nproc_per_node, on_cpu=bool(flags.get("cpu")))
-            world = World(world_size=world_size, local_world_size=local, nnodes=world_size // local)
-            arguments = ("--model", model, "--strategy", strategy, *words_of(flags))
-            cases.append(Case(name, world, arguments, read_options(arguments, world)[0]))
+            cases.append(_case(name, alone, nodes, nproc_per_node, place))
         except UserError as error:
             if error.where in ("--model", "--data"):
                 raise  # wrong for every case
@@ -188,8 +176,76 @@ def expand(sweep: CaseSweep, *, nodes: int = 1, nproc_per_node: int | None = Non
     return Expansion(cases, impossible)
 
 
-def _local_ranks(world_size: int, nodes: int, nproc_per_node: int | None, *, on_cpu: bool) -> int:
-    """Processes on each machine; an error if the job has too few pods, or this machine too few GPUs."""
+def _alone(sweep: CaseSweep) -> Iterator[CaseSweep]:
+    """Yield every combination as a sweep of its own."""
+    for model, world_size, strategy, precision, batch, compiled in itertools.product(
+        sweep.models,
+        sweep.world_sizes,
+        sweep.strategies,
+        sweep.precisions,
+        sweep.global_batch_sizes,
+        sweep.compile or (None,),
+    ):
+        yield replace(
+            sweep,
+            models=(model,),
+            strategies=(strategy,),
+            world_sizes=(world_size,),
+            precisions=(precision,),
+            global_batch_sizes=(batch,),
+            compile=() if compiled is None else (compiled,),
+            per_model={model: sweep.per_model[model]} if model in sweep.per_model else {},
+            launch="torchrun",
+        )
+
+
+def _name(alone: CaseSweep) -> str:
+    model = alone.models[0].replace("/", "_").replace(":", "_")
+    name = f"{model}.{alone.strategies[0]}.w{alone.world_sizes[0]}.{alone.precisions[0]}"
+    if batch := alone.global_batch_sizes[0]:
+        name += f".b{batch}"
+    return f"{name}.compiled" if True in alone.compile else name
+
+
+def _case(name: str, alone: CaseSweep, nodes: int, nproc_per_node: int | None, place: str) -> Case:
+    """The case of a sweep of one. Raises :class:`UserError` for what cannot be."""
+    model, world_size = alone.models[0], alone.world_sizes[0]
+    flags = {**alone.options, **alone.per_model.get(model, {}), "precision": alone.precisions[0]}
+    if batch := alone.global_batch_sizes[0]:
+        flags["global_batch_size"] = batch
+    if alone.compile:
+        flags["compile"] = alone.compile[0]
+    local = _local_ranks(world_size, nodes, nproc_per_node)
+    if not flags.get("cpu") and not place:
+        _check_gpus(local)
+    world = World(world_size=world_size, local_world_size=local, nnodes=world_size // local)
+    arguments = ("--model", model, "--strategy", alone.strategies[0], *words_of(flags))
+    return Case(name, world, arguments, read_options(arguments, world)[0], alone, place)
+
+
+def values_of(case: Case, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The chart's values of a job that measures this case alone, in as many pods and GPUs as it needs."""
+    import yaml
+
+    given = {key: value for key, value in asdict(case.alone).items() if value not in ((), (0,), {}, False)}
+    sweep = {key: list(value) if key in LISTS else value for key, value in given.items()}
+    ranks = case.world.local_world_size
+    resources = {
+        kind: {name: ranks if name.endswith("/gpu") else amount for name, amount in amounts.items()}
+        for kind, amounts in values.get("resources", {}).items()
+    }
+    pods = {"nodes": case.world.nnodes, "nprocPerNode": ranks}
+    return {
+        **values,
+        "mode": "benchmark",
+        "benchmark": {**values.get("benchmark", {}), "sweep": yaml.safe_dump(sweep, sort_keys=False)},
+        "distributed": {**values.get("distributed", {}), **pods},
+        "resources": resources,
+    }
+
+
+def _local_ranks(world_size: int, nodes: int, nproc_per_node: int | None) -> int:
+    """Processes on each machine; an error if the job has too few pods."""
     local = world_size if nproc_per_node is None else min(world_size, nproc_per_node)
     if world_size % local or world_size // local > nodes:
         raise ConfigError(
@@ -197,14 +253,17 @@ def _local_ranks(world_size: int, nodes: int, nproc_per_node: int | None, *, on_
             where="--nproc-per-node",
             fix=f"at most {nodes * local}, a multiple of {local}",
         )
+    return local
+
+
+def _check_gpus(local: int) -> None:
     gpus = visible_gpus()
-    if not on_cpu and 0 < gpus < local:
+    if 0 < gpus < local:
         raise ConfigError(
             f"{local} processes on this machine need {local} GPUs and it shows {gpus}",
             where="--nproc-per-node",
             fix=f"at most {gpus}, or cpu: true",
         )
-    return local
 
 
 @functools.cache

@@ -73,8 +73,6 @@ class Process:
             self._process.kill()
         self._process.wait()
 
-    leave = end
-
 
 def torchrun(
     arguments: Sequence[str],
@@ -134,8 +132,6 @@ class ForkedRanks:
                     os.killpg(process.pid or 0, signal.SIGKILL)
                 process.kill()  # where it has not yet come to lead its group
                 process.join()
-
-    leave = end
 
 
 class ForkServer:

@@ -23,7 +23,7 @@ from podtune.run.record import Json, now, write_json
 
 SWEEP_FILE, LOG_FILE = "sweep.json", "log.txt"
 POLL_S = 2.0
-State = Literal["ok", "oom", "error", "failed", "stopped", "kept"]
+State = Literal["ok", "oom", "error", "failed", "kept"]
 Say = Callable[[str], None]
 
 
@@ -39,10 +39,7 @@ class Running(Protocol):
         """The exit code, negative for a signal; None while it runs. Waits at most ``wait_s`` for the end."""
 
     def end(self) -> None:
-        """Ask it to save and end; return when it is gone."""
-
-    def leave(self) -> None:
-        """The sweep itself ends: end what runs here, leave what runs elsewhere."""
+        """Ask it to save and end, and return when it is gone; a job elsewhere is left to itself."""
 
 
 class Configuration(Protocol):
@@ -113,10 +110,6 @@ class Sweep(ABC, Generic[C]):
         """Seconds that it may take."""
         return float("inf")
 
-    def is_worse(self, configuration: C) -> bool:
-        """True while it runs if it is to be stopped for its results so far."""
-        return False
-
     def run(self) -> dict[str, State]:
         """Run all; how each ended, by name. One that fails does not end the sweep.
 
@@ -150,16 +143,13 @@ class Sweep(ABC, Generic[C]):
                             self._ended(each[0], state)
         finally:
             for _, running, _ in current:
-                running.leave()
+                running.end()
             self._write()
 
     def _state(self, configuration: C, running: Running, started: float, wait_s: float) -> State | None:
         """The state of one that has ended, None while it runs."""
         code, seconds = running.poll(wait_s), time.monotonic() - started
         if code is None:
-            if self.is_worse(configuration):
-                running.end()
-                return "stopped"
             if seconds < self.limit_s(configuration):
                 return None
             running.end()

@@ -11,9 +11,8 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import statistics
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,20 +20,18 @@ from typing import Any
 from podtune.run.errors import ConfigError
 from podtune.run.files import write_atomically
 from podtune.run.follow import read_record
-from podtune.run.metrics_log import read_metrics
-from podtune.run.record import METRICS_FILE, Json, number
+from podtune.run.record import Json, Losses, Measurements
 from podtune.run.yaml_text import read_mapping
 from podtune.sft.config import settings as config
 from podtune.sft.config.keys import known_keys
 from podtune.sweep.processes import Process
-from podtune.sweep.runner import LOG_FILE, SWEEP_FILE, Outcome, Running, Say, State, Sweep, to_stderr
+from podtune.sweep.runner import LOG_FILE, Outcome, Running, Say, State, Sweep, to_stderr
 from podtune.sweep.sweep_file import check_keys, check_values
 
 NAMED = ("output_dir", "run_name")  # the sweep says where
 #: the sweep's own keys; any other is a key of training
-KINDS = {"config": str, "options": dict, "runs": list, "processes": object, "stop": object}
+KINDS = {"config": str, "options": dict, "runs": list, "processes": object}
 SAVE_S = 300.0  # to save, after SIGTERM
-MIN_FINISHED_TRIALS = 3  # before one is stopped for being worse
 CONFIG_FILE = "config.yaml"
 
 
@@ -61,16 +58,8 @@ class Trial:
         return "_".join([*words, key])[-120:].lstrip("-_.")
 
 
-@dataclass(frozen=True)
-class TrialSweep:
-    """A sweep file, every trial of it checked."""
-
-    trials: tuple[Trial, ...]
-    median: bool
-
-
-def read_sweep(path: Path, *, place: str = "", below: Mapping[str, Any] | None = None) -> TrialSweep:
-    """Parse a sweep file, and check each trial's configuration as training would. Starts nothing.
+def read_sweep(path: Path, *, place: str = "", below: Mapping[str, Any] | None = None) -> list[Trial]:
+    """The trials of a sweep file; check each trial's configuration as training would. Starts nothing.
 
     Args:
         place: where the trials are started, if not in processes of this machine.
@@ -82,7 +71,7 @@ def read_sweep(path: Path, *, place: str = "", below: Mapping[str, Any] | None =
     content = read_mapping(path, fix="give a sweep file: see podtune sweep --help")
     check_values(content, KINDS, path)
     axes = _axes(content, path)
-    processes, stop = str(content.get("processes", 1)), content.get("stop")
+    processes = str(content.get("processes", 1))
     if processes != "gpu" and not (processes.isdigit() and int(processes)):
         raise ConfigError(f"{processes} is not a number of processes, or gpu", where=f"{path}: processes")
     if place and "processes" in content:
@@ -91,8 +80,6 @@ def read_sweep(path: Path, *, place: str = "", below: Mapping[str, Any] | None =
             where=f"{path}: processes",
             fix="remove the key, and set distributed.nodes and nprocPerNode",
         )
-    if stop not in (None, "median"):
-        raise ConfigError(f"{stop!r} is not median", where=f"{path}: stop")
     shared = dict(below or {})
     if content.get("config"):
         shared |= config.read_yaml(path.parent / content["config"])
@@ -106,8 +93,8 @@ def read_sweep(path: Path, *, place: str = "", below: Mapping[str, Any] | None =
     if len({trial.name for trial in trials}) < len(trials):
         raise ConfigError("two runs are the same", where=str(path), fix="name each combination once")
     for trial in trials:
-        _check_trial(trial, path, median=stop == "median")
-    return TrialSweep(tuple(trials), stop == "median")
+        config.merged([(f"{path}: {trial.name}", trial.content | {"output_dir": "out"})])
+    return trials
 
 
 def _axes(content: Json, path: Path) -> dict[str, list[Any]]:
@@ -129,17 +116,6 @@ def _axes(content: Json, path: Path) -> dict[str, list[Any]]:
                 fix=f"write {key}: [...], or put it under options",
             )
     return axes
-
-
-def _check_trial(trial: Trial, path: Path, *, median: bool) -> None:
-    where = f"{path}: {trial.name}"
-    settings = config.merged([(where, trial.content | {"output_dir": "out"})])
-    if median and settings.values.get("eval_strategy", "no") == "no":
-        raise ConfigError(
-            "stop: median compares evaluations, and eval_strategy is no",
-            where=where,
-            fix="options: {eval_strategy: steps, eval_steps: ...}",
-        )
 
 
 Begin = Callable[[Trial, Path], Running]  # a trial, and its folder
@@ -164,23 +140,18 @@ class TrialRunner(Sweep[Trial]):
 
     def __init__(
         self,
-        sweep: TrialSweep,
+        trials: Sequence[Trial],
         output: Path,
         begin: Begin = start_here,
         *,
         at_once: int = 1,
         say: Say = to_stderr,
     ) -> None:
-        super().__init__(sweep.trials, output, at_once=at_once, say=say)
-        self.median, self.begin = sweep.median, begin
-        self._recorded: Json = {}
-        if (file := output / SWEEP_FILE).exists():
-            self._recorded = json.loads(file.read_text(encoding="utf-8"))["runs"]
+        super().__init__(trials, output, at_once=at_once, say=say)
+        self.begin = begin
 
     def before(self, trial: Trial) -> State | None:
-        """Stopped for its results, or kept."""
-        if self._recorded.get(trial.name) == "stopped":
-            return "stopped"
+        """Kept if it has ended well."""
         return "kept" if (read_record(self.output / trial.name) or {}).get("status") == "ok" else None
 
     def start(self, trial: Trial) -> Running:
@@ -196,44 +167,15 @@ class TrialRunner(Sweep[Trial]):
         """Its records are there: training writes them."""
         return "ok" if outcome.code == 0 else "failed"
 
-    def is_worse(self, trial: Trial) -> bool:
-        """The median rule: its best evaluation is above the median of the best of the others by that step."""
-        own = _evaluations(self.output / trial.name) if self.median else {}
-        if not own:
-            return False
-        step, best = max(own), min(own.values())
-        finished = [name for name, state in self.states.items() if state in ("ok", "kept")]
-        others = [
-            min(by_then)
-            for losses in (_evaluations(self.output / name) for name in finished)
-            if (by_then := [loss for at, loss in losses.items() if at <= step])
-        ]
-        if len(others) < MIN_FINISHED_TRIALS or best <= (median := statistics.median(others)):
-            return False
-        self.say(
-            f"    {trial.name}: stopped at step {step}, eval loss {best:.4f}, the median of "
-            f"{len(others)} others had {median:.4f}"
-        )
-        return True
-
     def summary(self, trial: Trial, state: State) -> str:
-        """Its best evaluation, or how it ended."""
+        """Its last evaluation, or how it ended."""
         folder = self.output / trial.name
-        record, losses = read_record(folder) or {}, _evaluations(folder)
-        best = f"best eval loss {min(losses.values()):.4f}" if losses else ""
-        end = best or record.get("reason") or record.get("status") or f"see {folder / LOG_FILE}"
+        record = read_record(folder) or {}
+        loss = (Measurements.read(record).loss or Losses()).eval
+        evaluated = f"eval loss {loss:.4f}" if loss is not None else ""
+        end = evaluated or record.get("reason") or record.get("status") or f"see {folder / LOG_FILE}"
         return f"{state}, {end}"
 
     def content(self, states: dict[str, str]) -> Json:
         """The trials' states, and what they vary."""
         return {"runs": states, "varies": {trial.name: trial.varies for trial in self.configurations}}
-
-
-def _evaluations(folder: Path) -> dict[int, float]:
-    """Evaluation losses of a trial by step, so far."""
-    try:
-        entries, _ = read_metrics(folder / METRICS_FILE)
-    except OSError:
-        return {}
-    losses = {entry["step"]: number(entry.get("loss")) for entry in entries if entry["split"] == "eval"}
-    return {step: loss for step, loss in losses.items() if loss is not None}

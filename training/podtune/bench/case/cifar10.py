@@ -101,8 +101,11 @@ def read_archive(file: Path) -> dict[Split, tuple[Tensor, Tensor]]:
                 stream = archive.extractfile(member) if "_batch" in name else None
                 if stream is not None:
                     read = _binary if name.endswith(".bin") else _pickled
-                    parts["test" if name.startswith("test") else "train"].append(read(stream.read()))
-    except (OSError, EOFError, tarfile.TarError, pickle.UnpicklingError, ValueError, KeyError) as error:
+                    records = read(stream.read())
+                    if records.shape[1] != 1 + 3 * SIDE * SIDE or records[:, 0].max() >= CLASSES:
+                        raise ValueError(f"{name} has images of another size, or labels above 9")
+                    parts["test" if name.startswith("test") else "train"].append(records)
+    except Exception as error:  # a damaged archive or pickle can end in any error
         raise DataError(f"cannot be read as CIFAR-10: {error}", where=str(file)) from None
     if not all(parts.values()):
         raise DataError(

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from podtune.bench.strategies.contract import Batch, BuildModel
-from podtune.machine.facts import nvml_handle, nvml_reading
+from podtune.machine.facts import gpu_reading
 
 GIB = 2**30
 COPIES = 10
@@ -82,9 +82,7 @@ class Telemetry:
         import psutil
 
         self._process = psutil.Process()
-        self._gpu = None
-        if device.startswith("cuda"):
-            self._gpu = nvml_handle(str(torch.cuda.get_device_properties(device).uuid))
+        self._gpu = device if device.startswith("cuda") else ""
         self._samples: list[dict[str, float]] = []
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._sample, daemon=True)
@@ -105,7 +103,7 @@ class Telemetry:
                 "host_cpu_percent": self._process.cpu_percent(),
                 "host_rss_gib": self._process.memory_info().rss / GIB,
             }
-            self._samples.append(seen | (nvml_reading(self._gpu) if self._gpu is not None else {}))
+            self._samples.append(seen | (gpu_reading(self._gpu) if self._gpu else {}))
             if over:
                 return
 

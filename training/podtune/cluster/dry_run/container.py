@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from podtune.run.errors import Unavailable
 
 # in the environment of every process started here, by which all of them are found again
 MARK = "PODTUNE_DRY_RUN_POD"
+KILLED_S = 5.0  # a process that the kernel does not let go of is left
 
 # What a process needs of this machine; everything else comes from the manifest alone, as in a pod.
 PASSED = (
@@ -64,10 +66,13 @@ class LocalContainer:
 
 
 def kill_marked(mark: str) -> None:
-    """Send SIGKILL to every process that carries the mark."""
-    for pid in marked(mark):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, signal.SIGKILL)
+    """End every process that carries the mark, and wait until they are gone, at most :data:`KILLED_S`."""
+    until = time.monotonic() + KILLED_S
+    while (pids := list(marked(mark))) and time.monotonic() < until:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
 
 
 def marked(mark: str) -> Iterator[int]:

@@ -51,8 +51,8 @@ class PodRun:
 
     @property
     def mark(self) -> str:
-        """The mark of its processes, wherever they went."""
-        return f"{self.sandbox.root}:{self.name}"
+        """The mark of this start's processes, wherever they went; a kill must not reach the next start's."""
+        return f"{self.sandbox.root}:{self.name}:{self.restarts}"
 
     def run(self) -> None:
         """Start the pod and wait for its end, through at most one restart.
@@ -124,10 +124,10 @@ class PodRun:
 
     def kill(self) -> bool:
         """Send SIGKILL to every process of the pod; False if none runs."""
-        running = list(self._running)
+        mark, running = self.mark, list(self._running)
         for container in running:  # before their children, so that they cannot react to those children's end
             container.send(signal.SIGKILL)
-        kill_marked(self.mark)
+        kill_marked(mark)
         return bool(running)
 
     def delete(self) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from podtune.cluster.job.manifest import Json, Pod
 from podtune.cluster.lint.templates import count_gpus
-from podtune.machine.facts import gpus
+from podtune.machine.facts import visible_gpus
 
 MODEL_LENGTH = 256  # tokens; the small models are made for short questions and answers
 SIZES = ("micro", "tiny")
@@ -67,7 +67,7 @@ def devices(pods: list[Pod]) -> Adaptation:
     requested = {
         pod.name: sum(count_gpus(container, "limits") for container in pod.spec["containers"]) for pod in pods
     }
-    total, here = sum(requested.values()), gpus().count
+    total, here = sum(requested.values()), visible_gpus()
     variables: dict[str, dict[str, str]] = {}
     if total and here >= total:
         free = iter(range(here))

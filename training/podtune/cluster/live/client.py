@@ -11,13 +11,16 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from podtune.cluster.job.manifest import Json, dig, name_of
 from podtune.cluster.live.errors import Unreachable, refusal
 from podtune.cluster.live.kinds import JOB_KINDS, checked_name, newest_by_rank, plural_of, trains
 from podtune.run.errors import NotFound
+
+if TYPE_CHECKING:
+    from urllib3 import HTTPResponse
 
 Query = list[tuple[str, str]]
 
@@ -77,8 +80,8 @@ class Cluster:
 
     def _call(
         self, method: str, path: str, query: Query, headers: dict[str, str], read_s: float, body: Any = None
-    ) -> Any:
-        return self._api.call_api(
+    ) -> HTTPResponse:
+        response: HTTPResponse = self._api.call_api(
             path,
             method,
             query_params=query,
@@ -89,6 +92,7 @@ class Cluster:
             _preload_content=False,
             _request_timeout=(CONNECT_S, read_s),
         )
+        return response
 
     def log_lines(
         self,
@@ -136,16 +140,18 @@ class Cluster:
         """True if there is an object of the document's kind and name."""
         return self.get(self.path_of(document)) is not None
 
-    def put(self, document: Json, *, dry_run: bool = False) -> None:
-        """Create a job, refused if it exists; create or change anything else, by server-side apply."""
+    def put(self, document: Json, *, dry_run: bool = False) -> Json:
+        """Create a job, refused if it exists; create or change anything else, by server-side apply.
+
+        Returns the object as the server has it, after its webhooks.
+        """
         query = [("fieldManager", MANAGER), ("fieldValidation", "Strict")] + [("dryRun", "All")] * dry_run
         if document["kind"] in JOB_KINDS:
             path = self.path(document["apiVersion"], document["kind"])
-            self.request("POST", path, body=document, query=query)
-        else:
-            query.append(("force", "true"))
-            patch = "application/apply-patch+yaml"
-            self.request("PATCH", self.path_of(document), body=document, query=query, patch=patch)
+            return self.request("POST", path, body=document, query=query)
+        query.append(("force", "true"))
+        patch = "application/apply-patch+yaml"
+        return self.request("PATCH", self.path_of(document), body=document, query=query, patch=patch)
 
     def delete(self, document: Json) -> bool:
         """Delete the object and what it owns; False if it was not there."""

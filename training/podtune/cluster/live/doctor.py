@@ -1,4 +1,7 @@
-"""Checks of a cluster: API, operator, permissions, and what it offers to jobs. No torch."""
+"""Checks of a cluster: API, kinds of job, permissions, and what it offers to jobs. No torch.
+
+Whether the operator answers is asked by ``podtune submit --dry-run``.
+"""
 
 from __future__ import annotations
 
@@ -6,27 +9,18 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-from podtune.cluster.job.manifest import dig, name_of
+from podtune.cluster.job.manifest import Json, dig, name_of
+from podtune.cluster.job.pytorchjob import QUEUE
 from podtune.cluster.live.client import Cluster, connect
 from podtune.cluster.live.errors import Refused
 from podtune.cluster.live.kinds import JOB_KINDS
 from podtune.cluster.live.rights import RIGHTS
-from podtune.cluster.live.submit import INSTALL, TOO_OLD, trainer_version
+from podtune.cluster.live.submit import INSTALL, TOO_OLD, is_suspended, trainer_version
 from podtune.machine.checks import Check, Result, run_checks
-from podtune.run.errors import NoPermission, UserError
+from podtune.run.errors import UserError
 
 # of all together: loading the client counts, and so does an API server that is slow to answer
 DEADLINE_S = 20.0
-
-# A job that the operator's webhook refuses (two masters): its refusal shows that the operator answers. Never
-# created.
-_POD = {"spec": {"containers": [{"name": "pytorch", "image": "none", "command": ["true"]}]}}
-REFUSED = {
-    "apiVersion": "kubeflow.org/v1",
-    "kind": "PyTorchJob",
-    "metadata": {"name": "podtune-doctor"},
-    "spec": {"pytorchReplicaSpecs": {"Master": {"replicas": 2, "template": _POD}}},
-}
 
 # Parts of provisioners' names whose volumes several nodes can mount and write, as their documentation says.
 SHARED = (
@@ -53,7 +47,6 @@ def check_cluster(namespace: str = "", context: str = "") -> list[Result]:
         "cluster": api,
         "namespace": namespace_exists,
         "job kinds": job_kinds,
-        "operator": operator,
         "permissions": permissions,
         "shared volumes": storage,
         "cluster GPUs": gpu_nodes,
@@ -92,23 +85,6 @@ def job_kinds(cluster: Cluster) -> list[Result]:
         else:
             checks.append(Result(kind, "ok", f"{found}{f', Kubeflow Trainer {trainer}' if trainer else ''}"))
     return checks
-
-
-def operator(cluster: Cluster) -> Result:
-    """The training operator: its webhook answers a job that it has to refuse."""
-    if not cluster.serves("PyTorchJob"):
-        return Result("operator", "warn", "not installed", INSTALL["PyTorchJob"])
-    fix = "kubectl -n kubeflow get pods; kubectl -n kubeflow logs deployment/training-operator"
-    try:
-        cluster.put(REFUSED, dry_run=True)
-    except UserError as error:
-        if "denied the request" in error.what:
-            return Result("operator", "ok", "its webhook answers")
-        if "webhook" in error.what:
-            return Result("operator", "fail", f"its webhook does not answer: {error.what[:200]}", fix)
-        if not isinstance(error, NoPermission):
-            raise
-    return Result("operator", "warn", "not seen: no webhook answered", fix)
 
 
 def permissions(cluster: Cluster) -> Result:
@@ -179,6 +155,27 @@ def queues(cluster: Cluster) -> Result:
     if found is None:
         return Result("kueue", "ok", "not installed; jobs start as soon as their pods fit")
     if names := [name_of(queue) for queue in found]:
-        return Result("kueue", "ok", f"queues: {', '.join(names)} (kueue.queueName)")
+        said = f"queues: {', '.join(names)} (kueue.queueName)"
+        admits = {kind: _admits(cluster, kind, names[0]) for kind in JOB_KINDS if cluster.serves(kind)}
+        if refused := [kind for kind, admitted in admits.items() if admitted is False]:
+            fix = "add them to the `integrations.frameworks` of its configuration, or use another api"
+            return Result("kueue", "warn", f"{said}; does not hold back {', '.join(refused)}", fix)
+        return Result("kueue", "ok", said)
     what = f"installed, and {cluster.namespace} has no LocalQueue"
     return Result("kueue", "warn", what, "ask for one if jobs have to be admitted by Kueue")
+
+
+def _admits(cluster: Cluster, kind: str, queue: str) -> bool | None:
+    """True if Kueue's webhook suspends a new job of the kind, None if one is refused; nothing is created."""
+    pod = {"containers": [{"name": "pytorch", "image": "none"}], "restartPolicy": "Never"}
+    specs: dict[str, Json] = {
+        "PyTorchJob": {"pytorchReplicaSpecs": {"Master": {"replicas": 1, "template": {"spec": pod}}}},
+        "TrainJob": {"runtimeRef": {"name": "torch-distributed"}},
+        "Job": {"template": {"spec": pod}},
+    }
+    metadata = {"name": "podtune-doctor", "labels": {QUEUE: queue}}
+    job = {"apiVersion": JOB_KINDS[kind].version, "kind": kind, "metadata": metadata, "spec": specs[kind]}
+    try:
+        return is_suspended(cluster.put(job, dry_run=True))
+    except Refused:
+        return None

@@ -1,24 +1,22 @@
-"""A trial of a sweep as a job in the cluster, its records copied from its log to a folder as they come."""
+"""A configuration of a sweep as a job in the cluster, its record copied from its logs to a folder."""
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from podtune.cluster.job.manifest import name_of
 from podtune.cluster.live import submit
 from podtune.cluster.live.client import Cluster
 from podtune.cluster.live.errors import Unreachable
-from podtune.cluster.live.job_log import JobWatch
+from podtune.cluster.live.follow import JobWatch, logs_of
+from podtune.run.collect import collect
 from podtune.run.errors import OK, SOFTWARE, NotFound
 from podtune.run.files import write_atomically
-from podtune.run.job_snapshot import JobSnapshot
-from podtune.run.record import METRICS_FILE, RUN_FILE, write_json
+from podtune.run.job_snapshot import JobStatus
+from podtune.run.record import RUN_FILE, Json, write_json
 
-Json = dict[str, Any]
 PROBLEMS_FILE = "log.txt"
 
 
@@ -36,7 +34,7 @@ class Release:
         self, cluster: Cluster, documents: list[Json], folder: Path, say: Callable[[str], None]
     ) -> None:
         self._cluster, self._folder, self._say = cluster, folder, say
-        self._written, self._said = 0, set[str]()
+        self._said = set[str]()
         self._name = name_of(documents[-1])
         if not cluster.exists(documents[-1]):
             submit.create(cluster, documents)
@@ -50,13 +48,13 @@ class Release:
         time.sleep(wait_s)  # the API is asked again; nothing here can be waited on
         try:
             job = self._watch.look()
+            self._copy(job)
         except Unreachable as error:
             self._tell(error.what)
             return None
         except NotFound as error:
             write_atomically(self._folder / PROBLEMS_FILE, f"{error.what}\n")
             return SOFTWARE
-        self._copy(job)
         if job.condition == "Failed":
             self._tell(f"podtune delete {self._name}, and the same sweep makes the job again")
         if not job.ended:
@@ -64,24 +62,18 @@ class Release:
         return OK if job.condition == "Succeeded" else SOFTWARE
 
     def end(self) -> None:
-        """Delete the job; its pods have their grace time to save. Its volumes stay."""
-        job = self._cluster.job(self._name)
-        parts = submit.parts_of(self._cluster, job, volumes=False)
-        submit.delete(self._cluster, job, parts)
-
-    def leave(self) -> None:
         """Leave it running; the same sweep comes back to it."""
 
-    def _copy(self, job: JobSnapshot) -> None:
-        entries = [entry for split in job.entries.values() for entry in split]
-        if len(entries) != self._written:
-            self._written = len(entries)
-            lines = [json.dumps(entry) for entry in sorted(entries, key=lambda entry: entry["step"])]
-            write_atomically(self._folder / METRICS_FILE, "".join(f"{line}\n" for line in lines))
-        if job.records:
-            write_json(self._folder / RUN_FILE, job.records[-1])
+    def delete(self) -> None:
+        """Delete the job and what was made for it, claims too; its pods have their grace time to save."""
+        job = self._cluster.job(self._name)
+        submit.delete(self._cluster, job, submit.parts_of(self._cluster, job, volumes=True))
+
+    def _copy(self, job: JobStatus) -> None:
+        if job.ended and (records := collect(logs_of(self._cluster, self._name)).records):
+            write_json(self._folder / RUN_FILE, records[-1])
         problems = [*map(str, job.problems)] or ([job.message] if job.condition == "Failed" else [])
-        for line in [*problems, job.unreachable]:
+        for line in [*problems, self._watch.unreachable]:
             self._tell(line)
         if problems:
             write_atomically(self._folder / PROBLEMS_FILE, "".join(f"{line}\n" for line in problems))

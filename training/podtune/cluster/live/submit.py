@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from podtune.cluster.job.manifest import Json, dig, name_of
+from podtune.cluster.job.pytorchjob import QUEUE
 from podtune.cluster.live.client import MANAGER, Cluster
 from podtune.cluster.live.errors import Refused
 from podtune.cluster.live.kinds import JOB_KINDS
@@ -73,8 +74,17 @@ def check(cluster: Cluster, documents: list[Json]) -> list[str]:
         raise Unavailable(what, where=cluster.server, fix=INSTALL["TrainJob"])
     notes = list(_check_references(cluster, documents))
     for document in documents:
-        cluster.put(document, dry_run=True)  # says which right is missing, too, and that the job exists
+        # says which right is missing, too, and that the job exists
+        made = cluster.put(document, dry_run=True)
+    if (queue := dig(job, "metadata", "labels").get(QUEUE)) and not is_suspended(made):
+        why = f"Kueue is not there, or its `integrations.frameworks` have no {job['kind']}"
+        notes.append(f"nothing holds the job back: it starts at once, beside the queue {queue}; {why}")
     return notes
+
+
+def is_suspended(job: Json) -> bool:
+    """True for a job that waits, as Kueue's webhook makes a new one of a kind that it admits."""
+    return bool(dig(job, "spec").get("suspend") or dig(job, "spec", "runPolicy").get("suspend"))
 
 
 #: where a pod names an object: key, kind, and the key of the name

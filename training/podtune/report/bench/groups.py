@@ -9,11 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
 
 from podtune.report.bench.records import Source
-from podtune.report.draw.tables import shown
-from podtune.run.record import RESIDENT_PEAK, Json, Measurements, mapping
+from podtune.report.draw.tables import Value, shown
+from podtune.run.record import Json, Measurements, mapping
 
 # How simple a strategy is to run and to understand: among equals the first is advised.
 SIMPLEST_FIRST = (
@@ -31,17 +30,22 @@ SIMPLEST_FIRST = (
     "naive-mp",
 )
 SETTINGS = (
-    *(
-        "precision",
-        "global_batch_size",
-        "sequence_length",
-        "accumulation",
-        "activation_checkpointing",
-        "compile",
-        "optimizer",
-    ),
-    *("fused_optimizer", "norm", "pretrained", "threads", "data", "seed", "steps"),
+    "precision",
+    "global_batch_size",
+    "sequence_length",
+    "accumulation",
+    "activation_checkpointing",
+    "compile",
+    "optimizer",
+    "fused_optimizer",
+    "norm",
+    "pretrained",
+    "threads",
+    "data",
+    "seed",
+    "steps",
 )
+Identity = dict[str, object]  # what records must share to be compared, by name
 
 
 @dataclass
@@ -81,7 +85,6 @@ class MeasuredCell:
     commit: str | None
     record: str  # the file (relative to the report) where it stands
     noise_s: float = 0.0  # error of the mean step time
-    memory_kind: str = ""
     reason: str = ""
     accuracy_by_epoch: tuple[float, ...] = ()
 
@@ -90,17 +93,12 @@ class MeasuredCell:
         """As tables and plots call it."""
         return f"{self.strategy} ×{self.world_size}"
 
-    @property
-    def memory_is_the_process(self) -> bool:
-        """True for a CPU's resident peak, most of which is libraries."""
-        return self.memory_kind.startswith(RESIDENT_PEAK)
-
     def as_fast_as(self, other: MeasuredCell) -> bool:
         """True if the two mean step times differ by no more than twice their noise together."""
         apart = abs((self.step_time_mean_s or 0.0) - (other.step_time_mean_s or 0.0))
         return apart <= 2 * math.hypot(self.noise_s, other.noise_s)
 
-    def row(self) -> dict[str, Any]:
+    def row(self) -> dict[str, Value]:
         """The columns by name."""
         return {name: getattr(self, name) for name in COLUMNS}
 
@@ -112,42 +110,44 @@ COLUMNS = tuple(_NAMES[: _NAMES.index("record") + 1])
 def measured_cell(source: Source, plan: Json) -> MeasuredCell:
     """The cell of a record; ``plan`` is empty where there is none."""
     record, measured = source.record, Measurements.read(source.record)
-    parity = measured.parity.status if measured.parity else "unknown"
-    good, world_size = record["status"] == "ok" and parity != "failed", int(record.get("world_size") or 0)
-    step = measured.step_time_s if good else None
-    repeats = (step.p50_by_repeat if step else None) or (0.0,)
+    parity, world_size = measured.parity, int(record.get("world_size") or 0)
+    reason = " ".join(str(record.get("reason") or "no reason given").split())
+    if parity and parity.status == "failed":
+        apart, allowed = parity.max_relative_difference, parity.tolerance
+        reason = f"parity: failed, losses differ by {shown(apart)} where {shown(allowed)} is allowed"
+    if record["status"] != "ok" or (parity and parity.status == "failed"):
+        measured = Measurements()  # what was not computed, or something else, has no speed
+    step, loss, training = measured.step_time_s, measured.loss, measured.training
+    counted, peaks = measured.counted_memory_gib, measured.peak_memory_gib
     in_tokens = measured.tokens_per_s is not None
     throughput = measured.tokens_per_s if in_tokens else measured.samples_per_s
-    counted, peaks = measured.counted_memory_gib, measured.peak_memory_gib
-    memory = counted.total if counted else peaks.max if peaks else None
     # one process has nobody to send to
-    sent = measured.communication if good and world_size > 1 else None
-    training = measured.training if good else None
-    reason = str(record.get("reason") or "no reason given")
-    if measured.parity and parity == "failed":
-        apart, allowed = measured.parity.max_relative_difference, measured.parity.tolerance
-        reason = f"parity: failed, losses differ by {shown(apart)} where {shown(allowed)} is allowed"
+    sent = measured.communication if world_size > 1 else None
+    noise_s = 0.0
+    if step:  # the mean's standard error, or half the range of the repeats' medians
+        repeats = step.p50_by_repeat or (0.0,)
+        noise_s = max((step.std or 0.0) / math.sqrt(step.n), (max(repeats) - min(repeats)) / 2)
     return MeasuredCell(
         model=record["model"],
         strategy=record["strategy"],
         world_size=world_size,
         status=record["status"],
-        parity=parity,
-        throughput=throughput if good else None,
-        unit=("tokens/s" if in_tokens else "images/s") if good else None,
+        parity=parity.status if parity else "unknown",
+        throughput=throughput,
+        unit=None if throughput is None else "tokens/s" if in_tokens else "images/s",
         step_time_mean_s=step.mean if step else None,
         step_time_std_s=step.std if step else None,
         step_time_p50_s=step.p50 if step else None,
         step_time_p95_s=step.p95 if step else None,
         step_time_plan_s=plan.get("step_time_s"),
-        mfu=measured.mfu if good else None,
+        mfu=measured.mfu,
         efficiency=None,
-        peak_memory_gib=memory if good else None,
+        peak_memory_gib=counted.total if counted else peaks.max if peaks else None,
         peak_memory_plan_gib=plan.get("total_gib"),
         bytes_per_step=sent.bytes_per_step if sent else None,
         bytes_per_step_formula=plan.get("bytes_per_step") if world_size > 1 else None,
         bubble_formula=plan.get("bubble_share") or None,
-        loss_last=measured.loss.last if good and measured.loss else None,
+        loss_last=loss.last if loss else None,
         epochs=len(training.loss_by_epoch) if training else None,
         epoch_loss=training.loss if training else None,
         accuracy=training.accuracy if training else None,
@@ -156,13 +156,9 @@ def measured_cell(source: Source, plan: Json) -> MeasuredCell:
         per_device_batch_size=record["config"].get("per_device_batch_size") or None,
         commit=mapping(record.get("provenance")).get("git_sha"),
         record=source.path,
-        # the mean's standard error, or half the range of the repeats' medians
-        noise_s=max((step.std or 0.0) / math.sqrt(step.n), (max(repeats) - min(repeats)) / 2)
-        if step
-        else 0.0,
-        memory_kind="tensors, counted" if counted else (peaks.kind or "") if good and peaks else "",
+        noise_s=noise_s,
         accuracy_by_epoch=(training.accuracy_by_epoch if training else None) or (),
-        reason=f"{record['status']}: {' '.join(reason.split())}",
+        reason=f"{record['status']}: {reason}",
     )
 
 
@@ -170,7 +166,7 @@ def measured_cell(source: Source, plan: Json) -> MeasuredCell:
 class Group:
     """Cells that may be compared, by strategy and world size; ``identity`` is what they share."""
 
-    identity: dict[str, Any]
+    identity: Identity
     cells: list[MeasuredCell] = field(default_factory=list)
     repeated: list[str] = field(default_factory=list)
 
@@ -186,7 +182,7 @@ class Group:
             rows = f"{each} {kind} a step and process (effective batch {effective})"
         return (
             f"{identity['model']}, {identity['precision']}, {rows}, "
-            f"{identity['device']}, commit {identity['commit'][:12]}"
+            f"{identity['device']}, commit {str(identity['commit'])[:12]}"
         )
 
     @property
@@ -212,7 +208,7 @@ class Group:
         )
 
 
-def identity_of(record: Json) -> dict[str, Any]:
+def identity_of(record: Json) -> Identity:
     """Everything that two records must share to be compared."""
     config, provenance = record["config"], mapping(record.get("provenance"))
     hardware, each = mapping(provenance.get("hardware")), config.get("per_device_batch_size") or None
@@ -260,17 +256,12 @@ def simplicity(strategy: str) -> int:
 def differences(groups: Sequence[Group]) -> list[str]:
     """For groups of one model: in what they differ, which is why they are not in one table."""
     lines = []
-    for model in sorted({group.identity["model"] for group in groups}):
+    for model in sorted({str(group.identity["model"]) for group in groups}):
         several = [group.identity for group in groups if group.identity["model"] == model]
-        values = {
-            key: {repr(each[key]): str(each[key]) for each in several} for key in several[0] if key != "gpu"
-        }
-        differing = [
-            f"{key.replace('_', ' ')}: {', '.join(sorted(found.values()))}"
-            for key, found in values.items()
-            if len(found) > 1
-        ]
-        if differing:
+        values = {key: sorted({str(each[key]) for each in several}) for key in several[0] if key != "gpu"}
+        if differing := [
+            f"{key.replace('_', ' ')}: {', '.join(found)}" for key, found in values.items() if len(found) > 1
+        ]:
             lines.append(
                 f"{model} was measured in {len(several)} ways that are not compared with each other. They "
                 f"differ in {'; '.join(differing)}."

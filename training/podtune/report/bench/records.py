@@ -1,7 +1,6 @@
 """The benchmark's records below a folder, each checked before a figure of it is believed. No torch.
 
-``run.json`` files and, where a folder has none, records in logs (``*.log``, ``*.txt``). A record that is cut
-off, is no record, or contradicts itself is named as damaged and gives no figure.
+A record that is cut off, is no record, or contradicts itself is named as damaged and gives no figure.
 """
 
 from __future__ import annotations
@@ -11,10 +10,8 @@ import json
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from podtune.run.collect import collect
-from podtune.run.errors import MARKER, NotFound
+from podtune.run.errors import NotFound
 from podtune.run.record import RUN_FILE, SCHEMA, Json, Measurements, sound
 
 
@@ -34,19 +31,9 @@ class FolderRecords:
     damaged: list[str] = field(default_factory=list)
     impossible: dict[str, str] = field(default_factory=dict)
 
-    def take(self, record: Any, path: str) -> None:
-        """Add a benchmark record or say why not; records of other modes are not the benchmark's business."""
-        if not isinstance(record, dict) or record.get("schema") != SCHEMA:
-            self.damaged.append(f"{path}: damaged, it is not a {SCHEMA} record")
-        elif record.get("mode") == "benchmark":
-            if fault := fault_of(record):
-                self.damaged.append(f"{path}: damaged, {fault}")
-            else:
-                self.sources.append(Source(record, path))
-
 
 def read_folder(folder: Path) -> FolderRecords:
-    """All benchmark records below ``folder``, in files or in the lines of a log.
+    """All benchmark records below ``folder``; those of other modes are not the benchmark's business.
 
     Raises:
         UserError: no such folder, or nothing of a benchmark in it: says what to run.
@@ -58,24 +45,20 @@ def read_folder(folder: Path) -> FolderRecords:
     with contextlib.suppress(OSError, ValueError, KeyError, AttributeError, TypeError):
         listed = json.loads((folder / "sweep.json").read_text(encoding="utf-8"))["impossible"]
         found.impossible = {str(name): str(why) for name, why in listed.items()}
-    files = sorted(folder.rglob(RUN_FILE))
-    for path in files:
+    for path in sorted(folder.rglob(RUN_FILE)):
         name = path.relative_to(folder).as_posix()
         try:
-            found.take(json.loads(path.read_text(encoding="utf-8")), name)
+            record = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
             found.damaged.append(f"{name}: damaged, it cannot be read ({error})")
-    with_record = {path.parent for path in files}
-    for log in sorted([*folder.rglob("*.log"), *folder.rglob("*.txt")]):
-        if log.parent in with_record:
             continue
-        with log.open(encoding="utf-8", errors="replace") as lines:
-            collected = collect(line for line in lines if MARKER in line)
-        name = log.relative_to(folder).as_posix()
-        for record in collected.records:
-            if all(record != source.record for source in found.sources):  # two logs may hold one record
-                found.take(record, name)
-        found.damaged += [f"{name}: {reason}" for reason in collected.damaged]
+        if not isinstance(record, dict) or record.get("schema") != SCHEMA:
+            found.damaged.append(f"{name}: damaged, it is not a {SCHEMA} record")
+        elif record.get("mode") == "benchmark":
+            if fault := fault_of(record):
+                found.damaged.append(f"{name}: damaged, {fault}")
+            else:
+                found.sources.append(Source(record, name))
     if not found.sources and not found.damaged:
         raise NotFound("holds no benchmark records", where=str(folder), fix=fix)
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
@@ -21,8 +22,60 @@ PAGE, MARKDOWN, CSV = "report.html", "report.md", "report.csv"
 Planner = Callable[[Iterable[Json]], Sequence[Json | None]]
 
 
-def report(folder: Path, planner: Planner) -> Json:
-    """Read the records below ``folder``, write the report into it, and return what it says.
+@dataclass(frozen=True)
+class Report:
+    """What the records below ``folder`` say."""
+
+    folder: Path
+    records: FolderRecords
+    groups: Sequence[Group]
+
+    @property
+    def files(self) -> list[str]:
+        """What :func:`report` has written."""
+        return [str(self.folder / name) for name in (PAGE, MARKDOWN, CSV)]
+
+    @property
+    def failed(self) -> dict[str, str]:
+        """The reason of each cell without a speed."""
+        return {
+            f"{cell.label} ({cell.record})": cell.reason for group in self.groups for cell in group.failed
+        }
+
+    def as_json(self) -> Json:
+        """The JSON of ``podtune bench report``."""
+        return {
+            "comparisons": [
+                {
+                    "title": group.title,
+                    "shared": group.identity,
+                    "advice": advice(group),
+                    "cautions": cautions(group),
+                    "cells": [cell.row() for cell in group.cells],
+                }
+                for group in self.groups
+            ],
+            "not_compared": differences(self.groups),
+            "failed": self.failed,
+            "impossible": self.records.impossible,
+            "damaged": self.records.damaged,
+            "files": self.files,
+        }
+
+    def text(self, width: int | None) -> str:
+        """The comparisons for a terminal of ``width`` characters."""
+        parts = []
+        for group in self.groups:
+            sentences = [f"  {text}" for text in advice(group) + cautions(group)]
+            tables = [table.text(width=width) for table in tables_of(group) if table.rows]
+            parts.append("\n".join([group.title, *sentences, "", *tables, ""]))
+        failed = [f"{name}: {why}" for name, why in self.failed.items()]
+        lines = [*parts, *differences(self.groups), *self.records.damaged, *failed, *self.files]
+        return "\n".join(lines)
+
+
+def report(folder: Path, planner: Planner) -> Report:
+    """Read the records below ``folder``, and write the report into it.
 
     Args:
         planner: gives a plan for each record (the formulas live with the benchmark).
@@ -43,52 +96,7 @@ def report(folder: Path, planner: Planner) -> Json:
         raise CannotCreate(
             f"cannot be written: {error.strerror}", where=str(error.filename or folder)
         ) from None
-    return {
-        "comparisons": [
-            {
-                "title": group.title,
-                "shared": group.identity,
-                "advice": advice(group),
-                "cautions": cautions(group),
-                "cells": [cell.row() for cell in group.cells],
-            }
-            for group in groups
-        ],
-        "not_compared": differences(groups),
-        "failed": {f"{cell.label} ({cell.record})": cell.reason for group in groups for cell in group.failed},
-        "impossible": records.impossible,
-        "damaged": records.damaged,
-        "files": [str(folder / name) for name in (PAGE, MARKDOWN, CSV)],
-    }
-
-
-def terminal_table(cells: Sequence[Json]) -> Table:
-    """The measured ones of a comparison's ``cells``, as :func:`report` returns them, for a terminal."""
-    measured = [cell for cell in cells if cell["throughput"] is not None]
-    columns = [
-        Column("cell"),
-        Column(measured[0]["unit"] if measured else "", "right"),
-        Column("step (ms)", "right"),
-        Column("efficiency (%)", "right", 3, drop=2),
-        Column("memory (GiB)", "right", 3, drop=1),
-        Column("sent a step (MB)", "right", drop=3),
-        Column("losses equal"),
-        *[Column("accuracy (%)", "right", 3)] * any(cell["accuracy"] is not None for cell in measured),
-    ]
-    rows = []
-    for cell in measured:
-        values = [
-            f"{cell['strategy']} ×{cell['world_size']}",
-            cell["throughput"],
-            scaled(cell["step_time_mean_s"], 1000),
-            scaled(cell["efficiency"], 100),
-            cell["peak_memory_gib"],
-            scaled(cell["bytes_per_step"], 1e-6),
-            cell["parity"],
-            scaled(cell["accuracy"], 100),
-        ]
-        rows.append(values[: len(columns)])
-    return Table(columns, rows)
+    return Report(folder, records, groups)
 
 
 def _summary(records: FolderRecords, groups: Sequence[Group]) -> str:
@@ -113,7 +121,7 @@ def _sections(records: FolderRecords, groups: Sequence[Group]) -> list[Section]:
         first, *others = advice(group)
         parts: list[Part | str] = [Text(first, "verdict"), *map(Text, others), Warnings(cautions(group))]
         if group.measured:
-            parts += [_speed_table(group), _cost_table(group), figures(charts(group))]
+            parts += [*tables_of(group), figures(charts(group))]
         if failed := group.failed:
             rows = [[cell.label, cell.reason] for cell in failed]
             parts.append(Table([Column("failed"), Column("how")], rows, links=_links(failed)))
@@ -129,6 +137,11 @@ def _links(cells: Sequence[MeasuredCell]) -> list[str]:
     return [f"./{quote(cell.record)}" for cell in cells]
 
 
+def tables_of(group: Group) -> list[Table]:
+    """Speed, and what it costs."""
+    return [_speed_table(group), _cost_table(group)]
+
+
 def _speed_table(group: Group) -> Table:
     planned = any(cell.step_time_plan_s is not None for cell in group.measured)
     trained = any(cell.epochs for cell in group.measured)
@@ -136,9 +149,9 @@ def _speed_table(group: Group) -> Table:
         Column("cell"),
         Column(group.unit, "right"),
         Column("step mean (ms)", "right"),
-        Column("std", "right", 3),
-        *(Column(title, "right") for title in ("p50", "p95", *["plan (ms)"] * planned)),
-        *(Column(title, "right", 3) for title in ("efficiency (%)", "MFU (%)")),
+        Column("std", "right", 3, drop=3),
+        *(Column(title, "right", drop=4) for title in ("p50", "p95", *["plan (ms)"] * planned)),
+        *(Column(title, "right", 3, drop=2) for title in ("efficiency (%)", "MFU (%)")),
         Column("losses equal"),
         *[Column("accuracy by epoch (%)", "right")] * trained,
     ]
@@ -161,8 +174,11 @@ def _cost_table(group: Group) -> Table:
     columns = [
         Column("cell"),
         *(Column(title, "right", 3) for title in ("peak memory (GiB)", "plan (GiB)")),
-        *(Column(title, "right") for title in ("sent a step (MB)", "formula (MB)", "counted / formula")),
-        Column("bubble by formula (%)", "right", 3),
+        *(
+            Column(title, "right", drop=1)
+            for title in ("sent a step (MB)", "formula (MB)", "counted / formula")
+        ),
+        Column("bubble by formula (%)", "right", 3, drop=2),
     ]
     rows: list[list[Value]] = []
     for cell in group.measured:

@@ -59,16 +59,9 @@ def _scaling(group: Group, largest: Sequence[MeasuredCell]) -> list[str]:
     ]
 
 
-PARITY = {
-    "skipped": "were not held against a single process, so their speed may be that of another computation",
-    "undefined": "have batch norm over split batches: another function than a single process computes",
-    "unknown": "do not say whether their losses equal a single process's",
-}
-
-
 def cautions(group: Group) -> list[str]:
     """Sentences on what is not comparable in this group, or misleads."""
-    commit = group.identity["commit"]
+    unequal = [f"{cell.label} ({cell.parity})" for cell in group.measured if cell.parity != "ok"]
     beyond = [cell.label for cell in group.measured if (cell.efficiency or 0) > 1 + CLEAR_LOSS]
     restless = [
         cell.label
@@ -78,21 +71,18 @@ def cautions(group: Group) -> list[str]:
     found = {
         "Measured on a CPU with gloo: it shows that strategies are right and what they send; speeds say "
         "nothing about GPUs.": not group.identity["gpu"],
-        "Peak memory is the whole process with its imported libraries, so the plan, which counts the model's "
-        "own, is lower.": any(cell.memory_is_the_process for cell in group.measured),
-        "The code had changes that were not committed: the same commit may have been different "
-        "code.": commit.endswith("-dirty"),
+        "The code had changes that were not committed: the same commit may have been different code.": str(
+            group.identity["commit"]
+        ).endswith("-dirty"),
         f"{_list(beyond)} scaled better than the ideal, which cannot be: the one-process cells were "
         "disturbed. Measure again.": beyond,
         f"Steps of {_list(restless)} vary by more than {RESTLESS:.0%}: the machine was busy, and small "
         "differences mean nothing.": restless,
         f"Older records of the same cell were left out: {_list(group.repeated)}.": group.repeated,
+        f"Not shown to compute as a single process does, so the speed may be of something else: "
+        f"{_list(unequal)}.": unequal,
     }
-    by_parity = {
-        status: [cell.label for cell in group.measured if cell.parity == status] for status in PARITY
-    }
-    parity = [f"{_list(cells)} {PARITY[status]}." for status, cells in by_parity.items() if cells]
-    return [text for text, applies in found.items() if applies] + parity
+    return [text for text, applies in found.items() if applies]
 
 
 def _list(names: Iterable[str]) -> str:

@@ -1,7 +1,7 @@
 """Comparison of runs: differences, limits, metrics at equal places, and verdicts. No torch.
 
 :func:`compare` returns what ``podtune compare`` shows; its JSON is :meth:`Comparison.as_json`. Losses are in
-nats per token. A metric at a common place that a run did not record is interpolated linearly, and says so.
+nats per token. A metric where a run did not record it is interpolated linearly.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from podtune.report.compare.figures import (
     flat,
     settings,
 )
-from podtune.report.compare.speed import Speed, speed
 from podtune.report.compare.verdict import Verdict, excluded, verdict
 from podtune.report.runs.runs import AXES, Run, unique_names
 from podtune.run.errors import ConfigError
@@ -70,7 +69,6 @@ class Comparison:
     final: Sequence[Figures]
     verdict: Verdict
     answers: Answered | None
-    speed: Speed | None
 
     @property
     def problems(self) -> list[str]:
@@ -79,8 +77,8 @@ class Comparison:
 
     @property
     def conclusions(self) -> list[str]:
-        """A sentence on losses, one on answers and one on speed, where they can be said."""
-        return [each.text for each in (self.verdict, self.answers, self.speed) if each]
+        """A sentence on losses, and one on answers where they can be compared."""
+        return [each.text for each in (self.verdict, self.answers) if each]
 
     def as_json(self) -> Json:
         """The JSON of ``podtune compare``."""
@@ -93,7 +91,6 @@ class Comparison:
             "final": self.final,
             "verdict": asdict(self.verdict),
             "answers": asdict(self.answers) if self.answers else None,
-            "speed": asdict(self.speed) if self.speed else None,
             "problems": self.problems,
         }
 
@@ -126,17 +123,15 @@ def compare(runs: Sequence[Run]) -> Comparison:
     why_not = excluded(runs)
     ranked = [(run, name) for run, name, why in zip(runs, names, why_not, strict=True) if not why]
     blocked, remarks = _comparability(*zip(*ranked, strict=True)) if ranked else ([], [])
-    differences = _differences(runs)
     return Comparison(
         runs=runs,
         names=names,
-        differences=differences,
+        differences=_differences(runs),
         not_comparable=blocked + remarks + _incomplete(runs, names),
         at_equal={axis: at_equal(runs, axis, why_not) for axis in AXES},
         final=[final_figures(run) for run in runs],
         verdict=verdict(runs, names, blocked, why_not),
         answers=None if blocked else answered(runs, names),
-        speed=speed(runs, names, {row.key for rows in differences.values() for row in rows}),
     )
 
 

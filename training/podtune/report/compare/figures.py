@@ -13,7 +13,6 @@ from typing import Any
 from podtune.report.runs.runs import Curve, Run
 from podtune.run.record import Json, Losses, mapping, number
 
-SHARES = (0.25, 0.5, 0.75, 1.0)
 COMPARED = (("eval", "loss"), ("eval", "mean_token_accuracy"), ("train", "loss"))
 IDENTITY = (
     "mode",
@@ -33,12 +32,11 @@ Figures = dict[str, float | int | None]  # by name; None was not measured
 
 @dataclass(frozen=True)
 class EqualPlace:
-    """A metric of all runs at one place; ``interpolated`` where a run recorded none there."""
+    """A metric of all runs at one place, interpolated linearly; None where a run was not there."""
 
     metric: str
     at: float
     values: Sequence[float | None]
-    interpolated: Sequence[bool]
 
 
 def settings(run: Run) -> Json:
@@ -56,61 +54,44 @@ def flat(value: Any, prefix: str = "") -> Json:
     return values
 
 
-def interpolate(curve: Curve, place: float) -> tuple[float, bool] | None:
-    """Return the value of ``curve`` at ``place``, and True if between points; None outside of them."""
+def interpolate(curve: Curve, place: float) -> float | None:
+    """Return the value of ``curve`` at ``place``; None outside of its points."""
     places, values = curve
     if not places or not places[0] <= place <= places[-1]:
         return None
     right = bisect.bisect_left(places, place)
     if places[right] == place:
-        return values[right], False
+        return values[right]
     left = right - 1
     share = (place - places[left]) / (places[right] - places[left])
-    return values[left] + share * (values[right] - values[left]), True
+    return values[left] + share * (values[right] - values[left])
 
 
-def by_place(curve: Curve) -> Curve:
-    """``curve`` by rising place: a clock that was set back, or a resumed count, must not break the search."""
-    places, values = curve
+def trained(run: Run, split: str, metric: str, axis: str = "step") -> Curve:
+    """A curve by rising place, without the untrained model, which is far from any trend.
+
+    A clock that was set back, or a resumed count, must not break a search in it.
+    """
+    places, values = run.curve(split, metric, axis)
+    if len(places) > 1 and run.curve(split, metric)[0][0] == 0:
+        places, values = places[1:], values[1:]
     if all(map(operator.lt, places, places[1:])):
-        return curve
+        return places, values
     pairs = dict(sorted(zip(places, values, strict=True)))
     return list(pairs), list(pairs.values())
 
 
 def at_equal(runs: Sequence[Run], axis: str, why_not: Sequence[str | None]) -> list[EqualPlace]:
-    """Rows of each compared metric at four places of the stretch that all ranked runs cover.
-
-    Places where all of them recorded the metric are preferred; else it is interpolated, but not before a
-    curve's second point: a straight line down from the untrained model is far from any loss.
-    ``why_not``: why a run is not ranked.
-    """
+    """Each compared metric where the shortest of the ranked runs ends; ``why_not``: why one is not ranked."""
     rows = []
     for split, metric in COMPARED:
-        curves = [by_place(run.curve(split, metric, axis)) for run in runs]
-        ranked = [places for (places, _), why in zip(curves, why_not, strict=True) if not why]
-        if not ranked or not all(ranked):
-            continue
-        start, end = max(places[0] for places in ranked), min(places[-1] for places in ranked)
-        if start > end:
-            continue
-        wanted = [start + share * (end - start) for share in SHARES]
-        if common := [place for place in set(ranked[0]).intersection(*ranked[1:]) if place > 0]:
-            wanted = [min(common, key=lambda place: (abs(place - at), -place)) for at in wanted]
-        else:
-            trained = max(places[:2][-1] for places in ranked)
-            wanted = [at if axis == "time" else float(round(at)) for at in wanted]
-            wanted = [at for at in wanted if at >= trained]
-        for place in dict.fromkeys(wanted):
-            values = [interpolate(curve, place) for curve in curves]
-            rows.append(
-                EqualPlace(
-                    metric=f"{split} {metric}",
-                    at=place,
-                    values=[value[0] if value else None for value in values],
-                    interpolated=[bool(value and value[1]) for value in values],
-                )
-            )
+        curves = [trained(run, split, metric, axis) for run in runs]
+        ends = [places[-1:] for (places, _), why in zip(curves, why_not, strict=True) if not why]
+        if ends and all(ends):
+            end = min(ends)[0]
+            values = [interpolate(curve, end) for curve in curves]
+            if sum(value is not None for value in values) > 1:
+                rows.append(EqualPlace(f"{split} {metric}", end, values))
     return rows
 
 
@@ -125,6 +106,7 @@ def final_figures(run: Run) -> Figures:
         "seconds": run.seconds(),
         "eval loss": run.last("eval", "loss") if run.entries.get("eval") else loss.eval,
         "best eval loss": run.best("eval", "loss"),
+        **{f"{split} loss": run.last(split, "loss") for split in run.entries if split.startswith("eval_")},
         "eval perplexity": run.last("eval", "perplexity"),
         "eval mean_token_accuracy": run.last("eval", "mean_token_accuracy"),
         "train loss": run.last("train", "loss") if run.entries.get("train") else loss.last,

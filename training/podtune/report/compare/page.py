@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from podtune.report.compare.answers import readable
 from podtune.report.compare.comparison import Comparison
-from podtune.report.compare.view import difference_tables, final_table, metric_tables, plain
+from podtune.report.compare.view import difference_tables, equal_table, final_table, plain
 from podtune.report.draw.page import Part, Section, Text, Warnings, folded, page
 from podtune.report.draw.plots import Bar, Bars, Chart, Lines, Series, figures, legend
 from podtune.report.draw.tables import Column, Table, Value
@@ -67,16 +67,9 @@ def html_page(comparison: Comparison, title: str = "") -> str:
     sections.append(Section("curves", "Curves", [CONTROLS, legend(names), curves]))
     if answers := _answers(comparison):
         sections.append(Section("answers", "Answers", answers))
-    equal = "".join(f"<div>{table.html()}</div>" for table in metric_tables(comparison))
-    apart = Text("The runs have no stretch in common.")
-    sections += [
-        Section(
-            "equal",
-            "At equal steps, tokens and time",
-            [f'<div class="tables">{equal}</div>' if equal else apart],
-        ),
-        Section("final", "At the end", [final_table(comparison)]),
-    ]
+    if any(comparison.at_equal.values()):
+        sections.append(Section("equal", "At equal steps, tokens and time", [equal_table(comparison)]))
+    sections.append(Section("final", "At the end", [final_table(comparison)]))
     return page(
         title or (" against ".join(names) if len(names) <= NAMED else f"{len(names)} runs"),
         sections,
@@ -175,7 +168,9 @@ def _samples(run: Run) -> list[Json]:
 def _charts(comparison: Comparison) -> list[Chart]:
     runs, names = comparison.runs, comparison.names
     charts: list[Chart] = []
-    for title, split, metric, unit in CHARTS:
+    sets = sorted({split for run in runs for split in run.entries if split.startswith("eval_")})
+    named = [(f"Evaluation loss: {split[5:]}", split, *CHARTS[0][2:]) for split in sets]
+    for title, split, metric, unit in (*named, *CHARTS):
         series = [
             _series(run, split, metric, name, index, comparison.verdict.left_out.get(name, ""))
             for index, (run, name) in enumerate(zip(runs, names, strict=True))

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from podtune.report.compare.figures import by_place, flat, interpolate, settings, train_end
-from podtune.report.compare.speed import CLEAR
+from podtune.report.compare.figures import flat, interpolate, settings, train_end, trained
 from podtune.report.runs.runs import Run
 
+CLEAR = 2.0  # a difference counts when it is more than two standard deviations of its noise
 LAST_EVALUATIONS = 8
 BUDGET_TOLERANCE = 0.02
 SEEDS = ("seed", "data_seed")
@@ -199,14 +199,11 @@ def _loss_and_noise(run: Run, split: str, axis: str | None, end: float) -> tuple
     if split == "train":
         mean, error, _ = train_end(run)
         return mean, error
-    places, losses = by_place(run.curve("eval", "loss", axis or "step"))
-    if len(places) > 1 and places[0] == 0:  # the model before training: no part of the trend
-        places, losses = places[1:], losses[1:]
+    places, losses = trained(run, "eval", "loss", axis or "step")
     if axis is None:
         return (losses[-1] if losses else None), _spread(losses[-LAST_EVALUATIONS:])
-    at_end = interpolate((places, losses), end)
     kept = [loss for place, loss in zip(places, losses, strict=True) if place <= end]
-    return (at_end[0] if at_end else None), _spread(kept[-LAST_EVALUATIONS:])
+    return interpolate((places, losses), end), _spread(kept[-LAST_EVALUATIONS:])
 
 
 def _spread(values: Sequence[float]) -> float | None:

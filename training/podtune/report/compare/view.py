@@ -5,13 +5,9 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from podtune.report.compare.comparison import Comparison
-from podtune.report.draw.tables import Column, Table, Value, duration, shown
+from podtune.report.draw.tables import Column, Table, Value, duration
 
-AXES = {
-    "step": ("At equal steps", "step"),
-    "tokens": ("At equal tokens", "tokens"),
-    "time": ("At equal time since the start", "seconds"),
-}
+AXES = {"step": "{:,.0f} steps", "tokens": "{:,.0f} tokens", "time": "{:,.0f} s"}
 SIDE_BY_SIDE = 6  # runs that stand as columns; more are rows
 
 
@@ -29,22 +25,14 @@ def difference_tables(comparison: Comparison) -> list[Table]:
     ]
 
 
-def metric_tables(comparison: Comparison) -> list[Table]:
-    """The metrics at equal steps, tokens and time."""
-    tables = []
-    for axis, rows in comparison.at_equal.items():
-        caption, unit = AXES[axis]
-        body: list[list[Value]] = []
-        for row in rows:
-            pairs = zip(row.values, row.interpolated, strict=True)
-            values = [f"{'~' if between else ''}{shown(value)}" for value, between in pairs]
-            body.append([row.metric, row.at if axis == "time" else int(row.at), *values])
-        between = any(any(row.interpolated) for row in rows)
-        notes = ["~ interpolated linearly between two recorded points"] if between else []
-        names = [Column(name, "right") for name in comparison.names]
-        if rows:
-            tables.append(Table([Column("metric"), Column(unit, "right"), *names], body, caption, notes))
-    return tables
+def equal_table(comparison: Comparison) -> Table:
+    """The metrics at equal steps, tokens and time since the start."""
+    figures: dict[str, list[Value]] = {
+        f"{row.metric} at {AXES[axis].format(row.at)}": [*row.values]
+        for axis, rows in comparison.at_equal.items()
+        for row in rows
+    }
+    return _by_run(comparison, "where the shortest ends, interpolated", figures, "right")
 
 
 def final_table(comparison: Comparison) -> Table:
@@ -85,6 +73,6 @@ def text(comparison: Comparison, *, width: int | None = None) -> str:
     ):
         if lines:
             parts += [title, *(f"- {line}" for line in lines), ""]
-    tables = [*metric_tables(comparison), final_table(comparison)]
+    tables = [equal_table(comparison), final_table(comparison)]
     parts += ["METRICS", *(f"{table.text(width=width)}\n" for table in tables)]
     return "\n".join([*parts, "WHICH IS BETTER", *comparison.conclusions])

@@ -146,11 +146,10 @@ class Lines:
 
 @dataclass(frozen=True)
 class Bar:
-    """One row of bars: a value and a possible error for each series; None is not measured."""
+    """One row of bars: a value for each series; None is not measured."""
 
     label: str
     values: Sequence[float | None]
-    errors: Sequence[float | None] = ()
 
 
 @dataclass(frozen=True)
@@ -194,8 +193,7 @@ class Bars:
         colour = [look_of(run if self.runs else index)[0] for run in range(len(self.rows))]
         hollow = self.series[index] in PLANNED
         values = [row.values[index] for row in self.rows]
-        errors = [row.errors[index] if row.errors else None for row in self.rows]
-        bar = go.Bar(
+        return go.Bar(
             orientation="h",
             name=_text(self.series[index]),
             x=values,
@@ -206,17 +204,9 @@ class Bars:
                 "line": {"color": colour, "width": 1.5},
             },
             text=["" if value is None else shown(value, 3) for value in values],
-            # beside a whisker Plotly would write upon it
-            textposition="inside" if any(errors) else "outside",
-            insidetextanchor="start",
-            textangle=0,
+            textposition="outside",
             cliponaxis=False,
-            # else Plotly shrinks the text of a bar shorter than it, to be illegible
-            constraintext="none",
         )
-        if any(errors):
-            bar.update(error_x={"array": errors, "thickness": 1, "width": 3})
-        return bar
 
 
 Chart = Bars | Lines

@@ -6,7 +6,6 @@ Nothing is repaired and nothing is guessed: what cannot be used is left out, and
 from __future__ import annotations
 
 import base64
-import datetime
 import html
 import json
 import math
@@ -31,6 +30,7 @@ from podtune.run.record import (
     mapping,
     number,
     sound,
+    timestamp,
 )
 
 AXES = ("step", "tokens", "time")
@@ -66,10 +66,6 @@ class Run:
     name: str
     entries: dict[str, list[Json]] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
-    # of a job: its pods' names, what else is known of it, and what may keep it from ending by itself
-    pods: list[str] = field(default_factory=list)
-    notes: list[tuple[str, str]] = field(default_factory=list)
-    trouble: list[str] = field(default_factory=list)
     _curves: dict[tuple[str, str, str], Curve] = field(default_factory=dict)
 
     def __repr__(self) -> str:
@@ -106,29 +102,21 @@ class Run:
         """True if nothing more will come."""
         return self.status not in ("running", "silent")
 
-    def last_step(self) -> tuple[int, float] | None:
-        """The step that its process has reached, and when (seconds since the epoch); None if unknown."""
-        beat = read_beat(self.path)
-        return (beat.step, beat.step_at) if beat else None
-
-    def patience_s(self) -> float:
-        """Seconds after the last step before a run is called silent: five steps' time."""
-        return 5 * (self.last("train", "step_time_s") or 0.0)
-
     def progress(self) -> Progress:
         """Its progress, from its last sign of life and last training line."""
-        reached, last = self.last_step(), (self.entries.get("train") or [{}])[-1]
+        beat, last = read_beat(self.path), (self.entries.get("train") or [{}])[-1]
         logged = int(last.get("step", 0))
         eta, step_time = number(last.get("eta_s")), number(last.get("step_time_s"))
-        step = max(logged, reached[0] if reached else 0)
+        step = max(logged, beat.step if beat else 0)
         planned = number((self.record.get("config") or {}).get("max_steps"))
         total = int(planned) if planned and planned > 0 else None
         if eta is not None and step_time:
             total = total or logged + round(eta / step_time)
             eta = max(0.0, eta - (step - logged) * step_time)
         # after its last step a run saves, and may answer
-        waits = reached and self.status == "running" and 0 < step != total
-        silent = max(0.0, time.time() - reached[1] - self.patience_s()) if reached and waits else None
+        waits = beat and self.status == "running" and 0 < step != total
+        patience_s = 5 * (self.last("train", "step_time_s") or 0.0)
+        silent = max(0.0, time.time() - beat.step_at - patience_s) if beat and waits else None
         return Progress(step, total, eta, silent)
 
     @property
@@ -297,11 +285,3 @@ def unique_names(named: Sequence[tuple[str, Path | str]]) -> list[str]:
     """Names of runs to show, of names and folders: a name that occurs twice gets its folder beside it."""
     often = Counter(name for name, _ in named)
     return [name if often[name] == 1 else f"{name} ({path})" for name, path in named]
-
-
-def timestamp(value: object) -> float:
-    """RFC 3339 to seconds since the epoch; NaN for what is no time."""
-    try:
-        return datetime.datetime.fromisoformat(str(value)).timestamp()
-    except ValueError:
-        return math.nan

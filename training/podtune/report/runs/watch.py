@@ -1,7 +1,6 @@
 """A run while it goes on, in a terminal: progress, time left, loss, speed, evaluation, warnings. No torch.
 
-It only reads, so it can be started and stopped at will: a folder's files on any machine that sees them, or
-what a job's pods say (:class:`podtune.report.runs.job.JobRun`).
+It only reads, so it can be started and stopped at will, on any machine that sees the run's folder.
 """
 
 from __future__ import annotations
@@ -89,16 +88,20 @@ def facts(run: Run) -> list[tuple[str, str]]:
     if rate is not None:
         each = f", {shown(step_time)} s a step" if step_time else ""
         found.append(("speed", f"{shown(rate)} tokens/s{each}"))
-    if evaluations := run.entries.get("eval"):
-        last = evaluations[-1]
+    for split in filter(lambda split: split.startswith("eval"), run.entries):
+        last = run.entries[split][-1]
         keys = ("loss", "perplexity", "mean_token_accuracy")
         texts = [f"{key.replace('_', ' ')} {shown(number(last[key]))}" for key in keys if key in last]
-        found.append(("evaluation", f"at step {last['step']:,}: {', '.join(texts)}"))
+        found.append(
+            (
+                split.replace("eval", "evaluation", 1).replace("_", " "),
+                f"at step {last['step']:,}: {', '.join(texts)}",
+            )
+        )
     system = machine_figures(run)
     pods = per_pod(system, int(run.record.get("nproc_per_node") or 1)) if system else []
-    names = run.pods or (["machine"] if len(pods) == 1 else [f"pod {index}" for index in range(len(pods))])
-    found += [(name, _use(pod)) for name, pod in zip(names, pods, strict=False) if pod]
-    return found + run.notes
+    names = ["machine"] if len(pods) == 1 else [f"pod {index}" for index in range(len(pods))]
+    return found + [(name, _use(pod)) for name, pod in zip(names, pods, strict=True) if pod]
 
 
 def _use(machine: Json) -> str:
@@ -115,7 +118,7 @@ def _use(machine: Json) -> str:
 
 def warnings(run: Run) -> list[str]:
     """Warnings for a person: dead or silent process, loss not finite, slow rank, slow data."""
-    found, going = list(run.trouble), run.progress()
+    found, going = list[str](), run.progress()
     if run.status in NO_LIFE:
         found.append(NO_LIFE[run.status])
     if going.stalled:

@@ -47,7 +47,7 @@ class Follower:
         self._path, self._lock = folder / STATE_FILE, _lock(folder / f".{STATE_FILE}.lock", wait_s)
         # relative: equal runs have equal files, and a folder that moves with its repo keeps its run there
         self._key = repo if "://" in repo else os.path.relpath(repo, self.run_dir)
-        self._state = _read_state(self._path)["repos"].get(self._key, {})
+        self._state = _read_repos(self._path).get(self._key, {})
         self._tail = MetricsTail(self.run_dir)
         self._aim: AimRun | None = None
 
@@ -89,7 +89,7 @@ class Follower:
                 self._tail = MetricsTail(self.run_dir)
                 self._aim = AimRun(self.repo, self.hash or None, record)
                 self._remember(hash=self._aim.hash, closed="")
-            entries, _ = self._tail.read()
+            entries = self._tail.read()
             self.points += self._aim.track(entries)
             self.lines += len(entries)
         except BaseException:
@@ -99,9 +99,8 @@ class Follower:
 
     def _remember(self, **changed: str) -> None:
         self._state.update(changed)
-        content = _read_state(self._path)
-        content["repos"][self._key] = self._state
-        write_json(self._path, content)
+        repos = _read_repos(self._path) | {self._key: self._state}
+        write_json(self._path, {"schema": STATE_SCHEMA, "repos": repos})
 
     def release(self) -> None:
         """Close Aim's databases, which this process could not open a second time otherwise."""
@@ -140,12 +139,13 @@ def _state_folder(run_dir: Path, repo: str) -> Path:
     return folder
 
 
-def _read_state(path: Path) -> Json:
+def _read_repos(path: Path) -> dict[str, dict[str, str]]:
+    """The run's hash and end in each repository; none where the file is missing or of another schema."""
     with contextlib.suppress(OSError, ValueError):
         state = json.loads(path.read_text(encoding="utf-8"))
         if isinstance(state, dict) and state.get("schema") == STATE_SCHEMA:
-            return state
-    return {"schema": STATE_SCHEMA, "repos": {}}
+            return dict(state["repos"])
+    return {}
 
 
 def follow_parent(run_dir: Path, repo: str, parent: int) -> str:

@@ -10,13 +10,18 @@ import builtins
 import contextlib
 import datetime
 import fcntl
+import math
 import os
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-from podtune.run.record import Json
+from podtune.run.record import Json, timestamp
+
+if TYPE_CHECKING:
+    import aim
+    from aim.sdk.repo import Repo
 
 PARAMS = (
     *("mode", "strategy", "model", "world_size", "nnodes", "nproc_per_node", "global_batch_size", "seed"),
@@ -94,7 +99,7 @@ def tags(record: Json) -> list[str]:
     return [str(tag) for tag in (record.get("mode"), record.get("strategy"), world) if tag]
 
 
-def open_repo(repo: str) -> Any:
+def open_repo(repo: str) -> Repo:
     """Aim's Repo for a folder, made if there is none, or for aim://host:port."""
     os.environ.setdefault("AIM_UI_TELEMETRY_ENABLED", "0")
     from aim.ext.cleanup import AutoClean
@@ -125,7 +130,7 @@ def _raise(error: Json) -> NoReturn:
     raise RuntimeError(f"the Aim server says {name}: {message}")
 
 
-def _open_run(repo: Any, run_hash: str | None, started_s: float) -> Any:
+def _open_run(repo: Repo, run_hash: str | None, started_s: float) -> aim.Run:
     import aim
 
     started = datetime.datetime.fromtimestamp(started_s, datetime.UTC).replace(tzinfo=None)
@@ -134,7 +139,7 @@ def _open_run(repo: Any, run_hash: str | None, started_s: float) -> Any:
         """A run that Aim dates by the training's start instead of the first look at its files."""
 
         @property
-        def props(self) -> Any:
+        def props(self) -> object:
             return self.repo.request_props(self.hash, self.read_only, started)
 
     # Forcing is safe: the follower's lock makes it the only writer of podtune, and the soft lock that a
@@ -168,7 +173,5 @@ def _number(value: object) -> float | None:
 
 
 def _timestamp(value: object) -> float:
-    try:
-        return datetime.datetime.fromisoformat(str(value)).timestamp()
-    except ValueError:
-        return time.time()
+    found = timestamp(value)
+    return time.time() if math.isnan(found) else found

@@ -11,10 +11,13 @@ import socket
 import sys
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import urlsplit
 
 from podtune.run.errors import Unavailable
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
 
 LOCAL = ("localhost", "127.0.0.1")
 KEPT = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH", "LD_LIBRARY_PATH")
@@ -68,14 +71,14 @@ class OwnPageOnly:
             await self._app(scope, receive, send)
 
 
-def app(hosts: Sequence[str]) -> Any:
+def app(hosts: Sequence[str]) -> FastAPI:
     """Aim's application under the names ``hosts``, without its permission for every origin."""
     from aim.web.api import create_app
     from starlette.middleware.cors import CORSMiddleware
     from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-    page = create_app()
-    page.user_middleware = [each for each in page.user_middleware if each.cls is not CORSMiddleware]
+    page: FastAPI = create_app()
+    page.user_middleware = [each for each in page.user_middleware if each.cls is not CORSMiddleware]  # type: ignore[comparison-overlap]
     page.add_middleware(OwnPageOnly)
     page.add_middleware(TrustedHostMiddleware, allowed_hosts=hosts)
     return page

@@ -34,7 +34,9 @@ class RunArguments:
         "rows of one optimizer step over all processes; gradient_accumulation_steps is solved for the world",
     )
     eval_dataset_name: str | None = _key(
-        None, "file, folder or hub name to evaluate on; default: the eval, test or validation split found"
+        None,
+        "file, folder or hub name to evaluate on, or several by name, {name: file}; "
+        "default: the eval, test or validation split found",
     )
     eval_split_size: Annotated[float | None, {"above": 0}] = _key(
         None, "share (below 1) or number of rows held out of the training set when there is no eval split"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from podtune.run.errors import ConfigError, Unavailable, UserError
@@ -23,7 +24,7 @@ def hardware_choices(
     it is not known.
     """
     values = settings.values
-    chosen = _precision(settings, world)
+    chosen: dict[str, Any] = {**_precision(settings, world)}
     notes = ["bf16 autocast" if chosen["bf16"] else "fp16 autocast" if chosen["fp16"] else "fp32"]
     if not any(settings.given(key) for key in ("activation_checkpointing", "gradient_checkpointing")):
         # On the CPU memory is not what is short, and recomputing costs a fifth of the speed.
@@ -58,7 +59,7 @@ def hardware_choices(
     return chosen, notes
 
 
-def _precision(settings: Settings, world: World) -> dict[str, Any]:
+def _precision(settings: Settings, world: World) -> dict[str, bool]:
     import torch
 
     if settings.given("bf16") or settings.given("fp16"):
@@ -118,6 +119,10 @@ def _data_loading(settings: Settings) -> tuple[dict[str, Any], list[str]]:
     return chosen, notes
 
 
+#: true if it holds; the error, its key, what is wrong and the fix
+Refusal = tuple[object, type[UserError], str, str, str]
+
+
 def refuse_unfit(settings: Settings, world: World) -> None:
     """Refuse what this hardware or installation cannot do. Raises :class:`UserError`."""
     import torch
@@ -126,8 +131,7 @@ def refuse_unfit(settings: Settings, world: World) -> None:
     values, on_cpu = settings.values, world.device_type == "cpu"
     count = 1 if on_cpu or world.backend else torch.cuda.device_count()
     flash = values.get("attn_implementation") == "flash_attention_2" and not is_flash_attn_2_available()
-    bitsandbytes = any(part in str(values.get("optim", "")) for part in ("8bit", "paged", "bnb"))
-    refusals: tuple[tuple[object, type[UserError], str, str, str], ...] = (
+    refusals: list[Refusal] = [
         (
             count > 1,
             ConfigError,
@@ -157,20 +161,37 @@ def refuse_unfit(settings: Settings, world: World) -> None:
             "leave it out: torch's variable-length kernel does the same on a GPU; or install flash-attn",
         ),
         (
-            bitsandbytes and importlib.util.find_spec("bitsandbytes") is None,
-            Unavailable,
-            "optim",
-            f"{values.get('optim')} needs the package bitsandbytes, which is not installed",
-            "pip install 'podtune[qlora]'",
-        ),
-        (
             values.get("use_liger_kernel") and (on_cpu or importlib.util.find_spec("liger_kernel") is None),
             Unavailable,
             "use_liger_kernel",
             "Liger's kernels need a GPU and the package liger-kernel",
             "pip install 'podtune[liger]', or leave it off",
         ),
-    )
+        *_bitsandbytes(values),
+    ]
     for broken, kind, key, problem, fix in refusals:
         if broken:
             raise kind(problem, where=settings.source.get(key, key), fix=fix)
+
+
+def _bitsandbytes(values: Mapping[str, Any]) -> list[Refusal]:
+    import torch
+
+    optim, quantized = str(values.get("optim", "")), values.get("load_in_4bit") or values.get("load_in_8bit")
+    needed = quantized or any(part in optim for part in ("8bit", "paged", "bnb"))
+    return [
+        (
+            quantized and not torch.cuda.is_available(),
+            Unavailable,
+            "load_in_4bit",
+            "load_in_4bit and load_in_8bit (QLoRA) need a GPU, and this machine shows none",
+            "run on a GPU, or leave quantization out and use LoRA alone (use_peft: true)",
+        ),
+        (
+            needed and importlib.util.find_spec("bitsandbytes") is None,
+            Unavailable,
+            "load_in_4bit" if quantized else "optim",
+            f"{'QLoRA' if quantized else optim} needs the package bitsandbytes, which is not installed",
+            "pip install 'podtune[qlora]'",
+        ),
+    ]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from trl import (
     DatasetMixtureConfig,
@@ -30,10 +31,19 @@ from podtune.sft.config.options import ResumeOptions
 from podtune.sft.config.strategy import resolve_strategy, solve_batch, strategy_settings
 from podtune.sft.data.source import Sources
 from podtune.sft.model.end_to_end import Architecture
-from podtune.sft.model.load import check_quantization
+from podtune.sft.source.model import Origin, explained
 
 if TYPE_CHECKING:
     from peft import PeftConfig
+
+
+class TokenizerOptions(TypedDict):
+    """Keywords of :func:`podtune.sft.data.tokenizer.load_tokenizer`."""
+
+    eos_token: str | None
+    pad_token: str | None
+    chat_template_path: str | None
+    trust_remote_code: bool
 
 
 DATACLASSES = (ScriptArguments, SFTConfig, ModelConfig, DatasetMixtureConfig, RunArguments)
@@ -82,10 +92,14 @@ class Arguments:
         """URL of the run's folder in object storage, if it is published."""
         return f"{self.run.publish.rstrip('/')}/{self.name}" if self.run.publish else None
 
-    def tokenizer_options(self) -> dict[str, Any]:
+    def tokenizer_options(self) -> TokenizerOptions:
         """Make the keywords of :func:`podtune.sft.data.tokenizer.load_tokenizer`."""
-        keys = ("eos_token", "pad_token", "chat_template_path", "trust_remote_code")
-        return {key: getattr(self.training, key) for key in keys}
+        return {
+            "eos_token": self.training.eos_token,
+            "pad_token": self.training.pad_token,
+            "chat_template_path": self.training.chat_template_path,
+            "trust_remote_code": self.training.trust_remote_code,
+        }
 
     def model_options(self) -> dict[str, Any]:
         """Make the keywords of :func:`podtune.sft.model.load.load_model`."""
@@ -172,6 +186,27 @@ class Arguments:
         }
 
 
+def continue_adapter(settings: Settings, adapter: Origin) -> Settings:
+    """Take the settings of LoRA from the ``adapter`` that is trained on, as it was made.
+
+    Raises:
+        UserError: the settings ask for another LoRA, or the adapter is none.
+    """
+    if given := [key for key in settings.values if key.startswith(("lora_", "use_dora", "use_rslora"))]:
+        raise ConfigError(
+            f"{', '.join(given)}: the model is an adapter, which is trained on as it was made",
+            where="model_name_or_path",
+            fix="leave these out; for a new adapter name the base model, or merge (podtune model merge)",
+        )
+    with explained(adapter.name, "adapter_config.json"):
+        made = json.loads(adapter.file("adapter_config.json").read_text(encoding="utf-8"))
+        if made["peft_type"] != "LORA":
+            raise ValueError(f"it is of the kind {made['peft_type']}, and LoRA alone is trained on")
+        numbers = {"lora_r": int(made["r"]), "lora_alpha": int(made["lora_alpha"])}
+        own = {"use_peft": True, **numbers, "lora_dropout": float(made["lora_dropout"])}
+    return dataclasses.replace(settings, values=settings.values | own)
+
+
 def resolve(settings: Settings, world: World, architecture: Architecture | None = None) -> Arguments:
     """Decide batch, strategy and hardware choices, and have TRL's parser make its dataclasses.
 
@@ -182,7 +217,6 @@ def resolve(settings: Settings, world: World, architecture: Architecture | None 
         cannot do, or a value that TRL refuses.
     """
     values = dict(settings.values)
-    check_quantization(bool(values.get("load_in_4bit") or values.get("load_in_8bit")))
     if (processes := values.get("num_processes")) and processes != world.world_size:
         raise ConfigError(
             f"num_processes is {processes}, and {world.world_size} processes were started",
@@ -225,12 +259,28 @@ def resolve(settings: Settings, world: World, architecture: Architecture | None 
     except (ValueError, TypeError, ImportError, NotImplementedError) as error:
         raise ConfigError(f"TRL refuses the configuration: {error}") from None
     check_installed(training)
+    check_best_metric(training, run.eval_dataset_name)
     if not model.use_peft and (unused := [key for key in values if key.startswith("lora_")]):
         notes.append(f"all parameters trained ({', '.join(unused)} without use_peft has no effect)")
     asked = any(settings.given(key) for key in ("activation_checkpointing", "gradient_checkpointing"))
     return Arguments(
         script, training, model, mixture, run, settings.sources, strategy, tuple(notes), not asked
     )
+
+
+def check_best_metric(training: SFTConfig, sets: dict[str, str] | str | None) -> None:
+    """Raise :class:`ConfigError` for a metric of none of several ``sets``: transformers chooses by it."""
+    metric = training.metric_for_best_model
+    if (
+        metric
+        and isinstance(sets, dict)
+        and not metric.removeprefix("eval_").startswith(tuple(f"{name}_" for name in sets))
+    ):
+        raise ConfigError(
+            f"{metric!r} is measured on none of the evaluation sets {', '.join(sets)}",
+            where="metric_for_best_model",
+            fix=f"name the set, too: eval_{next(iter(sets))}_loss",
+        )
 
 
 def check_installed(training: SFTConfig) -> None:

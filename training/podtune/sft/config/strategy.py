@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from podtune.run.errors import ConfigError
 from podtune.run.world import World
 from podtune.sft.config.keys import Settings
@@ -35,10 +33,10 @@ def resolve_strategy(name: str, world: World) -> str:
     return name
 
 
-def strategy_settings(strategy: str, world: World) -> dict[str, Any]:
+def strategy_settings(strategy: str, world: World) -> dict[str, object]:
     """The keys of transformers' TrainingArguments that make ``strategy`` happen."""
     if strategy in ("fsdp", "fsdp-grad-op", "hsdp"):
-        settings: dict[str, Any] = {
+        settings: dict[str, object] = {
             "fsdp": True,
             "fsdp_config": {
                 "version": 2,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from torch import Generator
@@ -31,12 +31,12 @@ class BalancedBatches(BatchSampler):
         self.batch_size, self.drop_last = batches.batch_size, batches.drop_last
 
     @property
-    def sampler(self) -> Any:
+    def sampler(self) -> Iterable[int]:
         """The sampler of rows."""
         return self.batches.sampler
 
     @sampler.setter
-    def sampler(self, sampler: Any) -> None:
+    def sampler(self, sampler: Iterable[int]) -> None:
         self.batches.sampler = sampler
 
     def __len__(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from podtune.run.errors import DataError, UsageError, warn
@@ -170,13 +171,16 @@ def _load_mixture(source: DataSource) -> Dataset:
     return mixed.train_test_split(test_size=source.mixture_test_size, seed=source.seed)[source.split]
 
 
-def _as_builder(entry: dict[str, Any]) -> dict[str, Any]:
+def _as_builder(entry: Mapping[str, object]) -> dict[str, object]:
     """TRL hands ``path`` to ``load_dataset``, which takes a folder or a hub name but no file."""
-    path = local_path(str(entry["path"]))
-    if path is None or entry.get("data_files") or entry.get("data_dir"):
-        return entry
+    path = local_path(name := str(entry.get("path")))
+    if entry.get("data_files") or entry.get("data_dir"):
+        return dict(entry)
+    if path is None:
+        hub.look_up(name)
+        return dict(entry)
     folder = files.find(path)
-    split = entry.get("split") or "train"
+    split = str(entry.get("split") or "train")
     chosen = [str(file) for file in folder.files(split)]
     name = split.split("[")[0]
-    return entry | {"path": folder.format, "data_files": {name: chosen}, "split": split}
+    return {**entry, "path": folder.format, "data_files": {name: chosen}, "split": split}

@@ -131,6 +131,7 @@ def _json(path: Path) -> Iterator[tuple[str, Row]]:
     for number, line in _lines(path):
         if number == 1 and line.lstrip().startswith("["):
             content = _parsed("".join(line for _, line in _lines(path)), str(path))
+            assert isinstance(content, list)  # as it begins with a bracket
             for row, value in enumerate(content, 1):
                 yield f"row {row}", _object(value, f"{path}, row {row}")
             return
@@ -139,9 +140,9 @@ def _json(path: Path) -> Iterator[tuple[str, Row]]:
             yield f"line {number}", _object(_parsed(text, where), where)
 
 
-def _parsed(text: str, where: str) -> Any:
+def _parsed(text: str, where: str) -> object:
     try:
-        content = json.loads(text, parse_int=_int64)
+        content: object = json.loads(text, parse_int=_int64)
         if "\\ud" in text or "\\uD" in text:  # an escaped half of a surrogate pair is JSON, but not text
             json.dumps(content, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
@@ -160,7 +161,7 @@ def _int64(digits: str) -> int:
     return number
 
 
-def _object(value: Any, where: str) -> Row:
+def _object(value: object, where: str) -> Row:
     if not isinstance(value, dict):
         what = f"not a JSON object but {type(value).__name__}"
         raise DataError(what, where=where, fix='write {"column": value, ...}')

@@ -59,10 +59,13 @@ class DatasetInfo:
 
 @dataclass(frozen=True)
 class TokenRows:
-    """Token rows (``input_ids``, ``labels``) to train and evaluate on, and the raw evaluation rows."""
+    """Token rows (``input_ids``, ``labels``) to train and evaluate on, and the raw evaluation rows.
+
+    Several sets to evaluate on are tokenised by name; the raw rows are those of the first.
+    """
 
     train: Dataset | TokenStream
-    eval: Dataset | None
+    eval: Dataset | dict[str, Dataset] | None
     eval_rows: Dataset | None
     info: DatasetInfo
     warnings: tuple[str, ...]
@@ -112,7 +115,7 @@ def token_rows(
     Raises:
         UserError: no row would be trained, or evaluation is asked for and there is nothing to evaluate on.
     """
-    raw, raw_eval = _raw(sources, training, run)
+    raw, raw_evals = _raw(sources, training, run)
     packing, eval_packing = packing_strategies(training)
     options, eval_options = (
         TokenizeOptions.of(functools.partial(getattr, training), packed=bool(packs))
@@ -142,37 +145,40 @@ def token_rows(
             rows = rows.shuffle(seed=seed)
     if sources.train.path is not None and sources.train.config:
         warnings.append("dataset_config has no effect: the rows are local files")
-    evaluation = None
-    if raw_eval is not None:
-        held_out = sources.evaluation or sources.train
+    evaluations: dict[str, Dataset] = {}
+    for key, raw_eval in raw_evals.items():
+        held_out = sources.evaluations.get(key, sources.train)
         scored = tokenised(held_out, tokenizer, eval_options, rows=raw_eval, **common)
         warnings += trained_too(made, scored) if made else []
         evaluation, stats = scored.dataset, scored.stats
-        info |= {"eval_rows": len(evaluation), "eval_fingerprint": stats.fingerprint}
-        info |= {"eval_tokens": stats.tokens}
+        info["eval_rows"] = info.get("eval_rows", 0) + len(evaluation)
+        info["eval_tokens"] = info.get("eval_tokens", 0) + stats.tokens
+        info["eval_fingerprint"] = f"{info.get('eval_fingerprint', '')} {stats.fingerprint}".lstrip()
         if eval_packing:
             evaluation = pack(evaluation, training.max_length, eval_packing, None)
         # whole batches on all ranks
-        evaluation = filled(evaluation, training.per_device_eval_batch_size * training.world_size)
-    return TokenRows(rows, evaluation, raw_eval, DatasetInfo(**info), tuple(warnings))
+        evaluations[key] = filled(evaluation, training.per_device_eval_batch_size * training.world_size)
+    raw_eval, scored_rows = next(iter(raw_evals.values()), None), evaluations.get("", evaluations) or None
+    return TokenRows(rows, scored_rows, raw_eval, DatasetInfo(**info), tuple(warnings))
 
 
-def _raw(sources: Sources, training: SFTConfig, run: EvaluationRows) -> tuple[Dataset | None, Dataset | None]:
-    """Training rows if a part of them is held out, else None, and evaluation rows if there are any."""
-    held_out = sources.evaluation
-    raw, raw_eval = None, load_split(held_out) if held_out is not None else None
-    if not sources.streaming and held_out is None and (size := run.eval_split_size):
-        raw, raw_eval = split_off(load_split(sources.train), size, training.seed, sources.train.text_field)
+def _raw(
+    sources: Sources, training: SFTConfig, run: EvaluationRows
+) -> tuple[Dataset | None, dict[str, Dataset]]:
+    """Training rows if a part of them is held out, else None, and evaluation rows by the set's name."""
+    raw, evals = None, {key: load_split(held_out) for key, held_out in sources.evaluations.items()}
+    if not sources.streaming and not evals and (size := run.eval_split_size):
+        raw, evals[""] = split_off(load_split(sources.train), size, training.seed, sources.train.text_field)
     evaluates = training.eval_strategy != "no"
-    if raw_eval is None and (evaluates or run.answer_rows):
+    if not evals and (evaluates or run.answer_rows):
         raise UsageError(
             "evaluation is asked for and there is no eval split",
             where="eval_strategy" if evaluates else "answer_rows",
             fix="--eval_dataset_name FILE, or --eval_split_size 0.05 to hold rows out",
         )
-    if raw_eval is not None and run.max_eval_rows:
-        raw_eval = raw_eval.select(range(min(run.max_eval_rows, len(raw_eval))))
-    return raw, raw_eval
+    if most := run.max_eval_rows:
+        evals = {key: rows.select(range(min(most, len(rows)))) for key, rows in evals.items()}
+    return raw, evals
 
 
 def split_off(rows: Dataset, size: float, seed: int, text_field: str = "text") -> tuple[Dataset, Dataset]:

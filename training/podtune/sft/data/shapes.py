@@ -50,10 +50,10 @@ class RowShape:
         """True if a tokenizer's ``chat_template`` renders the rows: messages, or question and answer."""
         return self.conversational or (self.name == "question-answer" and bool(chat_template))
 
-    def asked(self, row: Mapping[str, Any]) -> Any:
+    def asked(self, row: Mapping[str, Any]) -> list[object]:
         """The part of a row that is not to be learnt: question, prompt, or the messages before the last."""
         if self.name == "messages":
-            return row[self.columns[0]][:-1]
+            return list(row[self.columns[0]][:-1])
         return [row[self.columns[0]], row.get(self.context)]
 
     def answers_nothing(self, row: Mapping[str, Any]) -> bool:

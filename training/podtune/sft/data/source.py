@@ -102,7 +102,7 @@ class Sources:
 
     Attributes:
         train: the training source.
-        held_out: the data set in which the evaluation split is looked for.
+        held_out: the data sets in which evaluation splits are looked for, by the user's names; one has none.
         eval_name: True if the configuration names a data set for evaluation.
         test_split: the split it names; None if it names none, and one is looked for.
         evaluates: True if it evaluates at all; rows that nobody asks for are not read.
@@ -111,7 +111,7 @@ class Sources:
     """
 
     train: DataSource
-    held_out: DataSource
+    held_out: Mapping[str, DataSource]
     eval_name: bool = False
     test_split: str | None = None
     evaluates: bool = True
@@ -146,10 +146,12 @@ class Sources:
             drop_incomplete=bool(values.get("drop_incomplete")),
         )
         eval_name = values.get("eval_dataset_name")
-        alone: dict[str, Any] = {"name": str(eval_name), "config": None, "split": "train", "mixture": ()}
+        names = eval_name if isinstance(eval_name, dict) else {"": eval_name} if eval_name else {}
+        alone: dict[str, Any] = {"config": None, "split": "train", "mixture": ()}
+        named = {str(key): dataclasses.replace(train, name=str(name), **alone) for key, name in names.items()}
         return cls(
             train,
-            dataclasses.replace(train, **alone) if eval_name else train,
+            named or {"": train},
             bool(eval_name),
             # a name that only repeats the default is looked for like the default
             None if values.get("dataset_test_split") == "test" else values.get("dataset_test_split"),
@@ -163,22 +165,31 @@ class Sources:
         """The folder of tokenised data; None if none is named and the usual one cannot be written."""
         return Path(self.cache) if self.cache else default_folder_if_usable()
 
-    @functools.cached_property
+    @property
     def evaluation(self) -> DataSource | None:
-        """The rows to evaluate on, looked for once; None if there are none or nothing asks for them.
+        """The rows to evaluate on, of several sets the first; None if there are none or nothing asks."""
+        return next(iter(self.evaluations.values()), None)
+
+    @functools.cached_property
+    def evaluations(self) -> dict[str, DataSource]:
+        """The sets to evaluate on by name, looked for once; a single one has an empty name.
 
         Raises:
             UserError: the configuration names a split that is not there.
         """
         if not self.evaluates:
-            return None
-        if self.test_split and not self.held_out.mixture:
-            split = dataclasses.replace(self.held_out, split=self.test_split)
+            return {}
+        found = {key: self._evaluation_in(held_out) for key, held_out in self.held_out.items()}
+        return {key: source for key, source in found.items() if source is not None}
+
+    def _evaluation_in(self, held_out: DataSource) -> DataSource | None:
+        if self.test_split and not held_out.mixture:
+            split = dataclasses.replace(held_out, split=self.test_split)
             if split.path is not None:
                 files.find(split.path).files(split.split)
             return split
-        eval_source = find_eval_split(self.held_out)
-        return self.held_out if eval_source is None and self.eval_name else eval_source
+        eval_source = find_eval_split(held_out)
+        return held_out if eval_source is None and self.eval_name else eval_source
 
     def check(self) -> None:
         """Answer bad data before anything heavy is imported. Raises :class:`UserError`."""
@@ -189,9 +200,9 @@ class Sources:
                 fix="name one set and a whole split, or leave it off",
             )
         self.train.fetch()
-        if self.eval_name:
-            self.held_out.fetch()
-        for source in filter(None, (self.train, self.evaluation)):
+        for held_out in self.held_out.values() if self.eval_name else ():
+            held_out.fetch()
+        for source in (self.train, *self.evaluations.values()):
             check_source(source)
 
     def __str__(self) -> str:
@@ -247,12 +258,10 @@ def check_source(source: DataSource) -> None:
         UserError: code 66 for what is missing or unreadable, 65 for what is in it (file, row, column), 69 for
             a hub that cannot be reached.
     """
-    for entry in source.mixture:
-        _check_mixture_entry(entry, source)
-    if source.mixture:
+    if source.mixture:  # TRL's to read
         return
     if source.path is None:
-        hub.check(source.name or "")
+        hub.look_up(source.name or "")
         return
     folder = files.find(source.path)
     shape: RowShape | None = None
@@ -267,15 +276,3 @@ def check_source(source: DataSource) -> None:
             check_cells(row, shape, where)
     if shape is None:
         raise no_rows(str(source.path))
-
-
-def _check_mixture_entry(entry: dict[str, Any], mixture: DataSource) -> None:
-    keys = ("path", "name", "data_dir", "data_files", "split", "columns", "fraction")
-    unknown = [key for key in entry if key not in keys]
-    if unknown or not entry.get("path"):
-        what = f"unknown key '{unknown[0]}'" if unknown else "an entry has no path"
-        raise UsageError(what, where="datasets", fix=f"an entry has the keys {', '.join(keys)}")
-    if entry.get("data_files") or entry.get("data_dir"):
-        return  # patterns and builders are the datasets library's to resolve
-    its: dict[str, Any] = {"config": entry.get("name"), "split": entry.get("split") or "train"}
-    check_source(dataclasses.replace(mixture, name=str(entry["path"]), mixture=(), **its))

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from podtune.run.record import Json
 from podtune.sft.data.shapes import Messages
 from podtune.sft.generate.answers import Sampling, answer, by_length
 from podtune.sft.model.load import load_model
@@ -77,7 +76,7 @@ class Comparison:
     by_kind: dict[str, dict[str, float]] | None
     samples: list[dict[str, str | None]]
 
-    def to_json(self) -> Json:
+    def to_json(self) -> dict[str, object]:
         """Leave out what is None."""
         return {key: value for key, value in vars(self).items() if value is not None}
 

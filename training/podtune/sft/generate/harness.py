@@ -35,7 +35,7 @@ class EvalSettings:
         """The form of a question."""
         return "in the chat template" if self.chat_template else "as bare text"
 
-    def for_record(self) -> Json:
+    def for_record(self) -> dict[str, int | str | None]:
         """These and the harness's version, as run.json has them."""
         return asdict(self) | {"harness": f"lm-eval {version('lm-eval')}"}
 

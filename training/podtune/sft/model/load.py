@@ -8,7 +8,7 @@ import sys
 import warnings
 from typing import TYPE_CHECKING, Any, cast
 
-from podtune.run.errors import DataError, Unavailable
+from podtune.run.errors import DataError
 from podtune.sft.model.end_to_end import architecture
 from podtune.sft.source.model import Origin, base_of, explained, load_config
 
@@ -25,14 +25,15 @@ def load_model(
     trust_remote_code: bool = False,
     quantization_config: Any = None,
     model_init_kwargs: dict[str, Any] | None = None,
+    is_trainable: bool = False,
 ) -> PreTrainedModel:
-    """Load the causal language model at ``origin`` with its weights; an adapter is put on its base model.
+    """Load the causal language model at ``origin``; an adapter on its base, frozen but for ``is_trainable``.
 
     ``model_init_kwargs`` are further arguments of ``from_pretrained`` and win over the others.
 
     Raises:
         UserError: weights in pickle files (loading one can run code), weights that lack tensors of the
-            architecture, a broken folder, remote code that was not allowed, quantization without a GPU.
+            architecture, a broken folder, remote code that was not allowed.
     """
     _refuse_pickle(origin)
     if attn_implementation is None:
@@ -44,16 +45,12 @@ def load_model(
     logging.set_tqdm_hook(lambda _factory, given, named: logging.EmptyTqdm(*given, **named))
     if not sys.stderr.isatty():
         logging.disable_progress_bar()  # a bar in a log is a hundred lines
-    options: dict[str, Any] = {
-        "dtype": dtype,
-        "attn_implementation": attn_implementation,
-        "trust_remote_code": trust_remote_code,
-    }
+    options: dict[str, Any] = {"dtype": dtype, "attn_implementation": attn_implementation}
+    options["trust_remote_code"] = trust_remote_code
     if quantization_config is not None:
-        check_quantization(True)
         options["quantization_config"] = quantization_config
     if origin.is_adapter:
-        return _adapted(load_model(base_of(origin), **options, model_init_kwargs=model_init_kwargs), origin)
+        return _adapted(origin, is_trainable, **options, model_init_kwargs=model_init_kwargs)
     with explained(origin.name, "model"):
         whole = architecture(load_config(origin, trust_remote_code), trust_remote_code).name
         multimodal = whole.endswith("ForConditionalGeneration")
@@ -79,14 +76,17 @@ def load_model(
     return cast("PreTrainedModel", model)
 
 
-def _adapted(base: PreTrainedModel, adapter: Origin) -> PreTrainedModel:
-    """Put ``adapter`` on its base model."""
+def _adapted(adapter: Origin, is_trainable: bool, **options: Any) -> PreTrainedModel:
+    """Put ``adapter`` on its base model, which is loaded with the ``options`` of :func:`load_model`."""
+    base = load_model(base_of(adapter), **options)
     with explained(adapter.name, "adapter"), warnings.catch_warnings():
         # peft asks transformers for names of its last version
         warnings.simplefilter("ignore", FutureWarning)
         from peft import PeftModel
 
-        adapted: PreTrainedModel = PeftModel.from_pretrained(base, adapter.name, **adapter.arguments)
+        adapted: PreTrainedModel = PeftModel.from_pretrained(
+            base, adapter.name, is_trainable=is_trainable, **adapter.arguments
+        )
     return adapted
 
 
@@ -109,7 +109,7 @@ def _refuse_kernel(origin: Origin) -> None:
         return
     asked: list[object] = []
 
-    def look(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    def look(pairs: list[tuple[str, Any]]) -> dict[str, object]:
         for key, value in pairs:
             if key.lstrip("_") == "attn_implementation":  # of a multimodal model a mapping of its parts
                 asked.extend(value.values() if isinstance(value, dict) else [value])
@@ -122,28 +122,4 @@ def _refuse_kernel(origin: Origin) -> None:
             f"its config.json asks for the attention {named}, which is code from the hub",
             where=origin.name,
             fix=f"set attn_implementation: sdpa, or {named} if you trust it",
-        )
-
-
-def check_quantization(wanted: bool) -> None:
-    """Refuse 4-bit and 8-bit loading (QLoRA) where it cannot work, before anything is loaded.
-
-    Raises:
-        UserError: there is no GPU, or bitsandbytes is not installed.
-    """
-    import importlib.util
-
-    import torch
-
-    if not wanted:
-        return
-    if not torch.cuda.is_available():
-        raise Unavailable(
-            "load_in_4bit and load_in_8bit (QLoRA) need a GPU, and this machine shows none",
-            where="load_in_4bit",
-            fix="run on a GPU, or leave quantization out and use LoRA alone (use_peft: true)",
-        )
-    if importlib.util.find_spec("bitsandbytes") is None:
-        raise Unavailable(
-            "load_in_4bit and load_in_8bit need bitsandbytes", fix="pip install 'podtune[qlora]'"
         )

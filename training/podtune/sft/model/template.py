@@ -69,14 +69,16 @@ def prompt_ids(tokenizer: PreTrainedTokenizerBase, prompt: str | Messages) -> li
     return list(_rendered(tokenizer, prompt, add_generation_prompt=True)["input_ids"])
 
 
-def _rendered(tokenizer: PreTrainedTokenizerBase, turns: Messages, **options: bool) -> Mapping[str, Any]:
+def _rendered(
+    tokenizer: PreTrainedTokenizerBase, turns: Messages, **options: bool
+) -> Mapping[str, list[int]]:
     """Apply the chat template.
 
     Raises:
         DataError: the template fails, as one does that reaches for more than the sandbox gives.
     """
     try:
-        encoded: Mapping[str, Any] = tokenizer.apply_chat_template(
+        encoded: Mapping[str, list[int]] = tokenizer.apply_chat_template(
             turns, tokenize=True, return_dict=True, **options
         )
     except Exception as error:  # a template may raise anything

@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
-from collections.abc import Callable
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Literal
 
-from podtune.run.errors import DataError, NotFound, Unavailable
+from podtune.run.errors import DataError, NoPermission, NotFound, Unavailable
 
 Kind = Literal["dataset", "model"]
 TIMEOUT_S = 4.0
@@ -30,22 +27,26 @@ def offline() -> bool:
     )
 
 
-def check(name: str, kind: Kind = "dataset") -> None:
-    """Make sure within :data:`TIMEOUT_S` that ``name`` is on the hub or in the cache.
+def look_up(name: str, kind: Kind = "dataset", revision: str | None = None) -> tuple[str, ...] | None:
+    """List the files of ``name`` on the hub; None where the copy in the cache has to do.
 
     If the hub cannot be reached, HF_HUB_OFFLINE is set for this process and those it starts: no later call
     retries.
 
     Raises:
         NotFound: the hub says that there is no such thing, or it is not cached and HF_HUB_OFFLINE is set.
+        NoPermission: it is gated, and the token has no access.
         Unavailable: the hub cannot be reached and nothing is cached.
     """
-    unreachable = "" if offline() else _ask(name, kind)
-    if not offline() and not unreachable:
-        return
+    unreachable = ""
+    if not offline():
+        try:
+            return _ask(name, kind, revision)
+        except ConnectionError as error:
+            unreachable = str(error)
     if cached(name, kind):
         go_offline()
-        return
+        return None
     if unreachable:
         raise Unavailable(
             f"the hub cannot be reached ({unreachable}) and the {kind} is not in the cache",
@@ -61,53 +62,39 @@ def check(name: str, kind: Kind = "dataset") -> None:
     )
 
 
-def _ask(name: str, kind: Kind) -> str:
-    """Ask the hub for ``name``; return why it cannot be reached, or an empty string.
+def _ask(name: str, kind: Kind, revision: str | None) -> tuple[str, ...]:
+    """Ask the hub once for the files of ``name``; a ConnectionError says why there is no answer."""
+    from huggingface_hub import HfApi, errors
 
-    Raises:
-        NotFound: the hub answers that there is no such thing, or that it is gated.
-    """
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError
-
-    api = HfApi()
-    info = api.dataset_info if kind == "dataset" else api.model_info
     try:
-        _within(TIMEOUT_S, lambda: info(name, timeout=TIMEOUT_S - 1))
-        return ""
-    except HFValidationError:
+        info = HfApi().repo_info(name, repo_type=kind, revision=revision, timeout=TIMEOUT_S)
+        if getattr(info, "gated", False):
+            HfApi().auth_check(name, repo_type=kind)
+        return tuple(item.rfilename for item in getattr(info, "siblings", None) or ())
+    except errors.HFValidationError:
         what = f"no such file or folder, and not a name that a {kind} on the hub can have"
         fix = "correct the path"
-    except GatedRepoError:
-        what, fix = f"the {kind} is gated", "accept its terms on its page and set HF_TOKEN"
-    except RepositoryNotFoundError:
+    except errors.GatedRepoError:
+        token = "the token in HF_TOKEN has no access" if os.environ.get("HF_TOKEN") else "HF_TOKEN is not set"
+        raise NoPermission(
+            f"the {kind} is gated and {token}",
+            where=name,
+            fix="accept its terms on its page and set HF_TOKEN to a token that may read it",
+        ) from None
+    except errors.RevisionNotFoundError:
+        raise no_revision(name, revision) from None
+    except errors.RepositoryNotFoundError:
         what = f"no such file or folder, and no such {kind} on the hub (or it is private)"
         fix = "correct the name, or set HF_TOKEN for a private one"
-    except TimeoutError:
-        return f"no answer within {TIMEOUT_S:.0f} s"
     except Exception as error:  # every transport has errors of its own; all mean that there is no answer
-        return f"{type(error).__name__}: {str(error)[:120]}"
+        raise ConnectionError(f"{type(error).__name__}: {str(error)[:120]}") from error
     raise NotFound(what, where=name, fix=fix)
 
 
-def _within(seconds: float, call: Callable[[], object]) -> None:
-    """Run ``call`` for at most ``seconds``.
-
-    A thread, because name resolution has no timeout; a daemon, because an executor's would hold up the exit.
-
-    Raises:
-        TimeoutError: it has not returned by then.
-    """
-    outcome: Future[object] = Future()
-
-    def work() -> None:
-        try:
-            outcome.set_result(call())
-        except Exception as error:  # raised again below, in the thread that waits
-            outcome.set_exception(error)
-
-    threading.Thread(target=work, daemon=True).start()
-    outcome.result(seconds)
+def no_revision(name: str, revision: str | None) -> NotFound:
+    """Make the error for a revision that the hub, or the cache, does not have."""
+    what = f"there is no revision {revision or 'main'!r} of it"
+    return NotFound(what, where=name, fix="give a branch, tag or commit")
 
 
 def cached(name: str, kind: Kind = "dataset") -> bool:
@@ -145,7 +132,7 @@ def split_names(name: str, config: str | None) -> list[str]:
     """List the splits of a data set on the hub; empty if they are unknown."""
     import datasets
 
-    check(name)
+    look_up(name)
     try:
         return list(datasets.get_dataset_split_names(name, config))
     except (OSError, ValueError):
@@ -156,9 +143,9 @@ def load(name: str, config: str | None, split: str, *, streaming: bool = False) 
     """Load one split of a data set on the hub, a ``Dataset``, or stream it without a copy.
 
     Raises:
-        UserError: as :func:`check`; or no such configuration or split, naming those there are.
+        UserError: as :func:`look_up`; or no such configuration or split, naming those there are.
     """
-    check(name)
+    look_up(name)
     import datasets
 
     try:

@@ -8,13 +8,20 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
-from podtune.run.errors import ConfigError, DataError, NoPermission, NotFound, UserError
+from podtune.run.errors import ConfigError, DataError, NotFound, UserError
 from podtune.sft.source import copies, hub, object_store
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
+
+
+class HubArguments(TypedDict):
+    """Arguments of ``from_pretrained`` that say where files come from."""
+
+    revision: str
+    local_files_only: bool
 
 
 @dataclass(frozen=True)
@@ -36,7 +43,7 @@ class Origin:
         return "adapter_config.json" in self.files
 
     @property
-    def arguments(self) -> dict[str, Any]:
+    def arguments(self) -> HubArguments:
         """Arguments of ``from_pretrained`` beside the name."""
         return {"revision": self.revision or "main", "local_files_only": self.local_files_only}
 
@@ -90,36 +97,21 @@ def _on_hub(name: str, revision: str | None) -> Origin:
             fix="correct the path, or give a hub id such as HuggingFaceTB/SmolLM3-3B",
         )
     try:
-        hub.check(name, "model")
+        files = hub.look_up(name, "model", revision)
     except UserError as error:
         if "/" in name and Path(name).parent.is_dir():  # as likely a path as a hub id
             error.what = f"no such folder; as a hub id: {error.what}"
         raise
-    from huggingface_hub import HfApi, snapshot_download
-    from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RevisionNotFoundError
+    if files is not None:
+        return Origin(name, revision, files, local_files_only=False)
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
 
     try:
-        if hub.offline():
-            snapshot = snapshot_download(name, revision=revision, local_files_only=True)
-            return _in_folder(Path(snapshot), revision, name)
-        info = HfApi().model_info(name, revision=revision, timeout=hub.TIMEOUT_S)
-        if info.gated:
-            HfApi().auth_check(name)
-    except GatedRepoError:
-        token = "the token in HF_TOKEN has no access" if os.environ.get("HF_TOKEN") else "HF_TOKEN is not set"
-        raise NoPermission(
-            f"the model is gated and {token}",
-            where=name,
-            fix="accept its terms on its page and set HF_TOKEN to a token that may read it",
-        ) from None
-    except (RevisionNotFoundError, LocalEntryNotFoundError):
-        raise NotFound(
-            f"there is no revision {revision or 'main'!r} of it",
-            where=name,
-            fix="give a branch, tag or commit",
-        ) from None
-    files = tuple(item.rfilename for item in info.siblings or ())
-    return Origin(name, revision, files, local_files_only=False)
+        snapshot = snapshot_download(name, revision=revision, local_files_only=True)
+    except LocalEntryNotFoundError:
+        raise hub.no_revision(name, revision) from None
+    return _in_folder(Path(snapshot), revision, name)
 
 
 @contextlib.contextmanager

@@ -13,10 +13,13 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from podtune.run.errors import CannotCreate, ConfigError, NoPermission, NotFound, Unavailable, UserError, warn
 from podtune.run.files import open_regular
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
 
 T = TypeVar("T")
 
@@ -69,7 +72,7 @@ def refuse_secret(url: str, where: str) -> None:
 
 
 @functools.cache
-def file_system(protocol: str) -> Any:
+def file_system(protocol: str) -> AbstractFileSystem:
     """Open fsspec's file system for ``protocol``.
 
     Raises:
@@ -119,7 +122,7 @@ class Remote:
         refuse_secret(self.url, "URL")
 
     @property
-    def fs(self) -> Any:
+    def fs(self) -> AbstractFileSystem:
         """Its file system."""
         return file_system(self.url.partition("://")[0])
 

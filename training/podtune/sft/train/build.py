@@ -40,7 +40,7 @@ def build_trainer(
 ) -> PodtuneTrainer:
     """Load the weights at ``origin`` and make the trainer of ``run``."""
     training, world, rows = arguments.training, run.world, run.rows
-    model = load_model(origin, **arguments.model_options())
+    model = load_model(origin, **arguments.model_options(), is_trainable=True)
     # applied here, SFTTrainer need not look again
     training.model_init_kwargs = training.chat_template_path = None
     settle_tf32()
@@ -57,7 +57,7 @@ def build_trainer(
         train_dataset=rows.dataset(run.resume.position if run.resume else 0),
         eval_dataset=rows.eval,
         processing_class=tokenizer,
-        peft_config=arguments.peft_config(model_config.model_type),
+        peft_config=None if origin.is_adapter else arguments.peft_config(model_config.model_type),
         callbacks=callbacks,
         world=world,
         meter=run.meter,

@@ -42,7 +42,7 @@ def fuse_adapters(model: Any, autocast: torch.dtype | None = None, *, cast_base:
 
 
 class FusedLora(LoraVariant):  # type: ignore[misc]
-    """PEFT's hook for kinds of LoRA: plain LoRA computed otherwise, and merged as ever."""
+    """PEFT's hook for kinds of LoRA: plain LoRA computed otherwise, in training, where nothing is merged."""
 
     @staticmethod
     def forward(module: Linear, active_adapter: str, x: Tensor, result: Tensor, **_: Any) -> Tensor:
@@ -52,20 +52,6 @@ class FusedLora(LoraVariant):  # type: ignore[misc]
         # The gradient that ``result`` leads to is made in _Fused, together with the adapter's own.
         whole: Tensor = _Fused.apply(x, base, a, b, result.detach(), scaling)  # type: ignore[no-untyped-call]
         return whole
-
-    @staticmethod
-    def merge_safe(module: Linear, active_adapter: str, orig_weight: Tensor) -> Tensor:
-        merged: Tensor = orig_weight + module.get_delta_weight(active_adapter).to(orig_weight.dtype)
-        return merged
-
-    @staticmethod
-    def merge_unsafe(module: Linear, active_adapter: str, orig_weight: Tensor) -> None:
-        orig_weight.data += module.get_delta_weight(active_adapter)
-
-    @staticmethod
-    def unmerge(module: Linear, active_adapter: str, orig_weight: Tensor) -> Tensor:
-        plain: Tensor = orig_weight - module.get_delta_weight(active_adapter).to(orig_weight.dtype)
-        return plain
 
 
 class _Fused(torch.autograd.Function):

@@ -10,15 +10,14 @@ import math
 import resource
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psutil
 import torch
 import torch.distributed as dist
 
-from podtune.machine.facts import nvml_handle, nvml_reading
-from podtune.run.record import Json
+from podtune.machine.facts import gpu_reading
 from podtune.run.world import World
 from podtune.sft.cpu.padded_batches import REAL_TOKENS
 
@@ -50,15 +49,12 @@ class Meter:
         self._rows_read = 0  # of a stream, by this rank: up to which place
         self._world, self._local_forward = world, strategy in LOCAL_FORWARD
         self._process = psutil.Process()
-        # None on the CPU, and where NVML does not answer
-        on_gpu = world.device_type == "cuda"
-        self._gpu = nvml_handle(str(torch.cuda.get_device_properties(world.device).uuid)) if on_gpu else None
         self._all_steps, self._began = 0, 0.0
         self._forget()
         self._hooked: Any = None
         self._measuring, self._logs_next = False, False
         self.step_began = time.monotonic()
-        self.ranks: list[Json] = []  # by rank, as of the last exchange
+        self.ranks: list[dict[str, float]] = []  # by rank, as of the last exchange
 
     def batches(self, source: Iterator[Any]) -> Iterator[Any]:
         """Return ``source``, timing how long a step waits for it; a step begins here."""
@@ -110,7 +106,7 @@ class Meter:
             event.record()
             self._events.append(event)
 
-    def count(self, inputs: Json, places: Sequence[int] | None = None) -> None:
+    def count(self, inputs: dict[str, torch.Tensor], places: Sequence[int] | None = None) -> None:
         """Count the real tokens of a micro-batch, and the ``places`` of its rows in a stream.
 
         Counted where the batch lies and read when a line is logged: a GPU is not waited for.
@@ -158,7 +154,7 @@ class Meter:
         self._steps, self._waited_s, self._forward_s = 0, 0.0, 0.0
         self._events: list[torch.cuda.Event] = []
 
-    def _look(self) -> Json:
+    def _look(self) -> dict[str, float]:
         """Measure this rank; what cannot be measured here is left out."""
         use = {"rss_gib": self._process.memory_info().rss / GIB}
         measured = self._all_steps > 1 and self._steps > 0
@@ -172,13 +168,14 @@ class Meter:
             use["forward_s"] = self._forward_s / self._steps
         if self._world.device_type == "cuda":
             use["gpu_memory_gib"] = torch.cuda.memory_reserved() / GIB
-        if self._gpu is not None:
-            reading = nvml_reading(self._gpu)
+            reading = gpu_reading(self._world.device)
             use |= {key: value for key, value in reading.items() if key == "gpu_utilisation_percent"}
         return use
 
 
-def system_metrics(ranks: list[Json], step_time_s: float | None) -> Json:
+def system_metrics(
+    ranks: list[dict[str, float]], step_time_s: float | None
+) -> dict[str, float | dict[str, list[float | None]]]:
     """Build the ``system`` line of metrics.jsonl; what no rank could measure is absent.
 
     At the top the value to watch: the largest over the ranks, for utilisation the mean, and how far the
@@ -191,7 +188,7 @@ def system_metrics(ranks: list[Json], step_time_s: float | None) -> Json:
         for name, column in columns.items()
         if any(map(_is, column))
     }
-    metrics: Json = {}
+    metrics: dict[str, float] = {}
     for name, column in per_rank.items():
         values = [value for value in column if value is not None]
         metrics[name] = statistics.fmean(values) if name.endswith("_percent") else max(values)
@@ -207,11 +204,17 @@ def system_metrics(ranks: list[Json], step_time_s: float | None) -> Json:
         others = statistics.median(own[:rank] + own[rank + 1 :])
         if others > 0:
             metrics |= {"slowest_rank": rank, "slowest_ratio": round(own[rank] / others, 3)}
-    return metrics | ({"per_rank": per_rank} if len(ranks) > 1 else {})
+    return {**metrics, **({"per_rank": per_rank} if len(ranks) > 1 else {})}
 
 
 def _is(value: object) -> bool:
     return value is not None
+
+
+def evaluation_of(logs: Mapping[str, object]) -> str:
+    """Name the split that an evaluation's ``logs`` are of, ``eval`` or ``eval_NAME``; empty for others."""
+    times = (key.removesuffix("_runtime") for key in logs if key.endswith("_runtime"))
+    return next((split for split in times if split.startswith("eval")), "")
 
 
 class EvaluationLoss:

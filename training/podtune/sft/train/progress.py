@@ -15,7 +15,7 @@ from podtune.run.log_lines import eval_line, start_line, train_line
 from podtune.run.metrics_log import MetricsLog
 from podtune.run.record import Losses, Measurements, Summary, number
 from podtune.run.world import World
-from podtune.sft.train.meter import Meter, system_metrics
+from podtune.sft.train.meter import Meter, evaluation_of, system_metrics
 
 
 class Progress(TrainerCallback):  # type: ignore[misc]
@@ -84,8 +84,8 @@ class Progress(TrainerCallback):  # type: ignore[misc]
             return
         if "loss" in logs:
             self._train_line(state, dict(logs))
-        elif "eval_loss" in logs:
-            self._eval_line(state, dict(logs))
+        elif split := evaluation_of(logs):
+            self._eval_line(state, split, dict(logs))
 
     def _train_line(self, state: TrainerState, logs: dict[str, Any]) -> None:
         assert self._log
@@ -106,22 +106,28 @@ class Progress(TrainerCallback):  # type: ignore[misc]
         line = train_line(state.global_step, state.max_steps, logs, system, self._nproc_per_node)
         print(line, flush=True)
 
-    def _eval_line(self, state: TrainerState, logs: dict[str, Any]) -> None:
+    def _eval_line(self, state: TrainerState, split: str, logs: dict[str, Any]) -> None:
         assert self._log
-        metrics = {key.removeprefix("eval_"): value for key, value in logs.items() if key != "epoch"}
+        # TRL's own metrics have no set's name
+        metrics = {key.removeprefix(f"{split}_").removeprefix("eval_"): logs[key] for key in logs}
+        metrics.pop("epoch", None)
         metrics.pop("num_tokens", None)
         loss = metrics["loss"]
         metrics["perplexity"] = math.exp(min(loss, 700.0)) if math.isfinite(loss) else loss
-        self._note_loss("eval", loss)
-        self._log.write("eval", state.global_step, self._epoch(state) | {"tokens": self._tokens} | metrics)
-        print(eval_line(state.global_step, metrics), flush=True)
+        self._note_loss(split, loss)
+        self._log.write(split, state.global_step, self._epoch(state) | {"tokens": self._tokens} | metrics)
+        name = split.removeprefix("eval").replace("_", " of ", 1)
+        print(eval_line(state.global_step, metrics) + name, flush=True)
 
     def _epoch(self, state: TrainerState) -> dict[str, float | None]:
         # a stream has none: transformers' is the share of max_steps that this start has done
         return {} if self._rows is None else {"epoch": state.epoch}
 
     def _note_loss(self, split: str, loss: float) -> None:
-        first, last = ("first", "last") if split == "train" else ("eval_first", "eval")
+        names = {"train": ("first", "last"), "eval": ("eval_first", "eval")}
+        if split not in names:  # one of several sets
+            return
+        first, last = names[split]
         self.losses.setdefault(first, loss)
         self.losses[last] = loss
 

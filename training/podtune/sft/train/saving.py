@@ -200,15 +200,16 @@ class CheckpointWriter:
         return ""
 
     # ---- in flight ----
-    @property
     def copying(self) -> bool:
-        """True while this pod's files of a save in flight are not all on the volume."""
-        return self._background is not None and self._background.writes
+        """Return whether files of this pod's save in flight are not on the volume yet.
 
-    def check(self) -> None:
-        """Raise what the save in flight met, a full volume for instance."""
-        if self._background is not None:
-            self._background.check()
+        Raises:
+            OSError: they cannot be written, to a full volume for instance.
+        """
+        if self._background is None:
+            return False
+        self._background.check()
+        return self._background.writes
 
     def allow_commit(self) -> None:
         """Let the save in flight be committed: every pod has copied its files."""

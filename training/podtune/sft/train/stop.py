@@ -110,10 +110,10 @@ class CoordinatedStop(TrainerCallback):  # type: ignore[misc]
 
         Unless ``certain``, a GPU is not waited for: its verdict on this step is read after the next one.
         """
-        self._writer.check()
+        copying = self._writer.copying()
         nonfinite = self._saw_nonfinite(certain)
         decision = Decision.NONFINITE if nonfinite else Decision.STOP if requested else Decision.CONTINUE
-        state = torch.tensor((decision, int(self._writer.copying)))
+        state = torch.tensor((decision, int(copying)))
         if self._world.world_size > 1:
             dist.all_reduce(state, op=dist.ReduceOp.MAX)
         if not state[1]:

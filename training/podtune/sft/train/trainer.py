@@ -15,6 +15,7 @@ import torch
 from accelerate import DistributedDataParallelKwargs, DistributedType, PartialState
 from datasets import Dataset, IterableDataset
 from peft import PeftModel
+from torch.utils.data import DataLoader
 from transformers import PrinterCallback
 from transformers.integrations import KubeflowCallback
 from trl import SFTConfig, SFTTrainer
@@ -34,7 +35,7 @@ from podtune.sft.train.loss import (
     logs_next,
     score_as_on_a_gpu,
 )
-from podtune.sft.train.meter import EvaluationLoss, Meter
+from podtune.sft.train.meter import EvaluationLoss, Meter, evaluation_of
 from podtune.sft.train.parameters import (
     estimated_checkpoint_bytes,
     leave_casts_to_autocast,
@@ -110,12 +111,6 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
         with refusals_as_sentences():
             super().__init__(args=args, **kwargs)
         args.max_length, args.assistant_only_loss = requested
-        if not trained_parameters(self.model):
-            raise ConfigError(
-                "no parameter of the model is trained: it is an adapter, which loads frozen",
-                where="model_name_or_path",
-                fix="name the base model with --use_peft, or merge the adapter first (podtune model merge)",
-            )
         if forced_gpu_path():
             score_as_on_a_gpu()
         self.trls_loss_reason = fused_loss_unsupported_reason(self) if fused else "as asked"
@@ -159,10 +154,12 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
                 plugin.mixed_precision_policy, reduce_dtype=torch.float32, output_dtype=None
             )
 
-    def _build_accelerator_args(self, **kwargs: Any) -> dict[str, Any]:
+    def _build_accelerator_args(self, **kwargs: Any) -> dict[str, object]:
         # without it DDP keeps a second copy of all gradients
-        settings: dict[str, Any] = super()._build_accelerator_args(**kwargs)
-        for handler in settings["kwargs_handlers"]:
+        settings: dict[str, object] = super()._build_accelerator_args(**kwargs)
+        handlers = settings["kwargs_handlers"]
+        assert isinstance(handlers, list)
+        for handler in handlers:
             if isinstance(handler, DistributedDataParallelKwargs):
                 handler.gradient_as_bucket_view = True
         return settings
@@ -186,8 +183,8 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
             epoch=lambda: int((self.state.epoch or 0.0) + 1e-6),
         )
 
-    def get_train_dataloader(self) -> Any:
-        loader = super().get_train_dataloader()
+    def get_train_dataloader(self) -> DataLoader[dict[str, torch.Tensor]]:
+        loader: DataLoader[dict[str, torch.Tensor]] = super().get_train_dataloader()
         if not isinstance(self.train_dataset, Dataset):
             return loader
         if not len(loader):
@@ -203,8 +200,12 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
             balance(loader, row_lengths(self.train_dataset))
         return loader
 
-    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> Any:
-        return super().get_batch_samples(self.meter.batches(epoch_iterator), num_batches, device)
+    def get_batch_samples(
+        self, epoch_iterator: Any, num_batches: int, device: torch.device
+    ) -> tuple[list[dict[str, torch.Tensor]], torch.Tensor | int | None]:
+        timed = self.meter.batches(epoch_iterator)
+        samples, num_items = super().get_batch_samples(timed, num_batches, device)
+        return samples, num_items
 
     # ---- steps ----
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
@@ -227,32 +228,34 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
-    ) -> Any:
+    ) -> torch.Tensor | tuple[torch.Tensor, object]:
         inputs.pop(REAL_TOKENS, None)
         training = self.model.training
         if not self.trls_loss_reason and training and not return_outputs:
             return fused_loss(self, model, inputs, num_items_in_batch, multiple=self.multiple or 1)
+        result: torch.Tensor | tuple[torch.Tensor, object]
         result = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         if not training:
-            self._evaluation.add(result[0] if return_outputs else result, inputs["labels"])
+            self._evaluation.add(result[0] if isinstance(result, tuple) else result, inputs["labels"])
         return result
 
-    def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
-        norm = super()._get_grad_norm(model, grad_norm=grad_norm)
+    def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> torch.Tensor | float | None:
+        norm: torch.Tensor | float | None = super()._get_grad_norm(model, grad_norm=grad_norm)
         if norm is not None and not self.args.fp16:  # fp16's scaler skips steps with infinite gradients
             self.stop.watch(torch.as_tensor(norm, device=self.args.device))
         return norm
 
-    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         self.stop.refuse_nonfinite(self.state.global_step)
-        return super().evaluate(*args, **kwargs)
+        metrics: dict[str, float] = super().evaluate(*args, **kwargs)
+        return metrics
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs:
             self.meter.exchange()
             logs |= {"tokens": self.meter.tokens, **self.writer.newly_complete()}
-        elif "eval_loss" in logs and (loss := self._evaluation.take()) is not None:
-            logs["eval_loss"] = loss
+        elif (split := evaluation_of(logs)) and (loss := self._evaluation.take()) is not None:
+            logs[f"{split}_loss"] = loss
         super().log(logs, start_time)
 
     # ---- checkpoints ----
