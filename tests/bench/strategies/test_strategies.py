@@ -38,6 +38,7 @@ RANKS = {
     "hsdp": 4,
     "zero2": 2,
     "zero3": 2,
+    "zero3-offload": 2,
     "naive-mp": 2,
     "gpipe": 4,
     "pipeline-gpipe": 4,
