@@ -232,6 +232,15 @@ def _powersgd(n: int, m: int, rank: int = 4) -> int:
     return factors if factors * 2 < n * m else n * m
 
 
+@pytest.mark.parametrize("cell", [cell for cell, ranks in RANKS.items() if ranks > 1])
+def test_every_collective_that_is_called_takes_seconds(cell: str, measured: Callable[[str], Json]) -> None:
+    communication = measured(cell)["measurements"]["communication"]
+    seconds = communication["seconds_by_collective"]
+    called = {kind.replace("reduce_scatter", "all_reduce") for kind in communication["calls_by_collective"]}
+    assert seconds.keys() >= called, communication
+    assert all(0 < each < 60 for each in seconds.values())
+
+
 @pytest.mark.parametrize("cell", [cell for cell in RANKS if "+" in cell])
 def test_the_counted_bytes_of_a_hybrid_are_those_of_its_two_parts(
     cell: str, measured: Callable[[str], Json]
