@@ -53,6 +53,10 @@ def refused(words: list[str], world_size: int = 1) -> str:
         ([*TINY, "--strategy", "naive-mp", "--precision", "fp16"], 2, "use fp32 or bf16"),
         ([*TINY, "--strategy", "zero3", "--compile"], 2, "zero3 does not honour --compile"),
         ([*TINY, "--strategy", "fsdp", "--gradient-compression", "bf16"], 2, "fsdp does not honour"),
+        (
+            [*TINY, "--strategy", "ddp", "--gradient-compression", "powersgd", "--precision", "fp16"],
+            *(2, "an overflow of fp16 would stay in it"),
+        ),
         ([*TINY, "--strategy", "ddp", "--prefetch", "2"], 2, "ddp does not honour --prefetch"),
         ([*TINY, "--strategy", "ddp", "--optimizer", "sgd", "--fused-optimizer"], 2, "no fused SGD"),
         (["--model", "resnet18-cifar", "--strategy", "tensor"], 2, "has none"),

@@ -55,7 +55,7 @@ class Options:
     )
     pretrained: bool = _option(False, "hf: models, load the weights instead of random ones")
     gradient_as_bucket_view: bool | None = _option(None, "ddp (default: on)")
-    gradient_compression: Literal["none", "fp16", "bf16"] = _option(
+    gradient_compression: Literal["none", "fp16", "bf16", "powersgd"] = _option(
         "none", "ddp: what its all-reduces send, by torch's communication hooks"
     )
     offload_activations: bool = _option(False, "keep what the backward pass needs in the CPU's memory")

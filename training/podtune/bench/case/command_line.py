@@ -150,6 +150,10 @@ def _check_values(options: Options, size: Size) -> None:
     if options.optimizer == "sgd" and options.fused_optimizer:
         what, fix = "torch has no fused SGD for sharded weights", "leave it out, or use adamw"
         raise UsageError(what, where="--fused-optimizer", fix=fix)
+    if options.gradient_compression == "powersgd" and (options.save or options.precision == "fp16"):
+        what = "what PowerSGD has not sent yet is in no saved state, and an overflow of fp16 would stay in it"
+        fix = "leave out --save and fp16, or use --gradient-compression bf16"
+        raise UsageError(what, where="--gradient-compression", fix=fix)
     if options.pretrained and (isinstance(size, ConvNet) or not size.folder):
         raise UsageError("only hf: models have weights to load", where="--pretrained")
     for flag in ("epoch_steps", "lr_warmup", "save", "resume"):

@@ -17,7 +17,7 @@ from podtune.run.record import Parity
 from podtune.run.world import World
 
 PARITY_STEPS = 5
-COMPRESSED = {"none": 0.0, "fp16": 1e-3, "bf16": 1e-2}
+COMPRESSED = {"none": 0.0, "fp16": 1e-3, "bf16": 1e-2, "powersgd": 5e-2}
 TOLERANCE = {"fp32": 1e-5, "bf16": 2e-2, "fp16": 2e-2, "fp8": 2e-2}
 
 
