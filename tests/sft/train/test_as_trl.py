@@ -13,7 +13,14 @@ from datasets import Dataset
 from peft import AutoPeftModelForCausalLM, PeftModel
 from safetensors.torch import load_file
 from support.launch import Launcher, metrics
-from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 from trl import SFTConfig, SFTTrainer
 
 from podtune.sft.model.merge import merge_adapter
@@ -60,6 +67,36 @@ def test_the_balancing_loss_of_experts_is_logged_as_trl_does(
     expected = trls_log(model, tmp_path / "trl", folder, router_aux_loss_coef=0.5)
     for name in ("aux_loss", "loss"):
         assert metrics(tmp_path / "run", name=name) == pytest.approx(expected[name], rel=1e-5)
+
+
+def test_a_multimodal_model_learns_text_on_two_ranks_as_trl_does_on_one(
+    micro_model: Path, launcher: Launcher, options: list[object], tmp_path: Path
+) -> None:
+    folder, tokenizer = tmp_path / "sees", AutoTokenizer.from_pretrained(micro_model)
+    shape = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "vocab_size": len(tokenizer) + 4}
+    rotary = {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 1e4}
+    vision = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 32}
+    names = ["image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id"]
+    special = {name: len(tokenizer) + index for index, name in enumerate(names)}
+    torch.manual_seed(0)
+    text = {**shape, **sizes, "rope_parameters": rotary, "pad_token_id": tokenizer.pad_token_id}
+    config = Qwen2_5_VLConfig(text_config=text, vision_config=vision, **special)
+    Qwen2_5_VLForConditionalGeneration(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    words = ["--model_name_or_path", folder, *options, "--max_steps", STEPS]
+    half = [*words, "--per_device_train_batch_size", 2]
+    output = launcher.run(*half, "--output_dir", tmp_path / "run", ranks=2)
+    assert "parameters for images and sound frozen (rows are text)" in output
+    model = Qwen2_5_VLForConditionalGeneration.from_pretrained(folder)
+    expected = trls_log(model, tmp_path / "trl", folder)["loss"]
+    # its class takes the mean of each rank's tokens, and the ranks' are of different lengths
+    assert metrics(tmp_path / "run") == pytest.approx(expected, rel=5e-3)
+    before, after = (load_file(each / "model.safetensors") for each in (folder, tmp_path / "run" / "final"))
+    changed = {name for name in before if (before[name] != after[name]).any()}
+    assert changed
+    assert not [name for name in changed if "visual" in name]
+    launcher.run(*half, "--use_peft", "--lora_r", 4, "--output_dir", tmp_path / "adapter", ranks=2)
 
 
 def test_a_trained_adapter_goes_on_as_with_trl_over_a_resume(

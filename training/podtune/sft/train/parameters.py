@@ -12,6 +12,22 @@ def trained_parameters(model: Any) -> int:
     return sum(each.numel() for each in model.parameters() if each.requires_grad)
 
 
+def freeze_unreached(model: Any) -> int:
+    """Freeze a multimodal model's towers, which rows of text never reach; how many parameters that is.
+
+    They get no gradient, and DDP would end the run at step 2, waiting for it.
+    """
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    if not type(base).__name__.endswith("ForConditionalGeneration"):
+        return 0
+    reached = [base.get_decoder(), base.get_output_embeddings()]
+    text = {id(each) for part in reached if part is not None for each in part.parameters()}
+    unreached = [each for each in model.parameters() if each.requires_grad and id(each) not in text]
+    for parameter in unreached:
+        parameter.requires_grad_(False)
+    return sum(each.numel() for each in unreached)
+
+
 def adapter_layers(model: Any) -> list[str]:
     """Name the layers that have adapters, a text for each adapter: PEFT's own choice is not all layers."""
     configs = getattr(model, "peft_config", {}).values()

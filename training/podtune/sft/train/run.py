@@ -198,6 +198,8 @@ class FineTune:
         where = record["strategy"], world.world_size, world.device_type, world.nnodes
         print(head_line(self._arguments.name, *where, trained, rows, tokens))
         notes = [*self._notes, *(f"LoRA on {layers}" for layers in adapter_layers(trainer.model))]
+        if trainer.frozen:
+            notes.append(f"{trainer.frozen:,} parameters for images and sound frozen (rows are text)")
         if multiplies_in_tf32():
             notes.append("products of fp32 tensors in TF32")
         if trainer.multiple:

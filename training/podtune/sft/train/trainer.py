@@ -38,6 +38,7 @@ from podtune.sft.train.loss import (
 from podtune.sft.train.meter import EvaluationLoss, Meter, evaluation_of
 from podtune.sft.train.parameters import (
     estimated_checkpoint_bytes,
+    freeze_unreached,
     leave_casts_to_autocast,
     trained_parameters,
 )
@@ -76,6 +77,7 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
 
     Attributes:
         trls_loss_reason: the phrase that says why TRL's own loss is taken; empty where podtune's is.
+        frozen: parameters for images and sound, which rows of text never reach.
         multiple: tokens that the length of a batch is a multiple of; 0 for any length.
     """
 
@@ -110,6 +112,7 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
         args.max_length, args.assistant_only_loss = None, False
         with refusals_as_sentences():
             super().__init__(args=args, **kwargs)
+        self.frozen = freeze_unreached(self.model)
         args.max_length, args.assistant_only_loss = requested
         if forced_gpu_path():
             score_as_on_a_gpu()
