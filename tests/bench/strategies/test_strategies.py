@@ -38,6 +38,7 @@ RANKS = {
     "hsdp": 4,
     "zero2": 2,
     "zero3": 2,
+    "zero3-offload": 2,
     "naive-mp": 2,
     "gpipe": 4,
     "pipeline-gpipe": 4,
@@ -229,6 +230,15 @@ def _powersgd(n: int, m: int, rank: int = 4) -> int:
     """Elements that are sent of a matrix: its factors, where they are less than half of it."""
     factors = (n + m) * min(n, m, rank)
     return factors if factors * 2 < n * m else n * m
+
+
+@pytest.mark.parametrize("cell", [cell for cell, ranks in RANKS.items() if ranks > 1])
+def test_every_collective_that_is_called_takes_seconds(cell: str, measured: Callable[[str], Json]) -> None:
+    communication = measured(cell)["measurements"]["communication"]
+    seconds = communication["seconds_by_collective"]
+    called = {kind.replace("reduce_scatter", "all_reduce") for kind in communication["calls_by_collective"]}
+    assert seconds.keys() >= called, communication
+    assert all(0 < each < 60 for each in seconds.values())
 
 
 @pytest.mark.parametrize("cell", [cell for cell in RANKS if "+" in cell])

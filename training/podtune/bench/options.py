@@ -11,7 +11,7 @@ from podtune.plan.models import BENCHMARK_MODELS
 from podtune.plan.setup import PLANNED
 from podtune.plan.shapes import Checkpointing
 
-UNPLANNED = ("fsdp-offload", "tensor+fsdp", "pipeline-1f1b+ddp")
+UNPLANNED = ("fsdp-offload", "zero3-offload", "tensor+fsdp", "pipeline-1f1b+ddp")
 Precision = Literal["fp32", "bf16", "fp16", "fp8"]
 
 
@@ -60,7 +60,9 @@ class Options:
     )
     offload_activations: bool = _option(False, "keep what the backward pass needs in the CPU's memory")
     prefetch: int | None = _option(None, "fsdp, hsdp: blocks gathered ahead (default: FSDP's own)", least=0)
-    overlap: bool | None = _option(None, "zero2, zero3: communicate during backward (default: on)")
+    overlap: bool | None = _option(
+        None, "zero2, zero3, zero3-offload: communicate during backward (default: on)"
+    )
     shard_size: int = _option(
         0, "hsdp, hybrids: processes that share one copy of the weights (default: a node's)", least=0
     )

@@ -127,11 +127,15 @@ class CountedMemory:
 
 @dataclass(frozen=True)
 class Communication:
-    """Bytes that one step sends, counted on the rank that sends most; by collective: all_reduce, ..."""
+    """Bytes that one step sends, counted on the rank that sends most; by collective: all_reduce, ...
+
+    ``seconds_by_collective`` are those of one step after the timed ones, the mean of all ranks.
+    """
 
     bytes_per_step: float
     bytes_by_collective: Json | None = None
     calls_by_collective: Json | None = None
+    seconds_by_collective: Json | None = None
     seconds_exposed: float | None = None
     share: float | None = None
 

@@ -66,6 +66,9 @@ def measure(run: CaseRun) -> Measurements:
         seconds = [stepper.timed(options.steps) for _ in range(options.repeats)]
     peaks = _gather(torch.cuda.max_memory_allocated() / GIB if cuda else 0.0, world)
     losses, counts = stepper.losses(), _gather(counted, world)
+    if communication:
+        seconds_by_collective = _collective_seconds(stepper.step, world)
+        communication = replace(communication, seconds_by_collective=seconds_by_collective)
     measured = replace(
         measured,
         communication=communication,
@@ -132,6 +135,15 @@ def _count_communication(run: CaseRun, stepper: Stepper) -> Communication | None
     )
     by_rank = _gather(own, run.world)
     return max(by_rank, key=lambda rank: rank.bytes_per_step) if len(by_rank) > 1 else None
+
+
+def _collective_seconds(step: Callable[[], None], world: World) -> dict[str, float]:
+    """Seconds of one more step in each kind of collective, the mean of all ranks."""
+    from podtune.bench.case.profiling import collective_seconds
+
+    by_rank = _gather(collective_seconds(step, world), world)
+    kinds = sorted({kind for seconds in by_rank for kind in seconds})
+    return {kind: sum(rank.get(kind, 0.0) for rank in by_rank) / len(by_rank) for kind in kinds}
 
 
 def _gather(value: T, world: World) -> list[T]:

@@ -1,4 +1,4 @@
-"""``--profile`` and ``--memory-snapshot``: one more step, watched closely. Never on the clock."""
+"""Steps after the timed ones, watched closely: collectives, ``--profile``, ``--memory-snapshot``."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch.profiler import profile
+from torch.profiler import ProfilerActivity, profile
 
+from podtune.bench.case.communication import COLLECTIVES
 from podtune.bench.options import Options
 from podtune.run.record import Json
 from podtune.run.world import World
@@ -74,6 +75,26 @@ def profile_step(step: Callable[[], None], output: Path, options: Options, world
         ],
     }
     return Profile(content, seconds, exposed_seconds(events) if world.world_size > 1 else None)
+
+
+def collective_seconds(step: Callable[[], None], world: World) -> dict[str, float]:
+    """Seconds of one step in which a collective of each kind is under way on this rank.
+
+    On a GPU they are NCCL's kernels, by the device's clock; on the CPU gloo's operations from call to end, in
+    which a reduce_scatter is an all_reduce. Waiting for the other ranks counts.
+    """
+    cuda = world.device_type == "cuda"
+    with profile(activities=[ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU]) as profiler:
+        step()
+        if cuda:
+            torch.cuda.synchronize()
+    spans: dict[str, list[Interval]] = defaultdict(list)
+    for event in profiler.events() or ():
+        name = event.name.lower().replace("_", "")
+        if name.startswith(("nccldevkernel", "ncclkernel", "gloo:")):
+            kind = next((kind for part, kind in COLLECTIVES.items() if part in name), "other")
+            spans[kind].append((event.time_range.start, event.time_range.end))
+    return {kind: _length(intervals) / 1e6 for kind, intervals in spans.items()}
 
 
 def exposed_seconds(events: list[Json]) -> float:

@@ -39,7 +39,8 @@ class InOrder(dist.ProcessGroup):
 
     def __init__(self) -> None:
         super().__init__(dist.get_rank(), dist.get_world_size())  # type: ignore[call-arg]
-        self.all = dist.distributed_c10d._get_default_group()
+        assert dist.group.WORLD is not None
+        self.all = dist.group.WORLD
 
     def allreduce(self, tensors: list[Tensor], opts: dist.AllreduceOptions) -> dist.Work:  # type: ignore[override]
         """The all-reduce of the default group, waited for."""

@@ -2,7 +2,8 @@
 
 ``zero2`` cuts gradients and optimizer state over the ranks: with S bytes of weights a rank sends 2 (N-1)/N S.
 ``zero3`` cuts the weights too and gathers them for forward and for backward: 3 (N-1)/N S (section 7 of the
-paper); a tied weight is gathered at each of its two places.
+paper); a tied weight is gathered at each of its two places. ``zero3-offload`` is zero3 with its shards, and
+the optimizer, in the memory of the CPU.
 """
 
 from __future__ import annotations
@@ -98,6 +99,9 @@ def configuration(
         # overlaps.
         zero |= {"stage": 3, "stage3_param_persistence_threshold": 0, "stage3_max_reuse_distance": 0}
         zero["stage3_prefetch_bucket_size"] = largest_block if overlap else 0
+    if options.strategy == "zero3-offload":
+        on_cpu = {"device": "cpu", "pin_memory": world.device_type == "cuda"}
+        zero |= {"offload_param": on_cpu, "offload_optimizer": on_cpu}
     autocast: dict[str, Any] = {}
     if dtype is not None:
         # Without this section DeepSpeed turns CUDA's autocast off inside the engine. No module is named safe,
@@ -114,6 +118,7 @@ def configuration(
         "zero_optimization": zero,
         "gradient_clipping": 0.0,  # DeepSpeed 0.19 clips at 1.0 unless told otherwise
         "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,  # its own has to be compiled; torch's AdamW runs there too
     }
 
 

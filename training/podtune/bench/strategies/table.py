@@ -165,6 +165,7 @@ STRATEGIES: dict[str, Entry] = {
     "hsdp": Entry("fsdp", "batch", ("fp32", "bf16", "fp16"), shard_size=True, flags=("prefetch",)),
     "zero2": Entry("deepspeed_zero", "batch", flags=("overlap",)),
     "zero3": Entry("deepspeed_zero", "batch", flags=("overlap",), compile=False),
+    "zero3-offload": Entry("deepspeed_zero", "batch", flags=("overlap",), compile=False),
     "naive-mp": Entry("naive_mp", "layers"),
     "gpipe": Entry("gpipe", "layers", accumulation=False, micro_batches=True),
     "pipeline-gpipe": Entry("pipeline", "equal layers", accumulation=False, micro_batches=True),

@@ -75,6 +75,7 @@ class MeasuredCell:
     bytes_per_step: float | None
     bytes_per_step_formula: float | None
     bubble_formula: float | None
+    collectives_ms: str | None
     loss_last: float | None
     epochs: int | None
     epoch_loss: float | None
@@ -123,6 +124,7 @@ def measured_cell(source: Source, plan: Json) -> MeasuredCell:
     throughput = measured.tokens_per_s if in_tokens else measured.samples_per_s
     # one process has nobody to send to
     sent = measured.communication if world_size > 1 else None
+    times = (sent.seconds_by_collective if sent else None) or {}
     noise_s = 0.0
     if step:  # the mean's standard error, or half the range of the repeats' medians
         repeats = step.p50_by_repeat or (0.0,)
@@ -147,6 +149,7 @@ def measured_cell(source: Source, plan: Json) -> MeasuredCell:
         bytes_per_step=sent.bytes_per_step if sent else None,
         bytes_per_step_formula=plan.get("bytes_per_step") if world_size > 1 else None,
         bubble_formula=plan.get("bubble_share") or None,
+        collectives_ms=", ".join(f"{kind} {shown(seconds * 1e3)}" for kind, seconds in times.items()) or None,
         loss_last=loss.last if loss else None,
         epochs=len(training.loss_by_epoch) if training else None,
         epoch_loss=training.loss if training else None,

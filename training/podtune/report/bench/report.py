@@ -179,6 +179,7 @@ def _cost_table(group: Group) -> Table:
             for title in ("sent a step (MB)", "formula (MB)", "counted / formula")
         ),
         Column("bubble by formula (%)", "right", 3, drop=2),
+        Column("in collectives (ms)", drop=3),
     ]
     rows: list[list[Value]] = []
     for cell in group.measured:
@@ -186,7 +187,9 @@ def _cost_table(group: Group) -> Table:
         ratio = sent / formula if sent is not None and formula else None
         megabytes = [scaled(sent, 1e-6), scaled(formula, 1e-6)]
         memory = [cell.peak_memory_gib, cell.peak_memory_plan_gib]
-        rows.append([cell.label, *memory, *megabytes, ratio, scaled(cell.bubble_formula, 100)])
+        rows.append(
+            [cell.label, *memory, *megabytes, ratio, scaled(cell.bubble_formula, 100), cell.collectives_ms]
+        )
     best = _best(group, lambda cell: None if cell.peak_memory_gib is None else -cell.peak_memory_gib)
     caption = "Memory and communication, measured and planned"
     return Table(columns, rows, caption, best=best, links=_links(group.measured))
