@@ -21,6 +21,7 @@ from podtune.run.errors import OK, PREEMPTED, reader_left, working
 from podtune.run.exit import exit_after
 from podtune.run.launcher import follow_launcher, note_end
 from podtune.run.library_environment import import_peft, set_library_environment
+from podtune.run.start_phases import begin, phase_ended
 from podtune.run.world import World, read_world
 from podtune.sft.config import settings as config
 from podtune.sft.config.help import help_text
@@ -34,6 +35,7 @@ def main(argv: list[str] | None = None) -> int:
     if {"-h", "--help", "--help_all", "--help-all"} & set(argv):
         return print_help(everything="all" in "".join(argv))
     follow_launcher()
+    begin()
     world = World()
     try:
         world = read_world()
@@ -91,6 +93,7 @@ def fine_tune(settings: Settings, world: World) -> int:
     from podtune.sft.train.run import check_space, open_run
     from podtune.sft.train.stop import Interrupted, StopSignals
 
+    phase_ended("imports")
     if origin.is_adapter:
         settings = continue_adapter(settings, origin)
     arguments = resolve(settings, world, architecture(model_config, trusted))
@@ -98,12 +101,14 @@ def fine_tune(settings: Settings, world: World) -> int:
     vocabulary = int(model_config.get_text_config().vocab_size)
     # one process tokenises, the others wait for its cache
     rows = token_rows(arguments.sources, tokenizer, arguments.training, arguments.run, vocabulary=vocabulary)
+    phase_ended("data")
     with StopSignals() as signals, open_run(arguments, rows, world) as run:
         if run is None:  # an earlier start has finished it
             cleanup_distributed()
             return OK
         run.check_memory(arguments, origin)
         trainer = build_trainer(arguments, origin, model_config, tokenizer, run, signals)
+        phase_ended("model")
         run.announce(trainer)
         check_space(trainer, world)
         with refused_pickles_as_sentences(run.resume_path):

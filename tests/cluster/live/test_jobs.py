@@ -237,3 +237,25 @@ def test_without_the_right_to_see_kueues_objects_the_rest_is_shown(api: Api) -> 
     shown = podtune("status", "run")
     assert shown.exit_code == 0
     assert "Suspended" in shown.output
+
+
+def test_a_status_says_what_each_pods_start_took(api: Api) -> None:
+    api.add("pytorchjobs", "run")
+    job = {"training.kubeflow.org/job-name": "run"}
+    at = "2026-01-01T00:00:{:02}Z".format
+    ended = {"terminated": {"startedAt": at(9), "finishedAt": at(21), "exitCode": 0}}
+    scheduled = {"type": "PodScheduled", "status": "True", "lastTransitionTime": at(2)}
+    metadata = {"name": "run-master-0", "labels": job, "creationTimestamp": at(0)}
+    status = {"phase": "Running", "conditions": [scheduled]}
+    status["initContainerStatuses"] = [{"name": "prepare", "state": ended}]
+    status["containerStatuses"] = [{"name": "pytorch", "state": {"running": {"startedAt": at(22)}}}]
+    api.objects["pods"] = [{"metadata": metadata, "spec": {}, "status": status}]
+    expected = {"scheduled": 2, "images and volumes": 7, "prepare": 12, "started": 1}
+    assert json.loads(podtune("status", "run", "--json").output)["pods"][0]["start_s"] == expected
+    assert (
+        "after 22 s: scheduled 2, images and volumes 7, prepare 12, started 1"
+        in podtune("status", "run").output
+    )
+    status["containerStatuses"][0]["state"] = {"waiting": {"reason": "PodInitializing"}}
+    del status["conditions"]
+    assert json.loads(podtune("status", "run", "--json").output)["pods"][0]["start_s"]["prepare"] == 12

@@ -218,6 +218,9 @@ def _status_text(status: JobStatus) -> str:
         lines.append(
             f"  {pod.name:<{width}}  {pod.phase:<18} restarts {pod.restarts}  node {pod.node or '-'}"
         )
+        if pod.start_s:
+            parts = ", ".join(f"{name} {seconds:.0f}" for name, seconds in pod.start_s.items())
+            lines.append(f"  {'':<{width}}  after {sum(pod.start_s.values()):.0f} s: {parts}")
     for problem in status.problems:
         lines.append(f"  {problem.pod}: {problem.text}")
         lines += [f"    fix: {problem.fix}"] if problem.fix else []

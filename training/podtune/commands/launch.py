@@ -50,7 +50,9 @@ def launch(
     from podtune.pod.launch import failed_before, prepare_first, terminable
     from podtune.pod.launch import launch as run
     from podtune.pod.retries import retries
+    from podtune.run.start_phases import begin, hand_on, phase_ended
 
+    begin()
     counted = retries(max_retries)
     if counted and (code := counted.begin()):
         sys.exit(code)
@@ -59,9 +61,12 @@ def launch(
             code = failed_before(verdict) if verdict else 0
             if not code and prepare:
                 code = prepare_first(prepare, arguments)
+                phase_ended("prepare")
             if not code and preflight:
                 code = step_zero(preflight, wait_s=wait)
+                phase_ended("preflight")
             if not code:
+                hand_on()
                 code = run(arguments, shutdown_timeout_s=shutdown_timeout)
     except SystemExit as stopped:
         code = stopped.code if isinstance(stopped.code, int) else 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,7 @@ class PodStatus:
     phase: str
     node: str | None  # None before it is scheduled
     restarts: int
+    start_s: dict[str, float] = field(default_factory=dict)  # by phase, up to the start of its containers
 
 
 @dataclass(frozen=True)

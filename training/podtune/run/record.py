@@ -208,6 +208,7 @@ class Measurements:
     h2d_gb_per_s: float | None = None
     loss: Losses | None = None
     time_to_first_step_s: float | None = None
+    start_s: Json | None = None  # seconds by phase, up to the first step
     saves: SaveTimes | None = None
     answers: Json | None = None
     tasks: Json | None = None  # scores of lm-evaluation-harness, by podtune eval

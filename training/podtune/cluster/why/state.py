@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 
 from podtune.cluster.job.manifest import Json, dig, name_of
 from podtune.cluster.job.pytorchjob import QUEUE
 from podtune.run.job_snapshot import PodStatus
+from podtune.run.record import timestamp
 
 #: conditions of a Job between its end and the end of its pods
 ENDING = ("SuccessCriteriaMet", "FailureTarget")
@@ -59,7 +61,28 @@ def pod_status(pod: Json) -> PodStatus:
     if pod["metadata"].get("deletionTimestamp"):
         word = "Terminating"
     restarts = sum(int(container.get("restartCount") or 0) for container in container_statuses(pod))
-    return PodStatus(name_of(pod), word, dig(pod, "spec").get("nodeName"), restarts)
+    return PodStatus(name_of(pod), word, dig(pod, "spec").get("nodeName"), restarts, start_of(pod))
+
+
+def start_of(pod: Json) -> dict[str, float]:
+    """Seconds of each phase up to the start of the pod's containers, each from the end of the one before."""
+    status, ends = dig(pod, "status"), {"created": pod["metadata"].get("creationTimestamp")}
+    for condition in status.get("conditions") or []:
+        if condition.get("type") == "PodScheduled" and condition.get("status") == "True":
+            ends["scheduled"] = condition.get("lastTransitionTime")
+    begins = {
+        status["name"]: dig(status, "state", "running").get("startedAt")
+        or dig(status, "state", "terminated").get("startedAt")
+        for status in container_statuses(pod)
+    }
+    # the image is pulled, and volumes are mounted, before the first container begins
+    ends["images and volumes"] = next(iter(begins.values()), None)
+    for container in status.get("initContainerStatuses") or []:
+        ends[container["name"]] = dig(container, "state", "terminated").get("finishedAt")
+    if status.get("initContainerStatuses"):
+        ends["started"] = next((begins[each["name"]] for each in status.get("containerStatuses") or []), None)
+    times = [(name, timestamp(at)) for name, at in ends.items() if at]
+    return {name: at - before for (_, before), (name, at) in itertools.pairwise(times)}
 
 
 def container_statuses(pod: Json) -> list[Json]:

@@ -117,6 +117,7 @@ def final_figures(run: Run) -> Figures:
         "step_time_s p95": step_time.p95 if step_time else None,
         "speeds since step": measured.speeds_since_step,
         "mfu": measured.mfu,
+        **{f"start_s {phase}": number(seconds) for phase, seconds in (measured.start_s or {}).items()},
         "peak_memory_gib": peaks.max if peaks else None,
     }
     answers = {

@@ -15,6 +15,7 @@ from podtune.report.runs.runs import Run
 from podtune.run.errors import printable
 from podtune.run.log_lines import is_slow, per_pod, waits_for_data
 from podtune.run.record import Json, number
+from podtune.run.start_phases import first_step_line
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -98,6 +99,8 @@ def facts(run: Run) -> list[tuple[str, str]]:
                 f"at step {last['step']:,}: {', '.join(texts)}",
             )
         )
+    if phases := run.measurements.start_s:
+        found.append(("start", first_step_line(phases)))
     system = machine_figures(run)
     pods = per_pod(system, int(run.record.get("nproc_per_node") or 1)) if system else []
     names = ["machine"] if len(pods) == 1 else [f"pod {index}" for index in range(len(pods))]

@@ -14,6 +14,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from podtune.run.log_lines import eval_line, start_line, train_line
 from podtune.run.metrics_log import MetricsLog
 from podtune.run.record import Losses, Measurements, Summary, number
+from podtune.run.start_phases import durations, first_step_line, phase_ended
 from podtune.run.world import World
 from podtune.sft.train.meter import Meter, evaluation_of, system_metrics
 
@@ -69,6 +70,9 @@ class Progress(TrainerCallback):  # type: ignore[misc]
             control.should_log = True
         if self.time_to_first_step_s is None:
             self.time_to_first_step_s = time.time() - psutil.Process().create_time()
+            phase_ended("step")
+            if self._log and (phases := durations()):
+                print(first_step_line(phases), flush=True)
         if self._on_step:
             self._on_step(state.global_step)
 
@@ -155,6 +159,7 @@ class Progress(TrainerCallback):  # type: ignore[misc]
             step_time_s=Summary.of(times) if times else None,
             speeds_since_step=self._from_step or None,
             time_to_first_step_s=self.time_to_first_step_s,
+            start_s=durations() or None,
         )
 
 
