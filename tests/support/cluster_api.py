@@ -27,7 +27,7 @@ def serving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serving
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
-        wbufsize = -1  # head and body in one packet: 40 ms a request less, which the client's delayed ACK costs
+        wbufsize = -1  # head and body in one packet: 40 ms less of delayed ACK a request
 
         def _answer(self) -> None:
             url = urlsplit(self.path)
