@@ -60,8 +60,10 @@ def setup(
     )
 
     if options.gradient_compression != "none":
-        group = InOrder() if world.device_type == "cpu" else None
-        state = PowerSGDState(group, RANK, UNCOMPRESSED_STEPS)  # read by PowerSGD's hook alone
+        state = None  # the casts' hooks need none: they reduce in the default group
+        if options.gradient_compression == "powersgd":
+            group = InOrder() if world.device_type == "cpu" else None
+            state = PowerSGDState(group, RANK, UNCOMPRESSED_STEPS)
         model.register_comm_hook(state, HOOKS[options.gradient_compression])
 
     def reduce_in_the_last(last: bool) -> AbstractContextManager[object]:
