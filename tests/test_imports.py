@@ -162,7 +162,8 @@ def test_a_layer_imports_only_what_lies_below_it(layer: str) -> None:
         (name_of(path), module)
         for path in (PACKAGE / layer).rglob("*.py")
         for module in imports(path)
-        if module.startswith("podtune.") and module.split(".")[1] not in LAYERS[layer] | {layer}
+        if module.startswith("podtune.")
+        and module.split(".")[1] not in LAYERS[layer] | {layer}
         and module not in LENT
     }
     assert not wrong
