@@ -72,6 +72,7 @@ def test_flags_lists_and_negations_are_read_as_trl_reads_them() -> None:
     ("words", "complaint"),
     [
         (["--learning_rat", "1"], "did you mean 'learning_rate'"),
+        (["--confg", "a.yaml"], "did you mean 'config'"),
         (["--max_seq_length", "128"], "use max_length"),
         (["--warmup_ratio", "0.1"], "use warmup_steps"),
         (["--learning_rate", "fast"], "not a number"),

@@ -88,7 +88,7 @@ def _typed(layers: list[tuple[str, dict[str, Value]]]) -> Settings:
     known, unknown = known_keys(), list[tuple[str, str]]()
     for where, layer in layers:
         for key in (key for key in layer if key not in known):
-            remedy = f": use {RENAMED[key]}" if key in RENAMED else near(key, list(known))
+            remedy = f": use {RENAMED[key]}" if key in RENAMED else near(key, [*known, "config"])
             unknown.append((where, f"unknown key '{key}'{remedy}"))
     if unknown:
         raise ConfigError(
