@@ -73,3 +73,9 @@ def test_a_model_that_cannot_fit_and_a_file_that_is_there_are_refused(tmp_path: 
     with pytest.raises(podtune.UserError, match="there already"):
         init(tmp_path, *SMOLLM3)
     assert (tmp_path / "mine.yaml").read_text() == "mine: true\n"
+
+
+def test_what_would_break_the_config_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(podtune.UserError, match="config of the values"):
+        init(tmp_path, "--data", "org/a: b", "--model", "org/unknown")
+    assert not (tmp_path / "mine.yaml").exists()

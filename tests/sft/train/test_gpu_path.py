@@ -5,6 +5,7 @@ activation checkpointing, and the verdict on a step's loss one step late.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -89,6 +90,29 @@ def test_the_gpus_branch_trains_like_one_process_on_the_cpus(
     assert ("LoRA on down_proj gate_proj k_proj" in output) == (trained == "lora")  # which layers is said
     assert largest_difference(tmp_path, reference(trained)) < 1e-5
     assert largest_difference(tmp_path, reference(trained), "grad_norm") < 1e-4
+
+
+@pytest.mark.parametrize(("strategy", "ranks"), [("single", 1), ("fsdp", 2)])
+def test_the_fullest_batch_is_tried_after_the_first_step_and_changes_no_bit(
+    strategy: str, ranks: int, options: list[object], launcher: Launcher, tmp_path: Path
+) -> None:
+    words = [*options, *LORA, "--lora_dropout", 0.1, "--gradient_accumulation_steps", 2]
+    words += ["--strategy", strategy if ranks > 1 else "auto", "--output_dir"]
+    output = launcher.run(*words, tmp_path / "tried", ranks=ranks, env=FORCED)
+    assert re.findall("the fullest batch fits: ([0-9]+) rows of up to ([0-9]+) tokens", output) == [
+        (str(8 // 2 // ranks), "43")  # the longest of all rows
+    ]
+    assert output.index("first step done") < output.index("the fullest batch")
+
+    without = launcher.start(
+        *words, tmp_path / "plain", ranks=ranks, env=FORCED, module="support.no_fullest_batch"
+    )
+    assert without.wait() == [0] * ranks
+    assert "nothing was tried" in without.output()
+    for name in ("loss", "grad_norm"):
+        assert metrics(tmp_path / "tried", name=name) == metrics(tmp_path / "plain", name=name)
+    trained = [tmp_path / run / "final" / "adapter_model.safetensors" for run in ("tried", "plain")]
+    assert trained[0].read_bytes() == trained[1].read_bytes()
 
 
 def test_rows_that_two_workers_make_are_those_of_the_process_itself(

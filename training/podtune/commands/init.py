@@ -39,11 +39,16 @@ def init(
       podtune init --data trl-lib/Capybara --model HuggingFaceTB/SmolLM3-3B --gpus 1 --nodes 2 --hardware L40S
       podtune init --data rows.csv --model Qwen/Qwen3-0.6B --output mine.yaml
     """
+    import yaml
+
+    from podtune.sft.config.settings import check_yaml
+
     if output.exists() and not force:
         raise UsageError("is there already", where=str(output), fix="--force, or another --output")
     rows = look_at(data)
     choice = choose(model, gpus, nodes, hardware, max_length)
     text = values(data, model, gpus, nodes, max_length, rows, choice)
+    check_yaml(yaml.safe_load(text)["config"], "config of the values")  # as render and lint check it
     try:
         output.write_text(text, encoding="utf-8")
     except OSError as error:

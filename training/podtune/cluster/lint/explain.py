@@ -15,7 +15,7 @@ REFUSED_BY = {
     "api": "API server",
     "webhook": "webhook",
     "operator": "operator, API server",
-    "hang": "nobody: it hangs",
+    "hang": "nobody: it hangs or fails",
 }
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import PurePosixPath
 
 from podtune.cluster.job.manifest import dig
 from podtune.cluster.lint.command import word_faults
 from podtune.cluster.lint.diagnostic import Diagnostic
-from podtune.cluster.lint.documents import JOBS
+from podtune.cluster.lint.documents import JOBS, OPERATED
 from podtune.cluster.lint.job import Job
 from podtune.cluster.lint.rules import ALL, rule
+from podtune.cluster.lint.schema import VARIABLE
+from podtune.run.errors import UserError
 
 #: what Trainer's webhook reserves in spec.trainer.env
 RESERVED = {"PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT"}
@@ -28,7 +31,7 @@ RANKED = re.compile(
 INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 
 
-@rule("PT101", "error", by="webhook", fix="remove it; the operator sets it", kinds=JOBS)
+@rule("PT101", "error", by="webhook", fix="remove it; the operator sets it", kinds=OPERATED)
 def rendezvous_by_hand(job: Job) -> Iterator[Diagnostic]:
     """RANK, WORLD_SIZE, MASTER_* and PET_* are the operator's.
 
@@ -66,7 +69,7 @@ def processes_differ_from_gpus(job: Job) -> Iterator[Diagnostic]:
             yield Diagnostic(place, f"{field} is {number} but {{role}} has {gpus} GPUs")
 
 
-@rule("PT104", "error", by="hang", fix="start it with torchrun, which reads PET_*", kinds=JOBS)
+@rule("PT104", "error", by="hang", fix="start it with torchrun, which reads PET_*", kinds=OPERATED)
 def plain_python(job: Job) -> Iterator[Diagnostic]:
     """The process group waits for ever where python starts one process and WORLD_SIZE counts more.
 
@@ -92,7 +95,7 @@ def plain_python(job: Job) -> Iterator[Diagnostic]:
             yield Diagnostic(container.command_path, message, "note")
 
 
-@rule("PT106", "error", by="hang", fix="use torchrun; the program runs under it unchanged", kinds=JOBS)
+@rule("PT106", "error", by="hang", fix="use torchrun; the program runs under it unchanged", kinds=OPERATED)
 def launcher_ignores_operator(job: Job) -> Iterator[Diagnostic]:
     """Accelerate launch of several machines hangs without --machine_rank: every pod takes itself for rank 0.
 
@@ -162,3 +165,31 @@ def command_cannot_start(job: Job) -> Iterator[Diagnostic]:
             index = fault.index - len(command)
             place = ("args", index) if index >= 0 else ("command", fault.index)
             yield Diagnostic((*container.path, *place), fault.problem, fault.severity, fault.fix)
+
+
+@rule("PT115", "error", by="hang", fix="correct it in the ConfigMap", kinds=ALL)
+def training_keys(job: Job) -> Iterator[Diagnostic]:
+    """A training of podtune never begins with an unknown key or a value of another type: it ends with 78.
+
+    The ConfigMap that ``podtune.training --config`` reads is looked up in the files.
+    """
+    from podtune.sft.config.settings import check_yaml
+
+    for template, container in job.mains():
+        found = re.search(r"\bpodtune[. ]train.* --config[ =](\S+)", " ".join(container.launch.argv))
+        file = PurePosixPath(container.spec.get("workingDir") or "/", found[1]) if found else None
+        for mount in container.mounts if file else ():
+            folder = str(mount.get("mountPath"))
+            if not file or not file.is_relative_to(folder):
+                continue
+            name = str(mount.get("subPath") or file.relative_to(folder))
+            for _, volume in template.volumes:
+                source = dig(volume, "configMap") if volume.get("name") == mount.get("name") else {}
+                keys = {item.get("path"): item.get("key") for item in source.get("items") or []}
+                text = job.context.configmaps.get(source.get("name", ""), {}).get(keys.get(name, name))
+                try:
+                    check_yaml(str(text or ""), f"{name} of the ConfigMap {source.get('name')!r}")
+                except UserError as error:
+                    if not VARIABLE.search(error.what):
+                        what = f"{error.where}: {' '.join(error.what.split())}"
+                        yield Diagnostic(container.command_path, what)

@@ -27,6 +27,7 @@ from podtune.sft.cpu.padded_batches import REAL_TOKENS, PaddedBatches, automatic
 from podtune.sft.cpu.rms_norm import patch_rms_norm
 from podtune.sft.data.batching import ROW, LengthGrouped, NumberedBatches, balance, row_lengths
 from podtune.sft.train.early import stopped_early
+from podtune.sft.train.fullest_batch import try_fullest_batch
 from podtune.sft.train.job_status import JobStatus
 from podtune.sft.train.lora import fuse_adapters
 from podtune.sft.train.loss import (
@@ -136,6 +137,7 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
         if self.pop_callback(KubeflowCallback):
             self.add_callback(JobStatus)
         self._evaluation = EvaluationLoss(world)
+        self._fullest_untried = world.gpu_path and isinstance(self.train_dataset, Dataset)
 
     # ---- accelerate ----
     def create_accelerator_and_postprocess(self) -> None:
@@ -206,6 +208,11 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
     def get_batch_samples(
         self, epoch_iterator: Any, num_batches: int, device: torch.device
     ) -> tuple[list[dict[str, torch.Tensor]], torch.Tensor | int | None]:
+        if self._fullest_untried and self.state.global_step:  # the optimizer has its state
+            self._fullest_untried = False
+            tried = try_fullest_batch(self)
+            if self.world.rank == 0:
+                print(tried, flush=True)
         timed = self.meter.batches(epoch_iterator)
         samples, num_items = super().get_batch_samples(timed, num_batches, device)
         return samples, num_items
