@@ -17,6 +17,10 @@ GROUPS = {
     "PT3": ("Resources and volumes", "What a pod asks of the cluster."),
     "PT4": ("Network, images and secrets", "What a pod relies on, and what it gives away."),
     "PT5": ("TrainJobs and runtimes", "Kubeflow Trainer's webhooks, JobSet, and what they drop."),
+    "PT6": (
+        "Jobs without an operator",
+        "Kubernetes' own Job, where its pods are the processes of one training.",
+    ),
 }
 USE = (
     "| to | write |",
@@ -36,8 +40,9 @@ USE = (
     "| run it before a commit, or in an action | `.pre-commit-hooks.yaml`; `action.yml` |",
     "",
     (
-        "Jobs are found in Lists, AppWrappers and Katib's trialSpec, too; claims, runtimes and ConfigMaps are"
-        " looked up across all files given. In a directory the templates of charts and the patches of"
+        "A Job of Kubernetes counts where it is Indexed or parallel and names torchrun or its variables."
+        " Jobs are found in Lists, AppWrappers and Katib's trialSpec, too; claims, runtimes and ConfigMaps"
+        " are looked up across all files given. In a directory the templates of charts and the patches of"
         " kustomize are left out, as they are parts of objects only. What"
         " is not YAML in a file without the name of one of the kinds is another program's."
     ),

@@ -23,6 +23,7 @@ NAMES = {
     "_dump_snapshot": ("torch.cuda.memory", "bench/case/profiling.py"),
     "_encode_plus": ("transformers.PreTrainedTokenizerFast", "sft/data/tokenizer.py"),
     "_get_grad_norm": ("transformers.Trainer", "sft/train/trainer.py"),
+    "_get_num_items_in_batch": ("transformers.Trainer", "sft/train/fullest_batch.py"),
     "_get_output_dir": ("transformers.Trainer", "sft/train/trainer.py"),
     "_get_train_sampler": ("transformers.Trainer", "sft/train/trainer.py"),
     "_fingerprint": ("datasets.Dataset.from_dict({})", "sft/data/tokenise.py"),
@@ -30,6 +31,7 @@ NAMES = {
     "_is_avx512_bf16_supported": ("torch.cpu", "sft/config/hardware.py"),
     "_issue_warnings_after_load": ("transformers.Trainer", "sft/train/trainer.py"),
     "_ops": ("torch", "bench/models/stack.py"),
+    "_remove_unused_columns": ("transformers.Trainer", "sft/train/fullest_batch.py"),
     "_record_memory_history": ("torch.cuda.memory", "bench/case/profiling.py"),
     "_resolve_process_group": ("torch.distributed.distributed_c10d", "bench/case/communication.py"),
     "_load_best_model": ("transformers.Trainer", "sft/train/trainer.py"),
@@ -53,7 +55,15 @@ NAMES = {
     "_track": ("aim.sdk.tracker.RunTracker", "run/aim/repository.py"),
 }
 #: made when their object is: the tests of what uses them hold these
-MADE = {"_metrics", "_resources", "_tracker", "_exit", "_c10d_functional", "_last_update_time"}
+MADE = {
+    "_metrics",
+    "_total_train_tokens",
+    "_resources",
+    "_tracker",
+    "_exit",
+    "_c10d_functional",
+    "_last_update_time",
+}
 
 
 def found(path: str) -> object:

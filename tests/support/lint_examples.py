@@ -23,7 +23,8 @@ def example(code: str, which: str) -> str:
     entry = examples()[code]
     if isinstance(entry[which], str):
         return str(entry[which])
-    base: Json = yaml.safe_load(examples()[entry.get("changes") or ("trainjob" if code > "PT5" else "base")])
+    changed = entry.get("changes") or {"PT5": "trainjob", "PT6": "job"}.get(code[:3], "base")
+    base: Json = yaml.safe_load(examples()[changed])
     if "with" not in entry:
         return _dump([merged(base, entry[which])])
     others = yaml.safe_load(examples()["runtime"]) if entry["with"] == "runtime" else entry["with"]

@@ -1,40 +1,41 @@
-"""A training that was broken off continues with the losses of one that was not, in every strategy."""
+"""A training that was broken off continues with the losses of one that was not; every strategy's is held in
+tests/bench/strategies.
+"""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
-from support.launch import Launcher
 
 from podtune.bench.case.command_line import read_options
-from podtune.bench.case.train import learning_rate
-from podtune.bench.strategies.table import STRATEGIES
+from podtune.bench.case.run import CaseRun
+from podtune.bench.case.train import learning_rate, train
+from podtune.run.errors import ConfigError
 from podtune.run.world import World
 
-ALONE = ["single", "single --precision fp16"]
-# DeepSpeed's leave torch.nn.functional changed behind them
-HYBRIDS = ["tensor+fsdp", "pipeline-1f1b+ddp"]
-TOGETHER = sorted({*STRATEGIES} - {"single", *HYBRIDS}, key=lambda name: name.startswith("zero"))
+TINY = ["--model", "tinygpt-test", "--strategy", "single", "--sequence-length", "32"]
+TINY += ["--cpu", "--epoch-steps", "2"]
 
 
-@pytest.mark.parametrize(("strategies", "ranks"), [(ALONE, 1), (TOGETHER, 2), (HYBRIDS, 4)])
-def test_a_resumed_training_has_the_same_losses(
-    strategies: list[str], ranks: int, launcher: Launcher, tmp_path: Path
-) -> None:
-    results = tmp_path / "results.json"
-    program = launcher.start(
-        tmp_path, results, *strategies, ranks=ranks, module="tests.bench.case.resume_driver"
-    )
-    assert program.wait(900) == [0] * ranks, program.output()[-3000:]
-    found = json.loads(results.read_text())
-    for strategy in strategies:
-        whole, resumed = found[strategy]
-        assert resumed == whole, strategy
-        assert whole[2] < whole[0] or "fp16" in strategy  # whose first steps look for a scale
-        assert [folder.name for folder in (tmp_path / strategy).iterdir()] == ["epoch-3"]
-    assert "of another training: seed was 0, is 1" in found["refused"]
+def losses(*words: str) -> tuple[float, ...]:
+    options, size, _ = read_options([*TINY, *words], World())
+    return train(CaseRun(options, size, World())).loss_by_epoch
+
+
+def test_a_training_in_fp16_resumes_with_the_same_losses_and_the_newest_epoch_is_kept(tmp_path: Path) -> None:
+    fp16 = ["--precision", "fp16", "--lr-warmup", "3"]
+    saved = [*fp16, "--save", str(tmp_path)]
+    losses("--epochs", "1", *saved)
+    assert losses("--epochs", "3", "--resume", *saved) == losses("--epochs", "3", *fp16)
+    assert [folder.name for folder in tmp_path.iterdir()] == ["epoch-3"]
+
+
+def test_a_training_with_other_options_is_not_continued(tmp_path: Path) -> None:
+    saved = ["--save", str(tmp_path)]
+    losses("--epochs", "1", *saved)
+    with pytest.raises(ConfigError, match="of another training: seed was 0, is 1"):
+        losses("--epochs", "2", "--resume", "--seed", "1", *saved)
 
 
 def test_the_learning_rate_rises_and_follows_a_cosine() -> None:

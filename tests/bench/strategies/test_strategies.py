@@ -10,22 +10,22 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.launch import Launcher
 
-from podtune.bench.case.command_line import read_options
 from podtune.bench.models import build, find_size
 from podtune.bench.strategies.table import STRATEGIES
 from podtune.plan.predicted_vs_measured import plans
 from podtune.run.world import World
+from tests.bench.strategies.bench_driver import run_cell
 
 ROOT = Path(__file__).parents[3]
 QUICK = ["--sequence-length", "32", "--steps", "2", "--warmup", "0", "--repeats", "1"]
-EPOCH = "--epochs 1 --epoch-steps 3"  # after the measurement, as every cell of RANKS does
+# after the measurement, as every cell of RANKS does; the warm-up ends in the second epoch
+EPOCHS = "--epochs 2 --epoch-steps 2 --lr-warmup 3"
 Json = dict[str, Any]
 
 # A new strategy gets a row here: its name, and how many processes show it at work.
@@ -53,7 +53,7 @@ CHOICES = {
     "tensor --activation-checkpointing full": 2,
     "fsdp --activation-checkpointing sequential --prefetch 1": 2,
     "pipeline-1f1b --activation-checkpointing full --precision bf16": 4,
-    "fsdp --precision fp16": 2,
+    "fsdp --precision fp16 --sequence-length 8": 2,  # which a CPU multiplies slowly
     "ddp --gradient-compression fp16": 2,
     "ddp --gradient-compression bf16": 2,
     "ddp --gradient-compression powersgd": 2,
@@ -62,7 +62,7 @@ CHOICES = {
     # AdamW does not see gradients that are too large by a factor
     "tensor+fsdp --optimizer sgd --learning-rate 0.1": 4,
     "pipeline-1f1b+ddp --optimizer sgd --learning-rate 0.1": 4,
-    f"naive-mp --accumulation 2 {EPOCH}": 2,
+    f"naive-mp --accumulation 2 {EPOCHS}": 2,
     # blocks of different shapes, which torch's schedules are not given
     "gpipe --model resnet18-cifar --global-batch-size 2 --optimizer sgd --precision bf16": 2,
     "naive-mp --model resnet18-cifar --global-batch-size 2 --optimizer sgd": 2,
@@ -120,24 +120,13 @@ def torchrun(ranks: int, *words: str, timeout_s: float = 900) -> subprocess.Comp
 
 
 def arguments(cell: str) -> list[str]:
-    strategy, *words = cell.split() if cell not in RANKS else [cell, *EPOCH.split()]
+    strategy, *words = cell.split() if cell not in RANKS else [cell, *EPOCHS.split()]
     shape = (
         ["--steps", "1", "--warmup", "0", "--repeats", "1"]
         if "resnet" in cell
         else ["--model", "tinygpt-test", *QUICK]
     )
     return ["--strategy", strategy, *shape, *words, "--cpu"]
-
-
-def alone(cell: str) -> Json:
-    """One process needs no torchrun: this one."""
-    from podtune.bench.case.run import CaseRun
-    from podtune.bench.case.train import measure_and_train
-
-    world = World()
-    options, size, _ = read_options(arguments(cell), world)
-    measured = measure_and_train(CaseRun(options, size, world))
-    return {"config": asdict(options), "measurements": measured.to_json()}
 
 
 @pytest.fixture(scope="module")
@@ -150,8 +139,8 @@ def measured(tmp_path_factory: pytest.TempPathFactory, launcher: Launcher) -> Ca
 
     def outcome(cell: str) -> Json:
         ranks = CELLS[cell]
-        if cell not in found and ranks == 1:
-            found[cell] = alone(cell)
+        if cell not in found and ranks == 1:  # needs no torchrun, but this process
+            found[cell] = run_cell(arguments(cell), World(), str(folder / "single"))
         elif cell not in found:
             # zero3 leaves torch.nn.functional changed behind it, so it comes last in a process that runs
             # others too.
@@ -195,12 +184,22 @@ def test_gpipe_written_out_is_torchs_schedule(measured: Callable[[str], Json]) -
     ]
 
 
-@pytest.mark.parametrize("cell", [*RANKS, f"naive-mp --accumulation 2 {EPOCH}"])
+@pytest.mark.parametrize("cell", [*RANKS, f"naive-mp --accumulation 2 {EPOCHS}"])
 def test_an_epoch_of_training_ends_where_one_process_does(cell: str, measured: Callable[[str], Json]) -> None:
     found, alone = (measured(each)["measurements"]["training"] for each in (cell, "single"))
     assert found["loss_by_epoch"] == pytest.approx(alone["loss_by_epoch"], rel=1e-4)
     assert found["accuracy"] == pytest.approx(alone["accuracy"], abs=2e-3)
     assert alone["accuracy"] > 0.002  # of 512 tokens
+
+
+@pytest.mark.parametrize("cell", RANKS)
+def test_a_training_that_is_broken_off_continues_with_the_same_losses(
+    cell: str, measured: Callable[[str], Json]
+) -> None:
+    found = measured(cell)
+    whole = list(found["measurements"]["training"]["loss_by_epoch"])
+    assert found["broken_off"] == [whole[:1], whole]
+    assert whole[1] < whole[0]
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,9 @@ def test_the_exit_code_is_what_was_asked_for(
 ) -> None:
     (folder / "job.yaml").write_text(text)
     assert main(["job.yaml", *words]) == expected
-    assert ("no PyTorchJob, TrainJob or runtime in job.yaml" in capsys.readouterr().err) == ("Map" in text)
+    assert ("no PyTorchJob, TrainJob, distributed Job or runtime in job.yaml" in capsys.readouterr().err) == (
+        "Map" in text
+    )
 
 
 def test_directories_and_globs_are_read_but_for_what_is_no_object(

@@ -365,3 +365,21 @@ def test_an_argument_that_is_a_number_is_named_by_its_list() -> None:
 def test_a_command_of_blanks_is_judged_without_a_traceback() -> None:
     job = merged(base(), {"spec": container(command=None, args=["", " "])})
     assert "PT111" in codes(yaml.safe_dump(job))
+
+
+def test_a_job_counts_where_its_pods_are_one_training_and_an_array_of_trainings_is_left_in_peace() -> None:
+    job = example("PT601", "good")
+    assert lint([("job.yaml", job)]).jobs == ["Job run"]
+    assert not lint([("job.yaml", job)]).findings
+    for other in (
+        job.replace("torchrun --nnodes=2", "render").replace("-m podtune.training", ""),  # no torch
+        job.replace("batch/v1", "batch.example.com/v1"),
+    ):
+        assert lint([("job.yaml", other)]).empty
+    alone = job.replace(
+        "--nnodes=2 --node-rank=$JOB_COMPLETION_INDEX --master-addr=run-0.run", "--standalone"
+    )
+    assert not lint([("job.yaml", alone.replace("parallelism: 2", "parallelism: 1"))]).findings
+    wrong = job.replace("completions: 2", "completion: 2").replace("run-0.run", "run-0.other")
+    assert codes(wrong) == {"PT002", "PT603"}
+    assert codes(job.replace("nnodes=2", "nnodes=3").replace("name: run", "name: Run")) == {"PT010", "PT112"}

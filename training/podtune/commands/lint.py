@@ -66,7 +66,9 @@ def lint(
         print(text)
     if verdict.empty:
         names = output.printable(", ".join(files))
-        print(f"podtune lint: no PyTorchJob, TrainJob or runtime in {names}", file=sys.stderr)
+        print(
+            f"podtune lint: no PyTorchJob, TrainJob, distributed Job or runtime in {names}", file=sys.stderr
+        )
     failures = verdict.count("error") + (verdict.count("warning") if fail_on == "warning" else 0)
     if (verdict.empty and fail_if_none) or (failures and fail_on != "never"):
         raise typer.Exit(DATA)

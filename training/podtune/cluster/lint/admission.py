@@ -66,7 +66,7 @@ def unknown_value(job: Job) -> Iterator[Diagnostic]:
 @rule("PT006", "error", by="api", fix=API_VERSIONS, kinds=ALL)
 def wrong_api_version(job: Job) -> Iterator[Diagnostic]:
     """The API server knows each kind in one API version only, and refuses any other."""
-    wanted = VERSION if job.kind == "PyTorchJob" else TRAINER_VERSION
+    wanted = {"PyTorchJob": VERSION, "Job": "batch/v1"}.get(job.kind, TRAINER_VERSION)
     version = job.document.content.get("apiVersion") or wanted
     if version != wanted:
         yield Diagnostic(("apiVersion",), f"{job.kind} is of {wanted}, not of {version}")
@@ -92,6 +92,11 @@ def bad_name(job: Job) -> Iterator[Diagnostic]:
         if not SUBDOMAIN.fullmatch(name):
             fix = "lower-case letters, digits, '-' and '.'"
             yield Diagnostic(place, f"the name {name!r} is not a DNS-1123 subdomain", fix=fix, by="api")
+    elif name and job.kind == "Job":
+        longest = f"{name}-{max(0, job.pods - 1)}"
+        if not LABEL.fullmatch(longest):
+            message = f"{longest}, a pod's host name after the Job's name, is not a DNS-1123 label"
+            yield Diagnostic(place, message, fix="a-z, 0-9 and '-', and at most 63 characters with the index")
     elif name and (not DNS_1035.fullmatch(name) or len(name) > 63):
         yield Diagnostic(place, f"the name {job.document.name!r} is not a DNS-1035 label")
 

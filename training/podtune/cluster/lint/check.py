@@ -12,6 +12,7 @@ from typing import Any
 from podtune.cluster.lint import (  # noqa: F401
     admission,
     exposure,
+    indexed_jobs,
     launch,
     lifecycle,
     pods,
@@ -65,7 +66,7 @@ def lint(
         documents += objects
         # else the file is another program's: tags of its own, comments in JSON
         findings += errors if source == STDIN or WORTH.search(text) else []
-    ours = [document for document in documents if document.kind in KINDS and not document.is_foreign]
+    ours = [document for document in documents if document.is_linted]
     jobs = [_job(document, target or Target()) for document in ours]
     context = _context(documents, jobs)
     for job in jobs:
@@ -93,6 +94,11 @@ def _annotated(document: Document) -> set[str]:
 
 def _job(document: Document, target: Target) -> Job:
     """The job by the version of Trainer that fits best, the newest of them."""
+    if document.kind == "Job":
+        checked = SchemaCheck(document.text)
+        return Job(
+            document, checked.cleaned(document.content, indexed_jobs.schema()), violations=checked.found
+        )
     family = {"PyTorchJob": "pytorchjob", "TrainJob": "trainjob"}.get(document.kind, "runtime")
     versions = [target.trainer] if target.trainer else list(reversed(TRAINERS))
     jobs: list[Job] = []
@@ -151,13 +157,16 @@ def _findings(job: Job) -> Iterator[Diagnostic]:
             message = found.message.replace("{role}", roles[0] if roles else "the pod")
             if len(roles) > 1:
                 message += f" (so in {' and '.join(roles[1:])})"
+            by = found.by or rule.by
+            if job.kind == "Job" and by in ("operator", "webhook"):
+                by = "api"  # which checks a Job's pods with it
             yield replace(
                 found,
                 code=rule.code,
                 severity=severity,
                 message=message,
                 fix=found.fix or rule.fix,
-                by=(found.by or rule.by) if severity == "error" else "",
+                by=by if severity == "error" else "",
                 source=job.document.source,
                 line=job.document.line(found.place),
                 job=job.document.title,

@@ -14,10 +14,11 @@ from typing import Any
 
 import yaml
 
-from podtune.cluster.job.manifest import Json
+from podtune.cluster.job.manifest import Json, dig
 from podtune.cluster.lint.diagnostic import Diagnostic, Place
 
-JOBS = ("PyTorchJob", "TrainJob")
+OPERATED = ("PyTorchJob", "TrainJob")
+JOBS = (*OPERATED, "Job")
 RUNTIMES = ("TrainingRuntime", "ClusterTrainingRuntime")
 KINDS = (*JOBS, *RUNTIMES)
 GROUPS = ("kubeflow.org", "trainer.kubeflow.org")
@@ -25,6 +26,8 @@ MAX_DEPTH = 200
 # How many times as large as it is a document may be with its aliases written out, beyond 100,000 values.
 MAX_GROWTH = 10
 TAG = "tag:yaml.org,2002:"
+#: what a Job has that starts the processes of one training
+DISTRIBUTED = re.compile(r"torchrun|torch\.distributed|podtune\.training|PET_|MASTER_ADDR")
 # The C parser where PyYAML was built with it: twenty times as fast.
 _Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -93,6 +96,15 @@ class Document:
         group = self.group
         known = not group or "kubeflow" in group
         return not known and not difflib.get_close_matches(group, GROUPS, n=1, cutoff=0.8)
+
+    @property
+    def is_linted(self) -> bool:
+        """True for Kubeflow's kinds, and for a Job whose pods are the processes of one training."""
+        if self.kind != "Job":
+            return self.kind in KINDS and not self.is_foreign
+        spec = dig(self.content, "spec")
+        several = spec.get("completionMode") == "Indexed" or spec.get("parallelism") not in (None, 0, 1)
+        return self.group == "batch" and several and bool(DISTRIBUTED.search(str(spec)))
 
     def line(self, path: Place) -> int:
         """The line, from 1, of the value at ``path``, or of what is around it where that is absent."""
@@ -194,7 +206,7 @@ def _objects(content: Json, node: Any, source: str, holder: str = "") -> Iterato
     listed = kind.endswith("List") and isinstance(content.get("items"), list)
     if not listed:
         yield Document(content, source, node, holder)
-    if kind not in KINDS:
+    if kind not in KINDS:  # a Job, too, holds nothing else
         yield from _inside(content, node, source, holder if listed else holder or kind)
 
 

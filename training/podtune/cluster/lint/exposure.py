@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from podtune.cluster.job.manifest import Json, dig
 from podtune.cluster.job.pytorchjob import LABEL, PORT, PORT_NAME
 from podtune.cluster.lint.diagnostic import Diagnostic, Place, Severity
-from podtune.cluster.lint.documents import JOBS
+from podtune.cluster.lint.documents import OPERATED
 from podtune.cluster.lint.job import Job
 from podtune.cluster.lint.rules import ALL, rule
 from podtune.cluster.lint.schema import VARIABLE
@@ -144,7 +144,7 @@ def istio_sidecar(job: Job) -> Iterator[Diagnostic]:
             yield Diagnostic(template.metadata_path, "{role} does not turn Istio's sidecar off")
 
 
-@rule("PT405", "warning", fix=f"select by {LABEL}job-name, replica-type and replica-index", kinds=JOBS)
+@rule("PT405", "warning", fix=f"select by {LABEL}job-name, replica-type and replica-index", kinds=OPERATED)
 def old_labels(job: Job) -> Iterator[Diagnostic]:
     """A selector with pytorch-job-name and the like finds no pod: the labels are gone since operator 1.5."""
     for template in job.templates:

@@ -1,4 +1,4 @@
-"""A job as the rules see it: the same few questions for a PyTorchJob, a TrainJob and a runtime."""
+"""A job as the rules see it: the same few questions for a PyTorchJob, a TrainJob, a Job and a runtime."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from podtune.cluster.job import trainjob
+from podtune.cluster.job.indexed_job import is_indexed
 from podtune.cluster.job.manifest import Json, dig
 from podtune.cluster.job.pytorchjob import INJECTED
 from podtune.cluster.job.trainjob import NODE
@@ -20,6 +21,7 @@ from podtune.cluster.lint.templates import (
     JobContainer,
     PodTemplate,
     ancestor,
+    job_template,
     pod_of,
     replica_templates,
     replicated_jobs,
@@ -42,7 +44,7 @@ class LintContext:
 
 @dataclass
 class Job:
-    """A PyTorchJob, a TrainJob or a runtime with the documents around it.
+    """A PyTorchJob, a TrainJob, a Job or a runtime with the documents around it.
 
     ``content`` has no value of a wrong type.
     """
@@ -77,6 +79,8 @@ class Job:
         """One for each replica type, the Master first; a TrainJob has one."""
         if self.kind in RUNTIMES:
             return list(runtime_templates(self.content))
+        if self.kind == "Job":
+            return [job_template(self.spec)]
         return [self._node()] if self.kind == "TrainJob" else list(replica_templates(self.spec))
 
     @property
@@ -117,6 +121,8 @@ class Job:
     def processes_per_pod(self) -> int | None:
         """The number that is written for processes of one pod, or None."""
         value = self.spec.get("nprocPerNode", dig(self.spec, "trainer").get("numProcPerNode"))
+        if self.kind == "Job" and (main := self.templates[0].main):
+            value = main.literals.get("PET_NPROC_PER_NODE")
         text = str(value)
         return int(text) if text.isdigit() and len(text) < 7 else None
 
@@ -132,7 +138,7 @@ class Job:
     def by_torch(self) -> bool | None:
         """True if the operator gives the pods torchrun's variables; None where only the cluster knows."""
         if self.kind != "TrainJob":
-            return True
+            return self.kind != "Job"
         return None if self.runtime is None else "torch" in dig(self.runtime, "spec", "mlPolicy")
 
     @cached_property
@@ -146,6 +152,8 @@ class Job:
                 return None
             nodes = str(self.pods) if self.pods else "?"
             return {"PET_NNODES": nodes, "JOB_COMPLETION_INDEX": "?", **dict.fromkeys(OF_TRAINER, "?")}
+        if self.kind == "Job":
+            return {"JOB_COMPLETION_INDEX": "?"} if is_indexed(self.content) else {}
         elastic, master = "elasticPolicy" in self.spec, self.template("Master") is not None
         env = {name: "?" for name in INJECTED if (elastic if ELASTIC.match(name) else master)}
         env |= {"PYTHONUNBUFFERED": "1", "PET_NPROC_PER_NODE": str(self.spec.get("nprocPerNode") or "auto")}

@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 from podtune.cluster.job.manifest import dig
 from podtune.cluster.lint.command import word_faults
 from podtune.cluster.lint.diagnostic import Diagnostic
-from podtune.cluster.lint.documents import JOBS
+from podtune.cluster.lint.documents import JOBS, OPERATED
 from podtune.cluster.lint.job import Job
 from podtune.cluster.lint.rules import ALL, rule
 from podtune.cluster.lint.schema import VARIABLE
@@ -31,7 +31,7 @@ RANKED = re.compile(
 INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 
 
-@rule("PT101", "error", by="webhook", fix="remove it; the operator sets it", kinds=JOBS)
+@rule("PT101", "error", by="webhook", fix="remove it; the operator sets it", kinds=OPERATED)
 def rendezvous_by_hand(job: Job) -> Iterator[Diagnostic]:
     """RANK, WORLD_SIZE, MASTER_* and PET_* are the operator's.
 
@@ -69,7 +69,7 @@ def processes_differ_from_gpus(job: Job) -> Iterator[Diagnostic]:
             yield Diagnostic(place, f"{field} is {number} but {{role}} has {gpus} GPUs")
 
 
-@rule("PT104", "error", by="hang", fix="start it with torchrun, which reads PET_*", kinds=JOBS)
+@rule("PT104", "error", by="hang", fix="start it with torchrun, which reads PET_*", kinds=OPERATED)
 def plain_python(job: Job) -> Iterator[Diagnostic]:
     """The process group waits for ever where python starts one process and WORLD_SIZE counts more.
 
@@ -95,7 +95,7 @@ def plain_python(job: Job) -> Iterator[Diagnostic]:
             yield Diagnostic(container.command_path, message, "note")
 
 
-@rule("PT106", "error", by="hang", fix="use torchrun; the program runs under it unchanged", kinds=JOBS)
+@rule("PT106", "error", by="hang", fix="use torchrun; the program runs under it unchanged", kinds=OPERATED)
 def launcher_ignores_operator(job: Job) -> Iterator[Diagnostic]:
     """Accelerate launch of several machines hangs without --machine_rank: every pod takes itself for rank 0.
 

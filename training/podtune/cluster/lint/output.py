@@ -51,7 +51,7 @@ def summary(verdict: Verdict) -> str:
     ignored = f", {verdict.ignored} ignored by annotation" if verdict.ignored else ""
     names = [*verdict.jobs, *verdict.runtimes]
     shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-    return f"{shown or 'no PyTorchJob, TrainJob or runtime found'}: {counted}{ignored}"
+    return f"{shown or 'no PyTorchJob, TrainJob, distributed Job or runtime found'}: {counted}{ignored}"
 
 
 def as_json(verdict: Verdict, *, notes: bool = False) -> str:

@@ -12,7 +12,7 @@ from podtune.run.errors import UserError, near
 
 Check = Callable[[Job], Iterator[Diagnostic]]
 ALL = (*JOBS, *RUNTIMES)
-WITH_PODS = ("PyTorchJob", *RUNTIMES)
+WITH_PODS = ("PyTorchJob", "Job", *RUNTIMES)
 
 
 @dataclass(frozen=True)

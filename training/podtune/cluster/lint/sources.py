@@ -16,7 +16,7 @@ ENDINGS = (".yaml", ".yml", ".json")
 STDIN = "-"
 #: what makes a file of a directory worth reading
 WORTH = re.compile(
-    r"PyTorchJob|TrainJob|TrainingRuntime|PersistentVolumeClaim|pytorch-job-name", re.IGNORECASE
+    r"PyTorchJob|TrainJob|TrainingRuntime|PersistentVolumeClaim|pytorch-job-name|kind: Job|\"Job\"", re.I
 )
 KUSTOMIZATION = "kustomization.yaml"
 

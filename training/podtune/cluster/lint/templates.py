@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import cached_property
 
@@ -96,7 +96,7 @@ def count_gpus(container: Json, key: str) -> int:
 class PodTemplate:
     """The pod template of one replica type, or of a replicated job of a runtime."""
 
-    role: str  # Master, Worker; node for a TrainJob
+    role: str  # Master, Worker; node for a TrainJob, the pod for a Job
     replicas: int
     template: Json  # metadata and spec
     path: Place  # of the replica
@@ -159,6 +159,22 @@ def replica_templates(spec: Json) -> Iterator[PodTemplate]:
             main_name=contract.CONTAINER,
             of_replica=replicas[role].get("restartPolicy") or "OnFailure",
         )
+
+
+def job_template(spec: Json) -> PodTemplate:
+    """The template of a Job's spec; its first container with a launcher trains, else the first."""
+    parallelism = int(spec.get("parallelism", 1))
+    path: Place = ("spec", "template")
+    template = PodTemplate(
+        role="the pod",
+        replicas=int(spec.get("completions", parallelism)),
+        template=dig(spec, "template"),
+        path=path,
+        pod_path=(*path, "spec"),
+        main_name="",
+    )
+    first = [*(each for each in template.containers if each.launch.kind), *template.containers]
+    return replace(template, main_name=first[0].name if first else "")
 
 
 def replicated_jobs(runtime: Json) -> list[Json]:

@@ -66,7 +66,7 @@ def _same_on_every_pod(
         yield f"{{role}} passes {host} as the address to meet at, which is each pod's own", sure
     elif re.fullmatch(r"\d+\.\d+\.\d+\.\d+", host):
         yield f"{{role}} passes the address {host}, which no pod keeps", False
-    if alone:
+    if alone and job.kind != "Job":  # whose pods may be many trainings
         flag = "--standalone" if "standalone" in options else f"--nnodes={options['nnodes']}"
         yield f"{{role}} passes {flag} in a job of {job.pods} pods: each would train alone", False
     count = options.get("nproc-per-node", "")
@@ -93,6 +93,9 @@ def nodes_differ_from_pods(job: Job) -> Iterator[Diagnostic]:
     for _, container in job.mains():
         launch, place = container.launch, container.command_path
         text = launch.options.get("nnodes", "") if launch.kind == "torchrun" else ""
+        fix = ""
+        if job.kind == "Job":  # torchrun and podtune launch read PET_NNODES
+            text, fix = text or container.literals.get("PET_NNODES", ""), "make it spec.completions"
         if unset := _unset(job, container, text):
             yield Diagnostic(place, f"{{role}} passes --nnodes={text}, and nothing sets {unset}")
             continue
@@ -101,12 +104,13 @@ def nodes_differ_from_pods(job: Job) -> Iterator[Diagnostic]:
         low, _, high = value.partition(":")
         if not low.isdigit():
             continue
-        meaning = f"--nnodes={text}" + (f", which is {value}," if value != text else "")
+        name = "--nnodes" if "nnodes" in launch.options else "PET_NNODES"
+        meaning = f"{name}={text}" + (f", which is {value}," if value != text else "")
         message = f"{{role}} passes {meaning} and the job has {job.pods} pod{'s' * (job.pods > 1)}"
         if int(low) > job.pods:
-            yield Diagnostic(place, message)
+            yield Diagnostic(place, message, fix=fix)
         elif 1 < int(low) < job.pods and not high:
-            yield Diagnostic(place, message, "warning")
+            yield Diagnostic(place, message, "warning", fix)
 
 
 def _filled_in(text: str, variables: dict[str, str]) -> str:
