@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from podtune.run.aim.follower import Follower
-from podtune.run.aim.repository import AimRun
+from podtune.run.aim.repository import AimRun, experiment
 from podtune.run.aim.sync import sync
 from podtune.run.aim.tracking import start_tracker
 from podtune.run.errors import UserError
@@ -147,6 +147,14 @@ def in_files(run_dir: Path) -> Points:
             if key not in ("time", "step", "epoch", "split", "eta_s"):
                 points.setdefault((key, entry["split"]), {})[entry["step"]] = float(value)
     return points
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [("work/data", "data"), ("chats/train.parquet", "chats"), ("chats.jsonl", "chats"), ("org/rows", "rows")],
+)
+def test_the_experiment_is_the_name_of_the_data_set(path: str, name: str) -> None:
+    assert experiment({"data": {"path": path}}) == name
 
 
 def test_aim_holds_exactly_what_the_files_hold_and_a_second_sync_adds_nothing(

@@ -290,6 +290,8 @@ def test_the_kernel_of_a_gpu_takes_what_it_is_given_and_builds_no_mask(
 
     Largest.names, Largest.elements = [], 0
     monkeypatch.setattr(attention, "_has_varlen", lambda: True)
+    # torch 2.15 asks the driver before it chooses a kernel
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (8, 0))
     tokens, seen = 4096, None if window is None else torch.empty(window, dtype=torch.bool)
     with FakeTensorMode(), torch.no_grad():
         query = torch.empty(1, 16, tokens, 64, device="cuda")

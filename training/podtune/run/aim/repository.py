@@ -89,7 +89,7 @@ def experiment(record: Json) -> str:
     named = config.get("experiment") if isinstance(config, dict) else None
     path = Path(str(data.get("path") or "")) if isinstance(data, dict) else Path()
     # DIR/train.parquet is the data set DIR
-    dataset = path.parent.name if path.stem in ("train", "data") else path.stem
+    dataset = path.parent.name if path.suffix and path.stem in ("train", "data") else path.stem
     return str(named or dataset or record.get("mode") or "podtune")
 
 
