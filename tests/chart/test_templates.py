@@ -340,6 +340,21 @@ def test_the_preflight_knows_how_many_gpus_the_pod_was_promised(manifests, profi
     assert env.get("PODTUNE_GPUS_PER_POD") == gpus
 
 
+@pytest.mark.parametrize(
+    ("profile", "more", "promised"),
+    [
+        ("cpu-smoke", [], None),
+        ("two-node", [], "1.25"),
+        ("h100-rdma", [], "12.5"),
+        ("h100-rdma", ["nccl.env.PODTUNE_BUS_GB_PER_S=40"], "40"),
+    ],
+)
+def test_the_preflight_knows_how_fast_the_network_was_promised(manifests, profile, more, promised):
+    env = container(of_kind(manifests(profile, sets=more), "PyTorchJob")[0])["env"]
+    named = [each.get("value") for each in env if each["name"] == "PODTUNE_BUS_GB_PER_S"]
+    assert named == ([promised] if promised else [])
+
+
 def test_a_label_that_a_profile_asks_of_nodes_can_be_taken_back(manifests):
     label = r"nodeSelector.nvidia\.com/gpu\.product"
     assert "nodeSelector" in pod(of_kind(manifests("two-node"), "PyTorchJob")[0])

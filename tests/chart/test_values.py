@@ -35,6 +35,7 @@ def refusal(*sets: str, name: str = "run") -> UserError:
         (["distributed.strategy=pipeline-1f1b"], "distributed.strategy", "is not one of"),
         (["nccl.preset=infiniband"], "nccl.preset", "'rdma'"),
         (["nccl.env.MASTER_ADDR=x"], "nccl.env", "MASTER_ADDR"),
+        (["nccl.env.PODTUNE_BUS_GB_PER_S=fast"], "nccl.env.PODTUNE_BUS_GB_PER_S", "fast"),
         (["image.tag=latest"], "image.tag", "latest"),
         (["image.repository="], "image.repository", "non-empty"),
         (["image.digest=abc"], "image.digest", "does not match"),

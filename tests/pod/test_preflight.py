@@ -19,7 +19,7 @@ from podtune.machine import facts
 from podtune.machine.facts import machine_cores
 from podtune.pod import compute, rendezvous
 from podtune.pod.pod_info import PodInfo
-from podtune.pod.preflight import AllReduce, Verdict, assess
+from podtune.pod.preflight import AllReduce, Verdict, assess, slow
 from podtune.run.distributed import why_no_cuda
 from podtune.run.world import PodPlace
 
@@ -207,6 +207,26 @@ def test_a_verdict_arrives_as_it_was_sent_also_with_the_facts_of_another_version
     assert Verdict.from_json(sent) == verdict
     sent["pods"][0]["new"] = 1
     assert Verdict.from_json(sent).pods == (info,)
+
+
+@pytest.mark.parametrize(
+    ("backend", "gb_per_s", "severity"),
+    [
+        ("nccl", 3.2, None),
+        ("nccl", 3.0, "warning"),
+        ("nccl", 1.3, "warning"),
+        ("nccl", 1.2, "error"),
+        ("gloo", 0.1, None),
+    ],
+)
+def test_a_network_of_gpus_is_held_to_what_the_preset_promises(
+    backend: str, gb_per_s: float, severity: str | None
+) -> None:
+    found = list(slow(AllReduce(backend, 16 << 20, 0.1, gb_per_s), 12.5))
+    assert [each.severity for each in found] == [severity] * bool(severity)
+    assert all(f"{gb_per_s} GB/s of the 12.5" in each.text and "NET/Socket" in each.fix for each in found)
+    assert not list(slow(AllReduce(backend, 16 << 20, 0.1, gb_per_s), 0)), "no preset promises nothing"
+    assert Verdict(tuple(found), ()).exit_code == (69 if severity == "error" else 0)
 
 
 def connected(port: int, pid: int) -> bool:

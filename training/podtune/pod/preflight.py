@@ -24,8 +24,9 @@ SAME = {
     "nnodes": "the number of pods differs",
     "gpus": "the number of GPUs differs",
 }
+BUS_GB_PER_S = "PODTUNE_BUS_GB_PER_S"  # what the chart's nccl.preset promises
 #: checks that may pass once the pods are started again
-TOGETHER = ("names", "port", "rank", "all-reduce")
+TOGETHER = ("names", "port", "rank", "all-reduce", "bandwidth")
 #: checks that find something missing (exit code 69), not something wrong (65)
 MISSING = ("gpu", "compiler", *TOGETHER)
 
@@ -123,6 +124,23 @@ class Verdict:
 def assess(pods: Sequence[PodInfo]) -> list[Problem]:
     """List what is wrong on each pod, and between them; named is the pod that differs from most others."""
     return [problem for info in pods for problem in _alone(info)] + _together(pods)
+
+
+def slow(measured: AllReduce, promised_gb_per_s: float) -> Iterable[Problem]:
+    """Judge the bus bandwidth between GPUs: below a quarter of the promised a warning, below a tenth an error.
+
+    Wide margins, because 16 MiB do not fill a fast network and nodes are seldom alone on theirs.
+    """
+    found = measured.bus_gb_per_s
+    if measured.backend == "nccl" and found < promised_gb_per_s / 4:
+        text = f"the all-reduce runs at {found} GB/s of the {promised_gb_per_s:g} that nccl.preset promises"
+        fix = (
+            "with NCCL_DEBUG=INFO look for NET/Socket where NET/IB should be (NCCL_IB_HCA, the rdma resource, "
+            "IPC_LOCK), another interface (NCCL_SOCKET_IFNAME), no GDRDMA (NCCL_NET_GDR_LEVEL), or a busy "
+            f"network; a slower one that is meant so: nccl.env.{BUS_GB_PER_S}"
+        )
+        severity: Literal["error", "warning"] = "error" if found < promised_gb_per_s / 10 else "warning"
+        yield Problem("all pods", "bandwidth", text, fix, severity)
 
 
 def errors(problems: Iterable[Problem]) -> list[Problem]:

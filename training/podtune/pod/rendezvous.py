@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from podtune.pod.pod_info import PodInfo
-from podtune.pod.preflight import AllReduce, Problem, Verdict, assess, errors
+from podtune.pod.preflight import BUS_GB_PER_S, AllReduce, Problem, Verdict, assess, errors, slow
 from podtune.run.world import PodPlace
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ def judge_together(place: PodPlace, info: PodInfo, *, wait_s: float, timeout_s: 
                 fix = "the claim is not one volume for all pods: ReadWriteMany, and one claim"
                 problems.append(Problem(pods[reader].pod, "shared", text, fix))
             measured = rendezvous.all_reduce()
+            problems += slow(measured, float(os.environ.get(BUS_GB_PER_S) or 0))
         return rendezvous.agree(Verdict(tuple(problems), tuple(pods), measured))
     except RendezvousFailed as failed:
         problems.append(failed.problem)
