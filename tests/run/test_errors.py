@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import errno
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -56,3 +59,19 @@ def test_a_volume_that_held_checkpoints_and_cannot_be_written_now_is_tried_again
     (tmp_path / "checkpoint-5").mkdir()
     with pytest.raises(PeerLost, match="at the moment"):
         output_volume.check_writable(tmp_path)
+
+
+def test_a_terminal_sees_life_while_something_works_and_a_pipe_its_one_line() -> None:
+    code = (
+        "import time\nfrom podtune.run.errors import working\n"
+        "with working('counting [1]'):\n    time.sleep(0.5)\n    print('one')\nprint('two')"
+    )
+    ours, theirs = os.openpty()
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=theirs, text=True)
+    os.close(theirs)
+    shown = os.read(ours, 65536).decode()
+    os.close(ours)
+    assert done.stdout == "one\ntwo\n"
+    assert shown.count("podtune: counting [1] ...") > 2  # a spinner that turns
+    piped = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (piped.stdout, piped.stderr) == ("one\ntwo\n", "podtune: counting [1] ...\n")

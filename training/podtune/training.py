@@ -44,9 +44,9 @@ def main(argv: list[str] | None = None) -> int:
             check_inputs(settings, is_main=world.is_main)
         traces = Path(settings.values["output_dir"]).absolute() / "nccl_trace_rank_"
         set_library_environment(cpu_threads(world), str(traces))
-        if world.is_main:
-            working("configuration read; importing torch, then model and data")
-        world = setup_distributed(settings.value("timeout_s"), use_cpu=bool(settings.values.get("use_cpu")))
+        with working("configuration read; importing torch, then model and data", shown=world.is_main):
+            use_cpu = bool(settings.values.get("use_cpu"))
+            world = setup_distributed(settings.value("timeout_s"), use_cpu=use_cpu)
         return note_end(fine_tune(settings, world))
     except Exception as error:
         return exit_after(error, world)
@@ -84,14 +84,15 @@ def fine_tune(settings: Settings, world: World) -> int:
     quantized = values.get("load_in_4bit") or values.get("load_in_8bit")
     import_peft(quantized=bool(quantized or hasattr(model_config, "quantization_config")))
 
-    from podtune.sft.config.resolve import continue_adapter, resolve
-    from podtune.sft.data.rows import token_rows
-    from podtune.sft.data.tokenizer import load_tokenizer
-    from podtune.sft.train.build import build_trainer
-    from podtune.sft.train.early import stopped_early
-    from podtune.sft.train.refusals import refused_pickles_as_sentences
-    from podtune.sft.train.run import check_space, open_run
-    from podtune.sft.train.stop import Interrupted, StopSignals
+    with working("importing transformers and TRL", shown=world.is_main):
+        from podtune.sft.config.resolve import continue_adapter, resolve
+        from podtune.sft.data.rows import token_rows
+        from podtune.sft.data.tokenizer import load_tokenizer
+        from podtune.sft.train.build import build_trainer
+        from podtune.sft.train.early import stopped_early
+        from podtune.sft.train.refusals import refused_pickles_as_sentences
+        from podtune.sft.train.run import check_space, open_run
+        from podtune.sft.train.stop import Interrupted, StopSignals
 
     phase_ended("imports")
     if origin.is_adapter:

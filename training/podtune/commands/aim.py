@@ -33,10 +33,12 @@ def aim_sync(
       podtune aim-sync /outputs --repo /aim --follow       # every run of a volume; the repo's only writer
       podtune aim-sync demo/run --repo aim://aim:53800     # to an Aim server
     """
-    from podtune.run.aim.sync import sync
+    with working("opening the Aim repository"):
+        from podtune.run.aim.sync import sync
 
-    working("opening the Aim repository")
-    raise typer.Exit(sync(run_dir, repo, follow=follow, as_json=as_json))
+        if not follow:
+            raise typer.Exit(sync(run_dir, repo, follow=False, as_json=as_json))
+    raise typer.Exit(sync(run_dir, repo, follow=True, as_json=as_json))
 
 
 def aim_ui(

@@ -182,15 +182,16 @@ def report(
       podtune collect --job my-bench --output results/job && podtune bench report results/job
     """
     from podtune.plan.predicted_vs_measured import plans
-    from podtune.report.bench.report import report as write_report
     from podtune.report.draw.tables import terminal_width
     from podtune.run.errors import printable
 
-    working("reading records, drawing plots")
-    said = write_report(
-        folder,
-        lambda records: [dataclasses.asdict(plan) if plan else None for plan in plans(list(records))],
-    )
+    with working("reading records, drawing plots"):
+        from podtune.report.bench.report import report as write_report
+
+        said = write_report(
+            folder,
+            lambda records: [dataclasses.asdict(plan) if plan else None for plan in plans(list(records))],
+        )
     if as_json:
         typer.echo(json.dumps(finite(said.as_json()), indent=2))
     else:

@@ -140,16 +140,16 @@ def inspect(
     source = dataclasses.replace(source, split=split or source.split)
     source.fetch()
     check_source(source)
-    working("tokenising")
-    origin, tokenizer, vocabulary = _model_files(settings)
-    report = inspect_rows(
-        source,
-        tokenizer,
-        TokenizeOptions.of(settings.value, packed=settings.value("packing")),
-        vocabulary=vocabulary,
-        stop_ids=stop_ids_of(origin),
-        held_out=None if split else settings.sources.evaluation,
-    )
+    with working("tokenising"):
+        origin, tokenizer, vocabulary = _model_files(settings)
+        report = inspect_rows(
+            source,
+            tokenizer,
+            TokenizeOptions.of(settings.value, packed=settings.value("packing")),
+            vocabulary=vocabulary,
+            stop_ids=stop_ids_of(origin),
+            held_out=None if split else settings.sources.evaluation,
+        )
     if as_json:
         print(json.dumps(dataclasses.asdict(report), indent=2))
     else:
@@ -186,22 +186,22 @@ def prepare_rows(
     # an evaluation split is prepared, too, whatever asks for it later
     sources = Sources.of({"eval_strategy": "steps", **settings.values, "tokenized_cache": output})
     sources.check()
-    working("tokenising")
-    _, tokenizer, vocabulary = _model_files(settings)
-    packs, eval_packs = settings.value("packing"), settings.value("eval_packing")
-    work = [(sources.train, packs)]
-    held_out = sources.evaluations.values()
-    work += [(source, packs if eval_packs is None else eval_packs) for source in held_out]
-    prepared = []
-    for source, packed in work:
-        options = TokenizeOptions.of(settings.value, packed=packed)
-        made = tokenised(source, tokenizer, options, vocabulary=vocabulary, cache_dir=sources.cache_dir)
-        stats, state = made.stats, "there already" if made.from_cache else "tokenised"
-        if not as_json:
-            print(f"{source}: {stats.rows_kept:,} rows, {stats.tokens:,} tokens, {state}: {made.path}")
-            for warning in made.warnings:
-                warn(f"{source}: {warning}")
-        entry = {"source": str(source), "path": str(made.path), "from_cache": made.from_cache}
-        prepared.append(entry | dataclasses.asdict(stats) | {"warnings": made.warnings})
+    with working("tokenising"):
+        _, tokenizer, vocabulary = _model_files(settings)
+        packs, eval_packs = settings.value("packing"), settings.value("eval_packing")
+        work = [(sources.train, packs)]
+        held_out = sources.evaluations.values()
+        work += [(source, packs if eval_packs is None else eval_packs) for source in held_out]
+        prepared = []
+        for source, packed in work:
+            options = TokenizeOptions.of(settings.value, packed=packed)
+            made = tokenised(source, tokenizer, options, vocabulary=vocabulary, cache_dir=sources.cache_dir)
+            stats, state = made.stats, "there already" if made.from_cache else "tokenised"
+            if not as_json:
+                print(f"{source}: {stats.rows_kept:,} rows, {stats.tokens:,} tokens, {state}: {made.path}")
+                for warning in made.warnings:
+                    warn(f"{source}: {warning}")
+            entry = {"source": str(source), "path": str(made.path), "from_cache": made.from_cache}
+            prepared.append(entry | dataclasses.asdict(stats) | {"warnings": made.warnings})
     if as_json:
         print(json.dumps(prepared, indent=2))

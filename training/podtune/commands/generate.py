@@ -109,9 +109,9 @@ def load(model: str | Origin, trust_remote_code: bool) -> tuple[PreTrainedModel,
     from podtune.sft.source.model import locate_model
 
     origin = locate_model(model) if isinstance(model, str) else model
-    working(f"loading {origin.name}")
-    tokenizer = load_tokenizer(origin, trust_remote_code=trust_remote_code)
-    return on_device(load_model(origin, trust_remote_code=trust_remote_code)), tokenizer
+    with working(f"loading {origin.name}"):
+        tokenizer = load_tokenizer(origin, trust_remote_code=trust_remote_code)
+        return on_device(load_model(origin, trust_remote_code=trust_remote_code)), tokenizer
 
 
 def ask(

@@ -93,14 +93,14 @@ def checked_jobs(cluster: Cluster, jobs: Mapping[str, ChartValues]) -> dict[str,
     from podtune.cluster.live import submit
     from podtune.run.errors import printable, working
 
-    working(f"checking {len(jobs)} jobs")
     documents: dict[str, list[Json]] = {}
     notes: dict[str, None] = {}
-    for name, values in jobs.items():
-        text = rendered(values, job_name(name), cluster.namespace)
-        documents[name] = submit.installable(linted(text, tell=not documents))
-        if not cluster.exists(documents[name][-1]):
-            notes |= dict.fromkeys(submit.check(cluster, documents[name]))
+    with working(f"checking {len(jobs)} jobs"):
+        for name, values in jobs.items():
+            text = rendered(values, job_name(name), cluster.namespace)
+            documents[name] = submit.installable(linted(text, tell=not documents))
+            if not cluster.exists(documents[name][-1]):
+                notes |= dict.fromkeys(submit.check(cluster, documents[name]))
     for each in notes:
         print(f"podtune: note: {printable(each)}", file=sys.stderr)
     return documents

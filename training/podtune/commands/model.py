@@ -36,10 +36,10 @@ def build(
       podtune model build --data datasets/qa --output models/tiny
       podtune model build --size micro --data rows.jsonl --output /tmp/micro
     """
-    from podtune.sft.model.build import build_model
+    with working("learning a tokenizer and drawing weights"):
+        from podtune.sft.model.build import build_model
 
-    working("learning a tokenizer and drawing weights")
-    record = build_model(size, data, output, seed=seed)
+        record = build_model(size, data, output, seed=seed)
     made = (
         f"{output}: {record['parameters']:,} parameters, {record['vocabulary']} tokens learned from "
         f"{record['rows']:,} rows"
@@ -64,14 +64,14 @@ def info(
       podtune model info models/tiny
       podtune model info HuggingFaceTB/SmolLM3-3B --sequence-length 4096 --json
     """
-    from podtune.sft.model.info import model_info
+    with working("reading the configuration"):
+        from podtune.sft.model.info import model_info
 
-    working("reading the configuration")
-    described = asdict(
-        model_info(
-            model, sequence_length=sequence_length, revision=revision, trust_remote_code=trust_remote_code
+        described = asdict(
+            model_info(
+                model, sequence_length=sequence_length, revision=revision, trust_remote_code=trust_remote_code
+            )
         )
-    )
     if as_json:
         print(json.dumps(described, indent=2))
         return
@@ -97,6 +97,6 @@ def merge(
     """
     from podtune.sft.model.merge import merge_adapter
 
-    working("merging")
-    merge_adapter(adapter, output, trust_remote_code=trust_remote_code)
+    with working("merging"):
+        merge_adapter(adapter, output, trust_remote_code=trust_remote_code)
     print(f"{output}: merged")

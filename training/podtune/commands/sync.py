@@ -58,7 +58,6 @@ def sync(
     run_dirs = find_runs(run_dir)
     if not run_dirs:
         raise NotFound("no run here", where=str(run_dir), fix="give the --output_dir of a run")
-    working(f"opening {to}")
     for folder in run_dirs:
         try:
             run = read_run(folder)
@@ -67,4 +66,6 @@ def sync(
                 raise
             warn(f"left out: {error.where}: {error.what}")
             continue
-        print(f"{folder}: {len(run.points)} lines -> {TRACKERS[to](run, repo)}")
+        with working(f"writing to {to}"):
+            written = TRACKERS[to](run, repo)
+        print(f"{folder}: {len(run.points)} lines -> {written}")

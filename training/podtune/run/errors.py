@@ -5,6 +5,7 @@ Codes 64-78 are those of sysexits.h and mean that the user has to change somethi
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -12,7 +13,7 @@ import re
 import sys
 import time
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 OK = 0
@@ -125,9 +126,24 @@ def warn(text: str) -> None:
     print(f"podtune: warning: {printable(text)}", file=sys.stderr, flush=True)
 
 
-def working(text: str) -> None:
-    """Print to stderr what takes the next seconds, before the libraries that it needs are imported."""
-    print(f"podtune: {printable(text)} ...", file=sys.stderr, flush=True)
+@contextlib.contextmanager
+def working(text: str, *, shown: bool = True) -> Iterator[None]:
+    """Say on stderr what takes the next seconds: a line, or in a terminal a spinner until it is done."""
+    said = f"podtune: {printable(text)} ..."
+    if not shown or not sys.stderr.isatty():
+        if shown:
+            print(said, file=sys.stderr, flush=True)
+        yield
+        return
+    from rich.console import Console
+    from rich.live import Live
+    from rich.spinner import Spinner
+    from rich.text import Text
+
+    console, spinner = Console(stderr=True), Spinner("dots", Text(said))
+    # what is printed meanwhile goes above it, but not where stdout is a file or a pipe
+    with Live(spinner, console=console, transient=True, redirect_stdout=sys.stdout.isatty()):
+        yield
 
 
 def reader_left() -> None:

@@ -48,15 +48,15 @@ def find_tasks(names: Sequence[str], folder: Path | None) -> TaskManager:
     """
     if folder is not None and not folder.is_dir():
         raise ConfigError("no such folder", where=f"--task-folder {folder}")
-    working("looking for the tasks")
-    from lm_eval.tasks import TaskManager
+    with working("looking for the tasks"):
+        from lm_eval.tasks import TaskManager
 
-    logging.getLogger("lm_eval").setLevel(logging.ERROR)
-    path = None if folder is None else str(folder)
-    # the harness's own tasks are thousands of files, and take many seconds to read
-    manager = TaskManager(include_path=path, include_defaults=path is None)
-    if not set(names) <= set(manager.all_tasks):
-        manager = TaskManager(include_path=path)
+        logging.getLogger("lm_eval").setLevel(logging.ERROR)
+        path = None if folder is None else str(folder)
+        # the harness's own tasks are thousands of files, and take many seconds to read
+        manager = TaskManager(include_path=path, include_defaults=path is None)
+        if not set(names) <= set(manager.all_tasks):
+            manager = TaskManager(include_path=path)
     for name in names:
         if name not in manager.all_tasks:
             raise ConfigError(
