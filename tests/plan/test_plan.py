@@ -500,7 +500,8 @@ def test_the_table_shows_no_unknown_bytes_three_digits_and_ends_with_advice() ->
     assert re.fullmatch(r"at least [\d,]+ ms", rows["tensor"][11])
     assert re.fullmatch(r"1,760 ms", rows["ddp"][11])
     assert re.match(
-        r"Nothing fits: \S+ needs [\d.]+ GiB of H100's [\d.]+\. What would: .*strategy fsdp over 16 GPUs",
+        r"Nothing fits: \S+ needs [\d.]+ GiB of H100's [\d.]+\. What would: .*strategy fsdp over 16 GPUs.*; "
+        r"or fsdp-offload, with [\d,]+ GiB of each machine's own memory",
         lines[-1],
     )
     small = run("--model", "tinygpt-124m", "--world-size", "2", "--hardware", "H100").stdout.splitlines()[-1]

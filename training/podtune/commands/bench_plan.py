@@ -126,6 +126,8 @@ def _advice(plans: list[Plan], setup: TrainingSetup, row: Hardware) -> str:
     from podtune.plan.fit import cheapest_fits
     from podtune.report.bench.groups import simplicity
 
+    offloaded = [plan for plan in plans if plan.host_gib and plan.fits]
+    plans = [plan for plan in plans if not plan.host_gib] or plans
     known = {
         plan: plan.step_time_s
         for plan in plans
@@ -134,7 +136,14 @@ def _advice(plans: list[Plan], setup: TrainingSetup, row: Hardware) -> str:
     if not known:
         least = min(plans, key=lambda plan: plan.total_gib)
         changes = cheapest_fits(replace(setup, strategy=least.strategy), row.memory_gib)
-        ways = "; or ".join(f"{change.text} ({change.plan.total_gib:.0f} GiB)" for change in changes)
+        texts = [f"{change.text} ({change.plan.total_gib:.0f} GiB)" for change in changes]
+        # how much memory the machines have is not asked
+        ranks = math.ceil(setup.world_size / setup.machines)
+        texts += [
+            f"{each.strategy}, with {each.host_gib * ranks:,.0f} GiB of each machine's own memory"
+            for each in offloaded[:1]
+        ]
+        ways = "; or ".join(texts)
         needs = f"{least.strategy} needs {least.total_gib:.1f} GiB of {row.name}'s {row.memory_gib:.1f}"
         return f"Nothing fits: {needs}. What would: {ways or 'a smaller model'}."
     fastest = min(known, key=known.__getitem__)
