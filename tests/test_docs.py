@@ -125,6 +125,34 @@ def test_files_and_tests_that_a_page_names_are_there(page: Path) -> None:
     assert missing == []
 
 
+def test_every_claim_of_the_reference_has_a_place_and_something_that_shows_it() -> None:
+    """podtune's commands are held by the test of all documents; here torchrun's, make's and the tests."""
+    from podtune.bench.case.command_line import read_options
+    from podtune.run.world import World
+
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    page = (ROOT / "docs/reference.md").read_text().partition("## Untested")[0]
+    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| ")]
+    claims = [row for row in rows if row[0] != "claim"]
+    assert len(claims) > 20
+    for claim, where, shown in claims:
+        for path in re.findall(r"`((?:bench|deploy|benchmarks)/[^`]+)`", where):
+            assert any((base / path).exists() for base in (ROOT, ROOT / "training/podtune")), claim
+        for command in re.findall(r"`([^`]+)`", shown):
+            program, *words = command.split()
+            if program == "make":
+                assert words[0] in targets, command
+            elif program.startswith("tests/"):
+                assert (ROOT / program).is_file(), command
+            elif "podtune.benchmark" in words and "--help" not in words:
+                ranks = int(words[words.index("--nproc-per-node") + 1])
+                read_options(words[words.index("podtune.benchmark") + 1 :], World(world_size=ranks))
+            else:
+                assert program == "podtune" or command.startswith("python -m podtune."), command
+        assert shown.startswith("`"), claim
+        assert re.search(r"`|\]\(", where), claim
+
+
 def test_the_manifests_of_the_how_to_are_what_kubernetes_takes() -> None:
     kubernetes_validate = pytest.importorskip("kubernetes_validate")
     blocks = re.findall(

@@ -458,6 +458,32 @@ def test_hsdp_needs_two_groups_of_two_as_in_training() -> None:
     assert estimate(Opaque(10**9), strategy="hsdp", world_size=2, batch_size=2, shard_size=2)
 
 
+def test_an_offload_frees_the_card_of_the_states_and_pays_in_time() -> None:
+    card = hardware_row("L40S")
+    settings: dict[str, Any] = {"world_size": 8, "batch_size": 8, "hardware": card}
+    for strategy in ("fsdp", "zero3"):
+        whole, off = (
+            estimate(shape_of("SmolLM3-3B", 1024), strategy=name, **settings)
+            for name in (strategy, f"{strategy}-offload")
+        )
+        states = whole.weights_gib + whole.gradients_gib + whole.optimizer_gib
+        assert off.host_gib == pytest.approx(states)
+        assert off.bytes_per_step == whole.bytes_per_step
+        assert off.total_gib < whole.total_gib < card.memory_gib
+        assert off.step_time_s > whole.step_time_s
+
+
+def test_tensor_with_fsdp_holds_a_slices_part_and_needs_two_groups() -> None:
+    shape = shape_of("tinygpt-124m")
+    inner = estimate(shape, strategy="tensor", world_size=4, batch_size=8)
+    both = estimate(shape, strategy="tensor+fsdp", world_size=8, batch_size=16, shard_size=4)
+    assert both.weights_gib == pytest.approx(inner.weights_gib / 2)
+    assert both.bytes_per_step == pytest.approx(inner.bytes_per_step + 1.5 * inner.weights_gib * 2**30)
+    assert both.activations_gib == inner.activations_gib
+    with pytest.raises(UserError, match="which 2 ranks cannot do"):
+        estimate(shape, strategy="tensor+fsdp", world_size=2, batch_size=8)
+
+
 def test_the_precision_that_a_fine_tune_has_is_planned_for_every_card() -> None:
     for row in ROWS.values():
         precision = "bf16-autocast" if "bf16" in row.flops else "fp16-autocast"
@@ -470,9 +496,9 @@ def test_the_precision_that_a_fine_tune_has_is_planned_for_every_card() -> None:
 def test_the_table_shows_no_unknown_bytes_three_digits_and_ends_with_advice() -> None:
     lines = run("--params", "70e9", "--world-size", "8", "--hardware", "H100").stdout.splitlines()
     rows = {line.split()[0]: re.split(r"\s{2,}", line) for line in lines[3:] if "  " in line}
-    assert rows["tensor"][8] == "–"
-    assert re.fullmatch(r"at least [\d,]+ ms", rows["tensor"][10])
-    assert re.fullmatch(r"1,760 ms", rows["ddp"][10])
+    assert rows["tensor"][9] == "–"
+    assert re.fullmatch(r"at least [\d,]+ ms", rows["tensor"][11])
+    assert re.fullmatch(r"1,760 ms", rows["ddp"][11])
     assert re.match(
         r"Nothing fits: \S+ needs [\d.]+ GiB of H100's [\d.]+\. What would: .*strategy fsdp over 16 GPUs",
         lines[-1],

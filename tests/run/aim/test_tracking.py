@@ -326,6 +326,36 @@ def test_a_repo_that_cannot_be_written_costs_a_warning_and_at_most_five_seconds(
     assert "podtune: warning: Aim: " in capfd.readouterr().err
 
 
+NO_LOCKS = """
+import errno, fcntl, os
+lockf = fcntl.lockf
+def refusing(file, *rest):
+    if os.readlink(f"/proc/self/fd/{file.fileno()}").startswith(os.environ["CANNOT_LOCK"]):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+    return lockf(file, *rest)
+fcntl.lockf = refusing
+"""
+
+
+def test_a_claim_that_cannot_lock_is_said_and_the_files_make_the_view_where_one_can(
+    make_run: RunMaker,
+    repo: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(NO_LOCKS)
+    claim, run_dir = tmp_path / "claim", make_run("no-locks", steps=5)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("CANNOT_LOCK", str(claim))
+    start_tracker(run_dir, str(claim)).finish(30.0)
+    said = capfd.readouterr().err
+    assert f"{claim}: the volume cannot lock files" in said
+    assert f"podtune aim-sync {run_dir} --repo" in said
+    assert sync(run_dir, repo, follow=False, as_json=False) == 0
+    assert in_aim(repo, aim_state(run_dir, repo)["hash"])[1] == in_files(run_dir)
+
+
 def test_a_server_that_is_not_there_costs_a_warning_and_at_most_five_seconds(
     make_run: RunMaker, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -149,7 +149,7 @@ def _table(plans: list[Plan]) -> str:
     from podtune.report.draw.tables import Column, Table
 
     first = plans[0]
-    memory = ("weights", "gradients", "optimizer", "activations", "head", "buffers", "total GiB")
+    memory = ("weights", "gradients", "optimizer", "activations", "head", "buffers", "total GiB", "on host")
     titles = (*memory, "sent GB", "bubble", "step", "fits", "limited by")
     columns = [Column("strategy"), *(Column(title, "right") for title in titles)]
     given = f"{first.parameters:,} parameters, {first.precision}, batch {first.batch_size}"
@@ -160,7 +160,7 @@ def _table(plans: list[Plan]) -> str:
 
 def _row(plan: Plan) -> list[Value]:
     parts = (plan.weights_gib, plan.gradients_gib, plan.optimizer_gib, plan.activations_gib)
-    memory = (*parts, plan.head_gib, plan.buffers_gib, plan.total_gib)
+    memory = (*parts, plan.head_gib, plan.buffers_gib, plan.total_gib, plan.host_gib or None)
     sent = plan.bytes_per_step
     # three digits: formulas know no more; without the bytes sent it is the least
     step = f"{float(f'{(plan.step_time_s or 0) * 1000:.3g}'):,.10g} ms"

@@ -29,6 +29,8 @@ def partition(whole: States, stage: int, ranks: int) -> States:
 
 def states(setup: TrainingSetup) -> States:
     """Bytes of weights, gradients and optimizer."""
+    if setup.inner.strategy != setup.strategy:
+        return partition(states(setup.inner), 3, setup.world_size // setup.inner.world_size)
     whole = whole_states(setup)
     held = States(*(_held(setup, part) for part in whole))
     weights, gradients, optimizer = partition(held, _STAGE.get(setup.strategy, 0), setup.shards)
@@ -76,6 +78,14 @@ def buffers(setup: TrainingSetup) -> float:
         units = (2.0 * setup.width + 4.0) * setup.shape.largest_unit
         return _behind_head(setup, units) + (bucket if setup.strategy == "zero3" else 0.0)
     return _casts(setup) + (_behind_head(setup, bucket) if setup.strategy == "zero2" else 0.0)
+
+
+def gathered_between(setup: TrainingSetup) -> float:
+    """Bytes that tensor+fsdp gathers of a slice: two units, and a unit's whole gradients."""
+    inner = setup.inner
+    if inner.world_size == setup.world_size:
+        return 0.0
+    return _behind_head(inner, (2 * setup.width + 4) * setup.shape.largest_unit / inner.world_size)
 
 
 def gone_at_update(setup: TrainingSetup) -> float:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from podtune.plan.hardware import Link
+from podtune.plan.memory import states
 from podtune.plan.setup import PIPELINES, TrainingSetup
 from podtune.plan.shapes import Transformer
 
@@ -45,6 +46,8 @@ def collectives(setup: TrainingSetup) -> list[Collective]:
     strategy, n, shape = setup.strategy, setup.world_size, setup.shape
     if n == 1:
         return []
+    if (inner := setup.inner).strategy != strategy:
+        return collectives(inner) + _of_slices(setup, inner)
     if strategy == "tensor":
         return [_tensor(setup)]
     if strategy in (*PIPELINES, "naive-mp"):
@@ -88,6 +91,18 @@ def _sharded(setup: TrainingSetup, gradients: float) -> list[Collective]:
     if outer > 1:
         messages.append(Collective("all_reduce", shape.units, gradients / inner, outer, between))
     return messages
+
+
+def _of_slices(setup: TrainingSetup, inner: TrainingSetup) -> list[Collective]:
+    """Full sharding of each rank's slice between the groups of tensor+fsdp; nothing of an offload."""
+    copies, units, between = setup.world_size // inner.world_size, setup.shape.units, setup.machines > 1
+    if copies == 1:
+        return []
+    weights, gradients, _ = states(inner)
+    return [
+        Collective("all_gather", 2 * units, 2 * weights, copies, between),
+        Collective("reduce_scatter", units, gradients, copies, between),
+    ]
 
 
 def _tensor(setup: TrainingSetup) -> Collective:

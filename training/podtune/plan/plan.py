@@ -17,11 +17,13 @@ from dataclasses import dataclass, replace
 from podtune.plan import memory
 from podtune.plan.hardware import LINKS, Hardware, Link
 from podtune.plan.messages import Collective, collectives
-from podtune.plan.setup import PIPELINES, PLANNED, TrainingSetup
+from podtune.plan.setup import OFFLOADED, PIPELINES, PLANNED, TrainingSetup
 from podtune.plan.shapes import Opaque, Transformer
+from podtune.plan.states import States
 from podtune.run.errors import UsageError, UserError
 
 GIB = 2**30
+HOST_BANDWIDTH = 204.8e9  # bytes a second of a machine's memory: eight channels of DDR4-3200
 # of the peak; well-tuned training shows 0.3 to 0.6 (docs: PaLM 0.46, Llama on H100 0.3 to 0.58)
 UTILISATION = 0.4
 USABLE = 0.94  # of a device's memory: CUDA's context, NCCL's buffers and fragmentation take the rest
@@ -36,7 +38,7 @@ RECOMPUTE: dict[str, float] = {
 }
 # The share of the compute behind which a strategy's messages hide. DDP and ZeRO-2 reduce gradients during the
 # backward pass, full sharding gathers and reduces all along. Others' messages sit between dependent products.
-SENDS_ACTIVATIONS = ("naive-mp", *PIPELINES, "tensor")
+SENDS_ACTIVATIONS = ("naive-mp", *PIPELINES, "tensor", "tensor+fsdp")
 OVERLAP = {"ddp": 2 / 3, "zero2": 2 / 3, "fsdp-grad-op": 1.0, "fsdp": 1.0, "hsdp": 1.0, "zero3": 1.0}
 
 
@@ -46,7 +48,7 @@ class Plan:
 
     ``None``: cannot be said without hardware, or without the model's shape; then ``total_gib`` is of what is
     known. ``buffers_gib`` is what is gathered, bucketed or cast for a moment, ``head_gib`` are logits and
-    loss.
+    loss, ``host_gib`` what an offload keeps in the machine's memory.
     """
 
     strategy: str
@@ -61,6 +63,7 @@ class Plan:
     head_gib: float | None
     buffers_gib: float
     total_gib: float
+    host_gib: float
     bytes_per_step: float | None
     bubble_share: float
     flops_per_step: float
@@ -91,11 +94,13 @@ def estimate(
     """
     setup.check()
     known = not isinstance(setup.shape, Opaque)
-    states, activations = memory.states(setup), memory.activations(setup)
-    head, buffers = memory.head(setup), memory.buffers(setup)
-    total = sum(states) + activations + head + buffers
-    total -= min(memory.gone_at_update(setup), states.gradients)
-    sent = collectives(setup)
+    inner, sent = setup.inner, collectives(setup)
+    states, activations = memory.states(setup), memory.activations(inner)
+    head, buffers = memory.head(inner), memory.buffers(inner) + memory.gathered_between(setup)
+    host = sum(states) if setup.strategy in OFFLOADED else 0.0
+    here = States(0.0, 0.0, 0.0) if host else states
+    total = sum(here) + activations + head + buffers
+    total -= min(memory.gone_at_update(inner), here.gradients)
     # activations that are sent have a size that only the shape would tell
     hidden = not known and setup.strategy in SENDS_ACTIVATIONS
     plan = Plan(
@@ -104,23 +109,27 @@ def estimate(
         precision=setup.precision,
         batch_size=setup.batch_size,
         parameters=setup.shape.parameters,
-        weights_gib=states.weights / GIB,
-        gradients_gib=states.gradients / GIB,
-        optimizer_gib=states.optimizer / GIB,
+        weights_gib=here.weights / GIB,
+        gradients_gib=here.gradients / GIB,
+        optimizer_gib=here.optimizer / GIB,
         activations_gib=activations / GIB if known else None,
         head_gib=head / GIB if known else None,
         buffers_gib=buffers / GIB,
         total_gib=total / GIB,
+        host_gib=host / GIB,
         bytes_per_step=None if hidden else sum(item.bytes_per_rank for item in sent),
-        bubble_share=bubble_share(setup.stages, setup.pieces),
+        bubble_share=bubble_share(inner.stages, inner.pieces),
         flops_per_step=_flops(setup),
     )
     if hardware is None:
         return plan
-    compute = _rank_flops(setup, plan.flops_per_step) / (_peak(hardware, setup.precision) * utilisation)
+    compute = _rank_flops(inner, _flops(inner)) / (_peak(hardware, setup.precision) * utilisation)
     # the optimizer reads weights, gradients and states and writes them: bound by memory, not arithmetic
-    compute += 2 * sum(states) / hardware.memory_bandwidth
-    exposed = _exposed_s(setup, sent, compute, hardware, interconnect)
+    sharing = math.ceil(setup.world_size / setup.machines)  # ranks of a machine, its memory
+    compute += 2 * sum(states) / (HOST_BANDWIDTH / sharing if host else hardware.memory_bandwidth)
+    exposed = _exposed_s(inner if host else setup, sent, compute, hardware, interconnect)
+    if host:  # weights come twice over PCIe, gradients go once
+        exposed += (2 * states.weights + states.gradients) / LINKS["pcie4"].bus_bandwidth
     idle = compute * plan.bubble_share / (1 - plan.bubble_share)
     shares = {"compute": compute, "communication": exposed, "bubble": idle}
     fits = total <= hardware.memory_gib * USABLE * GIB

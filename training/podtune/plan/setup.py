@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import get_args
 
 from podtune.plan.shapes import Checkpointing, Opaque, Shape, Transformer
@@ -12,7 +12,10 @@ from podtune.run.errors import UsageError, unknown
 DATA_PARALLEL = ("ddp", "fsdp", "fsdp-grad-op", "hsdp", "zero2", "zero3")
 FULLY_SHARDED = ("fsdp", "fsdp-grad-op", "hsdp")
 PIPELINES = ("gpipe", "pipeline-gpipe", "pipeline-1f1b")
-PLANNED = ("single", *DATA_PARALLEL, "naive-mp", *PIPELINES, "tensor")  # what these formulas cover
+OFFLOADED = ("fsdp-offload", "zero3-offload")
+COMPOSED = (*OFFLOADED, "tensor+fsdp")  # planned as another strategy, and what they add to it
+# what these formulas cover
+PLANNED = ("single", *DATA_PARALLEL, "naive-mp", *PIPELINES, "tensor", *COMPOSED)
 RANKS_PER_NODE = 8
 
 
@@ -28,7 +31,7 @@ class TrainingSetup:
         lora_dropout: dropout of the adapters' inputs.
         quantized: QLoRA, the frozen linear maps in four bits and the adapters in 16.
         fused_head: the loss projects tile by tile and never holds logits, as a fine-tune on a GPU does.
-        shard_size: of hsdp, the ranks that share one copy; by default a machine's, or half of a single one.
+        shard_size: of hsdp and tensor+fsdp, the ranks of a group; by default a machine's or half of one.
     """
 
     shape: Shape
@@ -98,6 +101,18 @@ class TrainingSetup:
             return self.shard_size or self.world_size // max(2, self.machines)
         return self.world_size if self.strategy in DATA_PARALLEL and self.strategy != "ddp" else 1
 
+    @property
+    def inner(self) -> TrainingSetup:
+        """What a composed strategy adds to: a group of the hybrid with its rows, or what is offloaded."""
+        if self.strategy != "tensor+fsdp":
+            return replace(self, strategy=self.strategy.removesuffix("-offload"))
+        ranks = self.shard_size or self.world_size // max(2, self.machines)
+        copies = self.world_size // ranks
+        nodes, rows = max(1, self.machines // copies), self.batch_size // copies
+        return replace(
+            self, strategy="tensor", world_size=ranks, nodes=nodes, batch_size=rows, shard_size=None
+        )
+
     def check(self) -> None:
         """Refuse names and numbers that cannot be, and a world that does not divide what it has to.
 
@@ -131,13 +146,14 @@ class TrainingSetup:
             raise UsageError(
                 f"single is one process, not {n}", where="--world-size", fix="give 1, or another strategy"
             )
-        if self.strategy == "hsdp" and self.shard_size is None and (n < 4 or n % 2):
+        if self.strategy in ("hsdp", "tensor+fsdp") and self.shard_size is None and (n < 4 or n % 2):
             raise UsageError(
-                f"hsdp shards inside a group and replicates between groups, which {n} ranks cannot do",
+                f"{self.strategy} works inside a group and between groups, which {n} ranks cannot do",
                 where="--world-size",
                 fix="give 4 or more, an even number, or another strategy",
             )
-        shares = self.replicas * self.pieces * self.accumulation
+        inner = self.inner
+        shares = self.world_size // inner.world_size * inner.replicas * self.pieces * self.accumulation
         if self.batch_size % shares:
             above = math.ceil(self.batch_size / shares) * shares
             below = f" or {above - shares}" if above > shares else ""
@@ -147,7 +163,7 @@ class TrainingSetup:
                 fix=f"give {above}{below}",
             )
         if not isinstance(self.shape, Opaque):
-            self._check_parts()
+            inner._check_parts()
 
     def _check_parts(self) -> None:
         shape, n = self.shape, self.world_size

@@ -127,17 +127,18 @@ def assess(pods: Sequence[PodInfo]) -> list[Problem]:
 
 
 def slow(measured: AllReduce, promised_gb_per_s: float) -> Iterable[Problem]:
-    """Judge the bus bandwidth between GPUs: below a quarter of the promised a warning, below a tenth an error.
+    """Judge the bus bandwidth between GPUs: an error below a tenth of what is promised.
 
-    Wide margins, because 16 MiB do not fill a fast network and nodes are seldom alone on theirs.
+    Below a quarter it is a warning. The margins are wide, because 16 MiB do not fill a fast network and nodes
+    are seldom alone on theirs.
     """
     found = measured.bus_gb_per_s
     if measured.backend == "nccl" and found < promised_gb_per_s / 4:
         text = f"the all-reduce runs at {found} GB/s of the {promised_gb_per_s:g} that nccl.preset promises"
         fix = (
-            "with NCCL_DEBUG=INFO look for NET/Socket where NET/IB should be (NCCL_IB_HCA, the rdma resource, "
-            "IPC_LOCK), another interface (NCCL_SOCKET_IFNAME), no GDRDMA (NCCL_NET_GDR_LEVEL), or a busy "
-            f"network; a slower one that is meant so: nccl.env.{BUS_GB_PER_S}"
+            "with NCCL_DEBUG=INFO look for NET/Socket where NET/IB should be (NCCL_IB_HCA, the rdma "
+            "resource, IPC_LOCK), another interface (NCCL_SOCKET_IFNAME), no GDRDMA (NCCL_NET_GDR_LEVEL), or "
+            f"a busy network; a slower one that is meant so: nccl.env.{BUS_GB_PER_S}"
         )
         severity: Literal["error", "warning"] = "error" if found < promised_gb_per_s / 10 else "warning"
         yield Problem("all pods", "bandwidth", text, fix, severity)

@@ -123,7 +123,7 @@ def _lock(path: Path, wait_s: float) -> IO[str]:
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return file
-        except OSError as error:
+        except (BlockingIOError, PermissionError) as error:  # not what a volume without locks says
             if time.monotonic() >= deadline:
                 file.close()
                 what = "another process is writing this run to Aim"

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from podtune.run.errors import Unavailable
 from podtune.run.record import Json, timestamp
 
 if TYPE_CHECKING:
@@ -113,8 +114,11 @@ def open_repo(repo: str) -> Repo:
     folder = Path(repo).parent if Path(repo).name == ".aim" else Path(repo)
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".aim-init.lock").open("a") as lock:
-        # of processes that initialise one repository at once, all but one fail
-        fcntl.lockf(lock, fcntl.LOCK_EX)
+        try:  # of processes that initialise one repository at once, all but one fail
+            fcntl.lockf(lock, fcntl.LOCK_EX)
+        except OSError as error:  # some network volumes, and Aim's own database would fail there, too
+            fix = "aim-sync to a repository on a volume that can"
+            raise Unavailable("the volume cannot lock files", where=str(folder), fix=fix) from error
         opened = Repo.from_path(str(folder), init=not (folder / ".aim" / "VERSION").exists())
     # Aim closes what is open at exit in a thread, which Python 3.12 refuses by then; nothing is left here
     atexit.unregister(AutoClean.cleanup)

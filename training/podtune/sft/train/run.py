@@ -14,7 +14,7 @@ from podtune.run import output_volume
 from podtune.run.checkpoint import Checkpoint
 from podtune.run.collect import emit_record
 from podtune.run.distributed import on_main
-from podtune.run.errors import OK, PREEMPTED, PeerLost, UserError, exit_code, out_of_memory, warn
+from podtune.run.errors import OK, PREEMPTED, PeerLost, UserError, exit_code, out_of_memory, warn, working
 from podtune.run.exit import peer_failure
 from podtune.run.files import open_new
 from podtune.run.follow import read_record
@@ -270,14 +270,15 @@ class FineTune:
         from podtune.sft.generate.evaluate import compare_with_base
 
         try:
-            self._record["measurements"]["answers"] = compare_with_base(
-                base,
-                self._arguments.folder / "final",
-                tokenizer,
-                list(held_out.select(range(min(count, len(held_out))))),
-                max_new_tokens=self._arguments.run.answer_max_new_tokens,
-                trust_remote_code=self._arguments.training.trust_remote_code,
-            ).to_json()
+            with working("base and tuned model answer held-out rows"):
+                self._record["measurements"]["answers"] = compare_with_base(
+                    base,
+                    self._arguments.folder / "final",
+                    tokenizer,
+                    list(held_out.select(range(min(count, len(held_out))))),
+                    max_new_tokens=self._arguments.run.answer_max_new_tokens,
+                    trust_remote_code=self._arguments.training.trust_remote_code,
+                ).to_json()
             card = self._arguments.folder / "final" / "README.md"
             card.write_text(model_card(self._record), encoding="utf-8")
         except (UserError, RuntimeError, MemoryError, OSError) as error:  # the model is saved: that stands
