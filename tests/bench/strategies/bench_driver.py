@@ -53,7 +53,7 @@ def run_cell(arguments: list[str], world: World, folder: str) -> dict[str, objec
 def main(argv: list[str]) -> int:
     sys.modules.pop("deepspeed", None)  # the process was forked from one for fine-tunes, which hide it
     cells, results = map(Path, argv)
-    world = setup_distributed(60, use_cpu=True)
+    world = setup_distributed(300, use_cpu=True)  # of busy cores: 60 s were not enough
     found = []
     for arguments in json.loads(cells.read_text()):
         found.append(run_cell(arguments, world, str(results.with_name(f"{results.name}.{len(found)}"))))
