@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from podtune.machine.provenance import provenance
 from podtune.run.metrics_log import MetricsLog, read_metrics
@@ -131,6 +132,23 @@ def test_the_first_loss_is_the_whole_runs_also_after_starts_that_were_killed(tmp
     log.write("eval", 2, {"loss": 6.6})  # and killed: no run.json tells of them
     resumed = Progress(tmp_path, Meter(World()), World(), from_step=2, rows=8)
     assert resumed.measurements().loss == Losses(first=6.94, last=6.5, eval_first=6.6, eval=6.6)
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_in_a_terminal_every_step_is_seen_and_the_next_line_is_written_over_it(
+    terminal: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    meter = Meter(World())
+    meter.step_began = 0.0
+    progress = Progress(tmp_path, meter, World(), from_step=0, rows=8)
+    progress.time_to_first_step_s = 1.0
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
+    progress.on_step_end(
+        TrainingArguments(output_dir=str(tmp_path)),
+        TrainerState(global_step=7, max_steps=1200),
+        TrainerControl(),
+    )
+    assert capsys.readouterr().out == ("step 7 of 1,200\r" if terminal else "")
 
 
 def test_a_run_ends_with_the_answers_of_base_and_tuned_model() -> None:

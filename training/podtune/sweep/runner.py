@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Generic, Literal, Protocol, TypeVar
 
 from podtune.run import lock
-from podtune.run.errors import CannotCreate, printable
+from podtune.run.errors import CannotCreate, printable, working
 from podtune.run.log_lines import duration
 from podtune.run.record import Json, now, write_json
 
@@ -131,7 +131,7 @@ class Sweep(ABC, Generic[C]):
     def _run(self, waiting: list[C]) -> None:
         current: list[tuple[C, Running, float]] = []
         try:
-            with stoppable():
+            with stoppable(), working(f"{len(waiting)} runs", shown=bool(waiting) and sys.stderr.isatty()):
                 while waiting or current:
                     while waiting and len(current) < self.at_once:
                         configuration = waiting.pop(0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -73,6 +74,8 @@ class Progress(TrainerCallback):  # type: ignore[misc]
             phase_ended("step")
             if self._log and (phases := durations()):
                 print(first_step_line(phases), flush=True)
+        if self._log and sys.stdout.isatty():  # the next line is written over it
+            print(f"step {state.global_step:,} of {state.max_steps:,}", end="\r", flush=True)
         if self._on_step:
             self._on_step(state.global_step)
 
