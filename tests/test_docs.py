@@ -6,6 +6,7 @@ import importlib.util
 import json
 import re
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -151,6 +152,16 @@ def test_every_claim_of_the_reference_has_a_place_and_something_that_shows_it() 
                 assert program == "podtune" or command.startswith("python -m podtune."), command
         assert shown.startswith("`"), claim
         assert re.search(r"`|\]\(", where), claim
+
+
+def test_the_lists_of_requirements_name_extras_that_there_are() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    lists = sorted((ROOT / "requirements").iterdir())
+    assert [path.stem for path in lists] == ["bench", "rocm", "train"]
+    for path in lists:
+        lock, wanted = [line for line in path.read_text().splitlines() if not line.startswith("#")]
+        assert (path.parent / lock.removeprefix("-c ")).resolve() == ROOT / "requirements.txt"
+        assert set(wanted.removeprefix(".[").removesuffix("]").split(",")) <= set(extras), path.name
 
 
 def test_the_manifests_of_the_how_to_are_what_kubernetes_takes() -> None:
