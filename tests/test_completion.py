@@ -14,7 +14,7 @@ from podtune.cli import app
     [
         (["render", "-f"], "two", {"two-node", "two-node-full"}),
         (["bench", "plan", "--hardware"], "H100", {"H100", "H100-NVL", "H100-PCIe"}),
-        (["bench", "plan", "--strategy"], "zero", {"zero2", "zero3"}),
+        (["bench", "plan", "--strategy"], "zero", {"zero2", "zero3", "zero3-offload"}),
         (["bench", "run", "--preset"], "smo", {"smoke"}),
     ],
 )
