@@ -20,6 +20,7 @@ from podtune.cluster.lint.explain import examples, explanation
 from podtune.cluster.lint.output import as_github, as_json, as_text
 from podtune.cluster.lint.rules import RULES
 from podtune.cluster.lint.schema import SchemaCheck, schema
+from podtune.cluster.lint.sources import read_sources
 from podtune.run.errors import UserError
 from scripts.build_lint_docs import reference
 
@@ -383,3 +384,16 @@ def test_a_job_counts_where_its_pods_are_one_training_and_an_array_of_trainings_
     wrong = job.replace("completions: 2", "completion: 2").replace("run-0.run", "run-0.other")
     assert codes(wrong) == {"PT002", "PT603"}
     assert codes(job.replace("nnodes=2", "nnodes=3").replace("name: run", "name: Run")) == {"PT010", "PT112"}
+
+
+def test_other_programs_files_that_have_a_job_are_left_in_peace(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("kind: Job\nspec: [\n{% endfor %}\n")
+    (tmp_path / "jobs.yaml").write_text("kind: jobs\nname: nightly\n")
+    assert read_sources([str(tmp_path)]) == []
+    assert not lint(
+        [("a", "kind: job\nname: nightly\n"), ("b", (tmp_path / "job.yaml").read_text())]
+    ).findings
+    for spec in ("[]", "torchrun", "{parallelism: '2'}", "{parallelism: []}"):  # no Job, and no traceback
+        assert lint([("c", f"apiVersion: batch/v1\nkind: Job\nspec: {spec}\n")]).empty
+    wrong = "{completions: two, parallelism: 2, template: [torchrun]}"
+    assert {"PT003", "PT004"} <= codes(f"apiVersion: batch/v1\nkind: Job\nspec: {wrong}\n")

@@ -21,7 +21,7 @@ from podtune.cluster.lint import (  # noqa: F401
     trainjobs,
 )
 from podtune.cluster.lint.diagnostic import Diagnostic, Place, Severity
-from podtune.cluster.lint.documents import JOBS, KINDS, RUNTIMES, Document, read
+from podtune.cluster.lint.documents import JOBS, KINDS, OPERATED, RUNTIMES, Document, read
 from podtune.cluster.lint.job import Job, LintContext
 from podtune.cluster.lint.rules import RULES
 from podtune.cluster.lint.schema import VARIABLE, SchemaCheck, schema
@@ -191,7 +191,7 @@ def _around_jobs(document: Document) -> Iterator[Diagnostic]:
 
 def _meant(document: Document) -> str:
     """The kind that a misspelt one stands for, or ""."""
-    kinds = {kind.lower(): kind for kind in KINDS}
+    kinds = {kind.lower(): kind for kind in (*OPERATED, *RUNTIMES)}  # many programs have a kind "job"
     if document.kind in KINDS or document.kind.endswith("List") or document.is_foreign:
         return ""
     # as close as no other kind of the group is: TFJob, PaddleJob

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from podtune.cluster.job.manifest import Json, dig
+from podtune.cluster.job.manifest import Json
 from podtune.cluster.lint.diagnostic import Diagnostic, Place
 
 OPERATED = ("PyTorchJob", "TrainJob")
@@ -102,9 +102,11 @@ class Document:
         """True for Kubeflow's kinds, and for a Job whose pods are the processes of one training."""
         if self.kind != "Job":
             return self.kind in KINDS and not self.is_foreign
-        spec = dig(self.content, "spec")
+        spec = self.content.get("spec")
+        if self.group != "batch" or not isinstance(spec, dict):
+            return False
         several = spec.get("completionMode") == "Indexed" or spec.get("parallelism") not in (None, 0, 1)
-        return self.group == "batch" and several and bool(DISTRIBUTED.search(str(spec)))
+        return several and bool(DISTRIBUTED.search(str(spec)))
 
     def line(self, path: Place) -> int:
         """The line, from 1, of the value at ``path``, or of what is around it where that is absent."""

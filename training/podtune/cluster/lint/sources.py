@@ -9,14 +9,15 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from podtune.cluster.lint.documents import read
+from podtune.cluster.lint.documents import DISTRIBUTED, read
 from podtune.run.errors import NotFound
 
 ENDINGS = (".yaml", ".yml", ".json")
 STDIN = "-"
 #: what makes a file of a directory worth reading
 WORTH = re.compile(
-    r"PyTorchJob|TrainJob|TrainingRuntime|PersistentVolumeClaim|pytorch-job-name|kind: Job|\"Job\"", re.I
+    r"(?i:PyTorchJob|TrainJob|TrainingRuntime|PersistentVolumeClaim|pytorch-job-name)"
+    rf"|\bkind\"?: *\"?Job\b(?s:.*?)(?:{DISTRIBUTED.pattern})"
 )
 KUSTOMIZATION = "kustomization.yaml"
 
