@@ -75,3 +75,15 @@ def test_a_terminal_sees_life_while_something_works_and_a_pipe_its_one_line() ->
     assert shown.count("podtune: counting [1] ...") > 2  # a spinner that turns
     piped = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (piped.stdout, piped.stderr) == ("one\ntwo\n", "podtune: counting [1] ...\n")
+
+
+def test_a_command_that_is_printed_beside_a_spinner_stays_one_line() -> None:
+    code = (
+        "from podtune.run.errors import working\nwith working('x'):\n    print('podtune watch ' + 'd' * 300)"
+    )
+    ours, theirs = os.openpty()
+    subprocess.run([sys.executable, "-c", code], stdout=theirs, stderr=theirs, check=True)
+    os.close(theirs)
+    shown = os.read(ours, 65536).decode()
+    os.close(ours)
+    assert "podtune watch " + "d" * 300 in shown

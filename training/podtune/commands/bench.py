@@ -48,7 +48,7 @@ def run(
     context: Context = "",
     as_json: AsJson = False,
 ) -> None:
-    """Measure a sweep: models x strategies x world sizes x precisions, one record a case.
+    """Measure models, strategies, world sizes and precisions.
 
     Everything is checked before any process is started. A case that runs out of memory, hangs or fails has a
     record too. In a pod records are printed between markers as well. Ctrl-C keeps what is done; the same
@@ -170,7 +170,7 @@ def report(
     ],
     as_json: AsJson = False,
 ) -> None:
-    """Compare the records below DIR: which strategy to use, why, and what cannot be compared.
+    """Compare the records below DIR: which strategy, and why.
 
     Prints a table of each comparison; writes report.html (one page, no network needed), report.md and
     report.csv into DIR.

@@ -65,7 +65,7 @@ def plan(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Memory a rank, bytes on the wire, time a step, what limits it: from formulas, before anything runs.
+    """Predict memory, bytes on the wire and time from formulas.
 
     \b
     Examples:

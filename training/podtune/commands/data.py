@@ -63,7 +63,9 @@ def cifar10(
         int, typer.Option(help="No CIFAR-10: so many images of its shape, made to be learned.")
     ] = 0,
 ) -> None:
-    """Write CIFAR-10 as the benchmark reads it, of an archive, a download by torchvision, or made.
+    """Write CIFAR-10 as the benchmark reads it.
+
+    From an archive, a download by torchvision, or made.
 
     \b
     Examples:
@@ -120,9 +122,10 @@ def inspect(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what would be trained: rows, tokens, lengths, cuts, and three rows with the loss mask marked.
+    """Show what would be trained: rows, tokens, lengths, cuts.
 
-    All other options are those of training, and the rows are made by the same code.
+    Three rows are shown with the loss mask marked. All other options are those of training, and the rows are
+    made by the same code.
 
     \b
     Examples:
@@ -131,16 +134,17 @@ def inspect(
       podtune data inspect --data chats.jsonl --model HuggingFaceTB/SmolLM3-3B --max_length 2048 --json
     """
     settings = _settings(context, config, data, model)
-    from podtune.sft.data.inspect import inspect as inspect_rows
-    from podtune.sft.data.inspect import stop_ids_of
-    from podtune.sft.data.source import check_source
-    from podtune.sft.data.tokenizer import TokenizeOptions
-
     source = settings.sources.train
     source = dataclasses.replace(source, split=split or source.split)
-    source.fetch()
-    check_source(source)
-    with working("tokenising"):
+    with working("reading rows, tokenising"):
+        # some of these import transformers, which takes seconds
+        from podtune.sft.data.inspect import inspect as inspect_rows
+        from podtune.sft.data.inspect import stop_ids_of
+        from podtune.sft.data.source import check_source
+        from podtune.sft.data.tokenizer import TokenizeOptions
+
+        source.fetch()
+        check_source(source)
         origin, tokenizer, vocabulary = _model_files(settings)
         report = inspect_rows(
             source,
@@ -167,7 +171,7 @@ def prepare_rows(
     model: Model = None,
     as_json: AsJson = False,
 ) -> None:
-    """Tokenise a data set into a folder, so that the processes of a job find it there.
+    """Tokenise a data set into a folder, ahead of a job.
 
     Any number of pods may run this at once on a shared volume: one works, the others wait for it. What is
     there already is kept. A name in the folder stands for rows, tokenizer and options, so that nothing stale
@@ -179,14 +183,14 @@ def prepare_rows(
       podtune data prepare --data datasets/qa --model models/tiny --output /cache/tokenized --json
     """
     settings = _settings(context, config, data, model)
-    from podtune.sft.data.source import Sources
-    from podtune.sft.data.tokenise import tokenised
-    from podtune.sft.data.tokenizer import TokenizeOptions
+    with working("reading rows, tokenising"):
+        from podtune.sft.data.source import Sources
+        from podtune.sft.data.tokenise import tokenised
+        from podtune.sft.data.tokenizer import TokenizeOptions
 
-    # an evaluation split is prepared, too, whatever asks for it later
-    sources = Sources.of({"eval_strategy": "steps", **settings.values, "tokenized_cache": output})
-    sources.check()
-    with working("tokenising"):
+        # an evaluation split is prepared, too, whatever asks for it later
+        sources = Sources.of({"eval_strategy": "steps", **settings.values, "tokenized_cache": output})
+        sources.check()
         _, tokenizer, vocabulary = _model_files(settings)
         packs, eval_packs = settings.value("packing"), settings.value("eval_packing")
         work = [(sources.train, packs)]

@@ -27,7 +27,7 @@ def build(
     seed: Annotated[int, typer.Option(help="Seed of the random weights.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Make a SmolLM3-architecture model with random weights and its own tokenizer and chat template.
+    """Make a small SmolLM3 with random weights and a tokenizer.
 
     The same data, size and seed give the same bytes; nothing is downloaded.
 
@@ -57,7 +57,7 @@ def info(
     trust_remote_code: TrustRemoteCode = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show parameters, FLOPs a token and tokenizer, without reading weights.
+    """Show parameters, FLOPs and tokenizer of any model.
 
     \b
     Examples:
@@ -88,7 +88,7 @@ def merge(
     output: Annotated[Path, typer.Option(help="Folder to make.")],
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
-    """Merge a LoRA adapter into its base: one folder that any server loads.
+    """Merge a LoRA adapter into its base, for any server.
 
     \b
     Examples:

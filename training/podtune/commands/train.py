@@ -43,6 +43,8 @@ def train(
 
         # torchrun would say at length that it chooses 1
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, usable_cpus() // int(processes))))
+    # torchrun and each process import torch before they have something to say
+    print(f"podtune: starting torchrun, --nproc-per-node {processes} ...", file=sys.stderr, flush=True)
     from podtune.pod.launch import launch
 
     program = ["--standalone", "--nproc-per-node", processes, "-m", "podtune.training"]

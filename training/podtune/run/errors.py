@@ -140,7 +140,8 @@ def working(text: str, *, shown: bool = True) -> Iterator[None]:
     from rich.spinner import Spinner
     from rich.text import Text
 
-    console, spinner = Console(stderr=True), Spinner("dots", Text(said))
+    # soft_wrap: a command that is printed meanwhile stays one line, which can be pasted
+    console, spinner = Console(stderr=True, soft_wrap=True), Spinner("dots", Text(said))
     # what is printed meanwhile goes above it, but not where stdout is a file or a pipe
     with Live(spinner, console=console, transient=True, redirect_stdout=sys.stdout.isatty()):
         yield
