@@ -98,6 +98,22 @@ def test_sampled_answers_to_a_file_are_the_same_each_time(
     assert len({row["answer"] for row in found}) > 6
 
 
+def test_answers_to_rows_with_references_are_counted_as_right(
+    micro: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def ask(rows: list[dict[str, str]], name: str) -> list[dict[str, str]]:
+        source = write(tmp_path / f"{name}.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+        output = tmp_path / f"{name}-answers.jsonl"
+        command.generate(str(micro), input=source, output=output, max_new_tokens=24)
+        return rows_of(output)
+
+    (answered,) = ask([{"question": "q", "answer": "no model says this"}], "first")
+    assert f"{micro}: 0.0% of 1 exactly right" in capsys.readouterr().out
+    rows = [{"question": "q", "answer": answered["answer"]}, {"question": "q", "answer": "nor this"}]
+    ask(rows, "second")
+    assert f"{micro}: 50.0% of 2 exactly right" in capsys.readouterr().out
+
+
 # ---- one prompt, a chat ----
 def test_one_prompt_prints_one_answer_and_of_two_models_each_under_its_name(
     micro: Path, capsys: pytest.CaptureFixture[str]

@@ -162,6 +162,7 @@ def answer_input(
 
     from podtune.sft.generate.answer_file import check_output, read_prompts, write_answers
     from podtune.sft.generate.answers import answer, by_length
+    from podtune.sft.generate.evaluate import normalised
 
     check_output(output)
     items = read_prompts(source)
@@ -178,3 +179,7 @@ def answer_input(
                 rows[at][column] = text
     write_answers(rows, output)
     print(f"{output}: {len(items)} answers")
+    asked = [row for row in rows if "reference" in row]
+    for column, name in zip(("answer", "answer_against"), names if asked else (), strict=False):
+        right = sum(normalised(str(row[column])) == normalised(str(row["reference"])) for row in asked)
+        print(f"{name}: {right / len(asked):.1%} of {len(asked)} exactly right")

@@ -61,7 +61,7 @@ def model_card(record: Json) -> str:
         "tokens seen": f"{measured.tokens or 0:,}",
         "batch": f"{record['global_batch_size']} rows a step, {over}",
         "learning rate": f"{config['learning_rate']:g}, {config['lr_scheduler_type']}",
-        "longest row": f"{config['max_length']} tokens",
+        "rows are cut at": f"{config['max_length']} tokens",
         "seed": str(record["seed"]),
     }
     if "rows" in data:
