@@ -123,3 +123,13 @@ def test_a_command_whose_extra_is_not_installed_names_it(tmp_path: Path) -> None
     assert done.returncode == 69
     assert "pyarrow is not installed" in done.stderr
     assert "podtune[train]" in done.stderr
+    done = core("doctor", "--cluster")
+    assert (done.returncode, "podtune[cluster]" in done.stderr) == (69, True)
+
+
+def test_the_core_alone_writes_values_for_rows_that_it_cannot_read(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("question,answer\na,b\n")
+    made = tmp_path / "values.yaml"
+    done = core("init", "--data", str(tmp_path / "rows.csv"), "--model", "org/model", "--output", str(made))
+    assert done.returncode == 0, done.stderr
+    assert "not looked at" in made.read_text()

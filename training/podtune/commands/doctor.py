@@ -39,10 +39,13 @@ def doctor(
     import json
     import sys
     from dataclasses import asdict
+    from importlib.util import find_spec
 
     from podtune.machine.checks import Check, exit_code, run_checks
     from podtune.machine.doctor import machine_checks
 
+    if cluster and find_spec("kubernetes") is None:
+        raise ModuleNotFoundError(name="kubernetes")  # podtune.cli names the extra
     checks = machine_checks(output_dir)
     if cluster:
         from podtune.cluster.live.doctor import DEADLINE_S, check_cluster

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -71,6 +72,8 @@ def look_at(data: str) -> str:
     """
     if not Path(data).expanduser().exists():
         return f"rows of {data}, from the hub"
+    if find_spec("pyarrow") is None:
+        return f"rows of {data}, not looked at: pip install 'podtune[train]' could"
     from podtune.sft.data.source import DataSource, check_source
 
     check_source(DataSource(data))
