@@ -22,6 +22,8 @@ def set_library_environment(threads: int, traces: str = "") -> None:
     # that somebody else may have written
     os.environ.setdefault("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "1")
     os.environ["OMP_NUM_THREADS"] = str(threads)
+    # threads that spin take the cores from those that they wait for, wherever something else runs, too
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if not {ALLOCATOR, "PYTORCH_CUDA_ALLOC_CONF"} & set(os.environ):
         # each batch has another length, which leaves gaps in memory that comes in blocks of fixed size
