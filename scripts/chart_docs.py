@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from podtune.cluster.chart.render import CHART, render
+from podtune.cluster.chart import render
+from podtune.cluster.chart.render import CHART
 from podtune.cluster.live.rights import rules
 
 DEPLOY = CHART.parents[1] / "deploy"
@@ -90,7 +91,8 @@ def rendered(profile: str) -> str:
         "# Generated: python scripts/chart_docs.py. The same as: podtune render -f "
         f"deploy/values/{profile}.yaml --name {profile}\n"
     )
-    documents = render([DEPLOY / "values" / f"{profile}.yaml"], [], profile).split("---\n")
+    values = render.merged_values([DEPLOY / "values" / f"{profile}.yaml"], [])
+    documents = render.rendered(values, profile).split("---\n")
     return (
         head + "---\n" + "---\n".join(text for text in documents if text and "/templates/tests/" not in text)
     )

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-
-from podtune.cluster.chart.render import render
+from support.chart import render
 
 VALUES = Path(__file__).resolve().parents[2] / "deploy" / "values"
 

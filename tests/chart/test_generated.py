@@ -7,8 +7,9 @@ import shutil
 from pathlib import Path
 
 import pytest
+from support.chart import render
 
-from podtune.cluster.chart.render import CHART, render
+from podtune.cluster.chart.render import CHART
 
 ROOT = CHART.parents[1]
 PROFILES = sorted(path.stem for path in (ROOT / "deploy" / "values").glob("*.yaml"))

@@ -10,9 +10,10 @@ import shlex
 
 import pytest
 import yaml
+from support.chart import render
 from typer.testing import CliRunner
 
-from podtune.cluster.chart.render import CHART, render
+from podtune.cluster.chart.render import CHART
 from podtune.cluster.lint.check import lint
 from podtune.commands import bench
 from podtune.sft.config import settings as config

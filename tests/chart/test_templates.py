@@ -490,7 +490,9 @@ def test_what_a_runtime_can_be_patched_with_is_that_of_the_other_kinds(manifests
 @pytest.mark.parametrize("target", ["2.2", "2.3", "2.4"])
 @pytest.mark.parametrize("profile", ["cpu-smoke", "single-gpu", "two-node", "reference"])
 def test_every_trainer_from_2_2_on_takes_the_trainjob(profile, target):
-    from podtune.cluster.chart.render import CHART, render
+    from support.chart import render
+
+    from podtune.cluster.chart.render import CHART
     from podtune.cluster.lint.check import lint
     from podtune.cluster.lint.targets import parse
 
@@ -636,7 +638,8 @@ def escapes(tmp_path):
 
 
 def test_what_the_chart_has_no_word_for_goes_into_the_pod_as_it_is(escapes):
-    from podtune.cluster.chart.render import render
+    from support.chart import render
+
     from podtune.cluster.lint.check import lint
 
     text = render([escapes], TWO, "run", engine="python")
@@ -656,7 +659,7 @@ def test_what_the_chart_has_no_word_for_goes_into_the_pod_as_it_is(escapes):
 
 
 def test_a_sidecar_needs_no_prepare(escapes):
-    from podtune.cluster.chart.render import render
+    from support.chart import render
 
     text = render([escapes], ["mode=benchmark"], "run", engine="python")
     made = next(one for one in yaml.safe_load_all(text) if one["kind"] == "PyTorchJob")
@@ -673,7 +676,7 @@ def test_labels_by_which_a_pod_is_found_are_not_the_users(job, place, label):
 
 
 def test_what_a_trainjob_cannot_say_is_refused(escapes):
-    from podtune.cluster.chart.render import render
+    from support.chart import render
 
     with pytest.raises(UserError, match="with api trainjob"):
         render([escapes], ["api=trainjob"], "run", engine="python")

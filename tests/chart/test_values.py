@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+from support.chart import render
 
-from podtune.cluster.chart.render import CHART, merged_values, render
+from podtune.cluster.chart.render import CHART, merged_values
 from podtune.run.errors import UserError
 
 SHARED = [f"persistence.{volume}.accessModes={{ReadWriteMany}}" for volume in ("models", "data", "output")]

@@ -248,7 +248,7 @@ def test_a_pod_that_is_started_again_joins_others_that_are_past_their_preflight(
     running = store.TCPStore(
         "127.0.0.1", port, is_master=True, wait_for_workers=False, timeout=datetime.timedelta(seconds=5)
     )  # type: ignore[attr-defined]
-    with pytest.raises(rendezvous.Underway):
+    with pytest.raises(rendezvous.RendezvousFailed, match="past their preflight"):
         rendezvous.Rendezvous(
             PodPlace(1, 2, 1, "127.0.0.1", port), PodInfo("pod-1", 1), wait_s=30, timeout_s=5
         )

@@ -60,6 +60,7 @@ def fine_tune(
         file = Path(folder) / "config.yaml"
         file.write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
         # a process of its own: its memory and its process group end with it
+        # -P: the working directory, which may be anybody's, is not imported from
         command = [sys.executable, "-P", "-m", "podtune.cli", "train"]
         command += ["-n", str(processes), "--config", str(file)]
         last_words: deque[str] = deque(maxlen=20)
@@ -75,11 +76,8 @@ def fine_tune(
                 process.terminate()
                 raise
     if process.returncode:
-        raise UserError(
-            "the run failed:\n" + "".join(last_words),
-            where=str(settings["output_dir"]),
-            code=process.returncode,
-        )
+        what = "the run failed:\n" + "".join(last_words)
+        raise UserError(what, where=str(settings["output_dir"]), code=process.returncode)
     return load(settings["output_dir"])
 
 
@@ -106,12 +104,10 @@ def lint(*manifests: StrPath) -> Verdict:
 
     sources = []
     for manifest in manifests:
-        text = isinstance(manifest, str) and "\n" in manifest
-        sources.append(
-            ("manifest", str(manifest))
-            if text
-            else (str(manifest), Path(manifest).read_text(encoding="utf-8"))
-        )
+        if isinstance(manifest, str) and "\n" in manifest:
+            sources.append(("manifest", manifest))
+        else:
+            sources.append((str(manifest), Path(manifest).read_text(encoding="utf-8")))
     return check(sources)
 
 

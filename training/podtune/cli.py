@@ -5,14 +5,13 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from difflib import get_close_matches
 from typing import Annotated
 
 import click
 import typer
 from typer.core import TyperGroup
 
-from podtune.run.errors import USAGE, Unavailable, UserError, reader_left, report
+from podtune.run.errors import USAGE, Unavailable, UserError, near, reader_left, report
 
 # the module in podtune/commands (a group of commands has an `app` there, a command a function), and the line
 # in `podtune --help`, of at most 60 characters
@@ -73,9 +72,9 @@ class Podtune(TyperGroup):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
+        # typer's own suggestion looks among the commands that are imported, which are none yet
         if name not in COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
-            near = get_close_matches(name, COMMANDS, n=1)
-            ctx.fail(f"no such command {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+            ctx.fail(f"no such command {name!r}{near(name, [*COMMANDS])}")
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> object:
@@ -100,9 +99,8 @@ def load(name: str) -> click.Command:
     if hasattr(module, "app"):
         parent.add_typer(module.app, name=name)
     else:
-        parent.command(name, context_settings=getattr(module, "CONTEXT", None))(
-            getattr(module, name.replace("-", "_"))
-        )
+        command = getattr(module, name.replace("-", "_"))
+        parent.command(name, context_settings=getattr(module, "CONTEXT", None))(command)
     return typer.main.get_group(parent).commands[name]
 
 
@@ -153,11 +151,8 @@ def not_installed(error: ModuleNotFoundError) -> Exception:
     library = (error.name or "").partition(".")[0]
     if library in ("", "podtune"):
         return error
-    return Unavailable(
-        f"{library} is not installed",
-        where="this command",
-        fix=f"pip install 'podtune[{EXTRAS.get(library, 'train')}]'",
-    )
+    fix = f"pip install 'podtune[{EXTRAS.get(library, 'train')}]'"
+    return Unavailable(f"{library} is not installed", where="this command", fix=fix)
 
 
 WRONG_USAGE = 2  # as the parser of the command line has it; 64 is that of the programs in pods

@@ -43,7 +43,7 @@ def chart_manifests(values: list[Path], sets: list[str], name: str, namespace: s
     """The manifests of podtune's chart, of which the training YAML in ``config`` was checked, too.
 
     Raises:
-        UserError: as :func:`podtune.cluster.chart.render.render`, or an unknown key or a wrong value there.
+        UserError: as :func:`podtune.cluster.chart.render.rendered`, or an unknown key or a wrong value there.
     """
     from podtune.cluster.chart.render import effective_values, merged_values, rendered
     from podtune.sft.config.settings import check_yaml

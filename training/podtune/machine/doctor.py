@@ -45,6 +45,7 @@ def machine_checks(output_dir: Path) -> list[Check]:
 
 def gpu() -> Result:
     """The GPUs that torch can use, or its reason, from a process that may hang in a dead driver."""
+    # the device of AMD's driver
     if not (facts.visible_gpus() or Path("/dev/kfd").exists()):
         return Result("gpu", "ok", "no GPU; the demo, the tests and the dry run need none")
     if importlib.util.find_spec("torch") is None:

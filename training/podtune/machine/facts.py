@@ -126,6 +126,7 @@ def free_memory() -> int:
     with contextlib.suppress(ValueError):  # no cgroup
         taken = int(_cgroup("memory.current", "memory/memory.usage_in_bytes"))
         stat = dict(line.split() for line in _cgroup("memory.stat", "memory/memory.stat").splitlines())
+        # what files take of the limit is given back on demand
         cache = int(stat.get("total_inactive_file") or stat["inactive_file"])
         return int(min(free, memory_limit() - taken + cache))
     return int(free)

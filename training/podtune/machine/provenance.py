@@ -63,6 +63,7 @@ def without_secrets(words: Sequence[str]) -> list[str]:
     for word in words:
         name, separator, _ = word.partition("=")
         secret = bool(_SECRET.match(name)) and not _NO_SECRET.match(name.replace("-", "_"))
+        # an option without its value may be followed by the next option
         if is_value and not word.startswith("--"):
             word = "***"
         elif secret and separator:
@@ -81,15 +82,13 @@ def git_sha() -> str | None:
         return COMMIT_FILE.read_text().strip() if COMMIT_FILE.exists() else None
 
     def git(*words: str) -> str:
-        return subprocess.run(
-            ["git", "-C", str(root), *words], capture_output=True, text=True, timeout=10
-        ).stdout.strip()
+        command = ["git", "-C", str(root), *words]
+        return subprocess.run(command, capture_output=True, text=True, timeout=10).stdout.strip()
 
     try:
         sha = git("rev-parse", "HEAD")
-        return (
-            sha + ("-dirty" if sha and git("status", "--porcelain", "--untracked-files=no") else "") or None
-        )
+        changed = sha and git("status", "--porcelain", "--untracked-files=no")
+        return f"{sha}-dirty" if changed else sha or None
     except (OSError, subprocess.TimeoutExpired):
         return None
 

@@ -172,15 +172,16 @@ def _torchrun(arguments: list[str]) -> int:
 
 def _failed(failures: Mapping[int, Any], killed: Sequence[int]) -> int:
     """Report how the ranks ended; the code that stands for them. torchrun had to kill ``killed``."""
-    ends = []
-    for rank, failure in sorted(
-        failures.items(), key=lambda item: (item[1].pid in killed, item[1].timestamp)
-    ):
-        how = "hung: it did not end when asked to" if failure.pid in killed else _named(failure.exitcode)
-        ends.append(f"rank {rank} {'' if failure.pid in killed else 'ended with '}{how}")
+    ends: list[str] = []
+    codes: list[int] = []
+    # the first failure first, as the others mostly follow from it; those that were killed last
+    for rank, end in sorted(failures.items(), key=lambda item: (item[1].pid in killed, item[1].timestamp)):
+        if end.pid in killed:
+            ends.append(f"rank {rank} hung: it did not end when asked to")
+        else:
+            ends.append(f"rank {rank} ended with {_named(end.exitcode)}")
+            codes.append(end.exitcode)
         print(f"podtune launch: {ends[-1]}", file=sys.stderr, flush=True)
-    by_time = sorted(failures.values(), key=lambda failure: failure.timestamp)
-    codes = [failure.exitcode for failure in by_time if failure.pid not in killed]
     code = exit_code_of(codes or [PEER_LOST])
     if not (TERMINATION_LOG.exists() and TERMINATION_LOG.stat().st_size):  # no rank has left its reason
         terminate_log(ends[0], code)
@@ -274,6 +275,7 @@ def exit_code_of(codes: Sequence[int]) -> int:
     since the others are mostly its consequence.
     """
     for code in codes:
+        # 2 is a wrong command line, the others are of sysexits
         if code == 2 or 64 <= code <= 78:
             return code
     return next((128 - code if code < 0 else code for code in codes if code), 1)

@@ -12,9 +12,8 @@ import json
 import os
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from podtune.pod.pod_info import PodInfo
 from podtune.pod.preflight import BUS_GB_PER_S, AllReduce, Problem, Verdict, assess, errors, slow
@@ -35,21 +34,13 @@ FIX = "kubectl get pods; check names, port and NetworkPolicy, and nccl.env for t
 
 
 class RendezvousFailed(Exception):
-    """Pods that did not arrive, came twice, or do not reach each other."""
+    """Pods that did not arrive, came twice, do not reach each other, or are past their preflight."""
 
-    def __init__(self, pod: str, check: str, text: str) -> None:
+    def __init__(
+        self, pod: str, check: str, text: str, fix: str = FIX, severity: Literal["error", "warning"] = "error"
+    ) -> None:
         super().__init__(text)
-        self.problem = Problem(pod, check, text, FIX)
-
-
-class Underway(RendezvousFailed):
-    """The other pods are past their preflight: this one was started again."""
-
-    def __init__(self, pod: str) -> None:
-        super().__init__(
-            pod, "names", "the other pods are past their preflight: started again, it joins them"
-        )
-        self.problem = replace(self.problem, fix="nothing to do", severity="warning")
+        self.problem = Problem(pod, check, text, fix, severity)
 
 
 def judge_together(place: PodPlace, info: PodInfo, *, wait_s: float, timeout_s: float) -> Verdict:
@@ -86,8 +77,8 @@ class Rendezvous:
         """Meet the master: ``wait_s`` is for all pods to arrive, ``timeout_s`` for what they do then.
 
         Raises:
-            RendezvousFailed: the master's port is not reachable, or another pod has this pod's rank.
-            Underway: what answers at the master's port is not a preflight.
+            RendezvousFailed: the master's port is not reachable, or what answers there is not a preflight, or
+                another pod has this pod's rank.
         """
         self.pod, self._info, self._timeout_s = pod, info, timeout_s
         self._deadline, self._notified_at = time.monotonic() + wait_s, time.monotonic()
@@ -123,7 +114,8 @@ class Rendezvous:
                 answered_until = answered_until or time.monotonic() + UNDERWAY_S
                 while not store.check([OPEN]):
                     if time.monotonic() > answered_until:
-                        raise Underway(self._info.pod)
+                        text = "the other pods are past their preflight: started again, it joins them"
+                        raise RendezvousFailed(self._info.pod, "names", text, "nothing to do", "warning")
                     time.sleep(POLL_S)
                 return store
             except dist.DistError as error:
@@ -141,6 +133,7 @@ class Rendezvous:
             self.pod.master_port,
             is_master=self.pod.node_rank == 0,
             timeout=datetime.timedelta(seconds=seconds),
+            # it would wait without a word about who is missing
             wait_for_workers=False,
         )
         return store

@@ -10,13 +10,17 @@ import shutil
 import subprocess
 import tempfile
 from pathlib import Path
-from typing import Any, Literal
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 
 from podtune.cluster.chart.refusals import explained
 from podtune.run.errors import ConfigError, NotFound, Unavailable, UsageError
 from podtune.run.yaml_text import load
+
+if TYPE_CHECKING:
+    from helm_python import Chart
 
 _SHIPPED = Path(__file__).resolve().parents[2] / "shipped"  # in a wheel: pyproject.toml puts them there
 _CHECKOUT = Path(__file__).resolve().parents[4]
@@ -33,28 +37,15 @@ _ORDER = (
 _SOURCE = re.compile(r"^# Source: (\S+)\n", re.MULTILINE)
 
 
-def render(
-    values_files: list[Path],
-    sets: list[str],
-    name: str,
-    namespace: str = "default",
-    *,
-    engine: Engine = "auto",
-) -> str:
+def rendered(values: Values, name: str, namespace: str = "default", *, engine: Engine = "auto") -> str:
     """The manifests that ``helm install NAME`` would create, in its order, each under ``# Source: FILE``.
 
-    ``values_files`` and ``sets`` (``a.b=c``, ``--set``'s grammar) are merged as Helm does: later ones win,
-    maps merge, lists are replaced. Test hooks are included, notes are not.
+    ``values`` are the user's (:func:`merged_values`). Test hooks are included, notes are not.
 
     Raises:
-        UserError: a values file that is missing or not a mapping, a value that the schema refuses (with the
-            near name of an unknown key), a combination that a template refuses, or no engine.
+        UserError: a value that the schema refuses (with the near name of an unknown key), a combination that
+            a template refuses, or no engine.
     """
-    return rendered(merged_values(values_files, sets), name, namespace, engine=engine)
-
-
-def rendered(values: Values, name: str, namespace: str = "default", *, engine: Engine = "auto") -> str:
-    """:func:`render` of values that are merged already."""
     if engine == "auto":
         engine = "helm" if shutil.which("helm") else "python"
     documents = (_by_helm if engine == "helm" else _by_python)(values, name, namespace)
@@ -63,7 +54,13 @@ def rendered(values: Values, name: str, namespace: str = "default", *, engine: E
 
 
 def merged_values(values_files: list[Path], sets: list[str]) -> Values:
-    """The user's values: files in order, then ``sets``; without the chart's defaults."""
+    """The user's values, without the chart's defaults: files in order, then ``sets``.
+
+    ``sets`` are of --set's grammar (``a.b=c``). Later ones win, maps merge, lists are replaced, as in Helm.
+
+    Raises:
+        UserError: a values file that is missing or not a mapping, or a wrong ``--set``.
+    """
     values: Values = {}
     for file in values_files:
         _merge(values, _read_values(file))
@@ -151,7 +148,7 @@ def _wrong_set(expression: str, reason: str) -> UsageError:
     return UsageError(f"{expression!r}: {reason}", where="--set", fix="for example --set distributed.nodes=2")
 
 
-def _library() -> Any:
+def _library() -> ModuleType:
     """helm-python-sdk: Helm's engine and its grammar of values."""
     try:
         import helm_python
@@ -159,7 +156,8 @@ def _library() -> Any:
         what = "neither helm nor helm-python-sdk is installed"
         fix = "install helm (https://helm.sh/docs/intro/install), or pip install 'podtune[render]'"
         raise Unavailable(what, where="render", fix=fix) from error
-    return helm_python
+    library: ModuleType = helm_python
+    return library
 
 
 def _helm(*words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
@@ -186,6 +184,7 @@ def _by_python(values: Values, name: str, namespace: str) -> list[tuple[str, str
     return [
         (source, document)
         for source, text in files.items()
+        # not NOTES.txt
         if source.endswith(".yaml")
         for document in re.split(r"^---\s*$\n?", text, flags=re.MULTILINE)
         if _kind(document)
@@ -193,7 +192,7 @@ def _by_python(values: Values, name: str, namespace: str) -> list[tuple[str, str
 
 
 @functools.cache
-def _chart() -> Any:
+def _chart() -> Chart:
     """The chart as the engine's own object, loaded once: it does not change under a process."""
     return _library().Chart.load(str(CHART))
 

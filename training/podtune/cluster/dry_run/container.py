@@ -68,6 +68,7 @@ class LocalContainer:
 def kill_marked(mark: str) -> None:
     """End every process that carries the mark, and wait until they are gone, at most :data:`KILLED_S`."""
     until = time.monotonic() + KILLED_S
+    # again and again: a process may fork between the look and the kill
     while (pids := list(marked(mark))) and time.monotonic() < until:
         for pid in pids:
             with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -132,6 +132,7 @@ class Operator:
                         return "Running", f"still running after {timeout_s:.0f} s (--timeout)"
                     if kill and self._step >= kill[1] and self._kill(kill[0]):
                         kill = None
+                    # a pod that cannot be started here has raised in its thread
                     for thread in wait(threads, TICK_S, FIRST_EXCEPTION).done:
                         thread.result()
                 self._clean_up(threads, PATIENCE_S if verdict[0] == "Succeeded" else 0)
@@ -161,6 +162,7 @@ class Operator:
                 again = f"after {pod.restarts} restart; a cluster would try again"
                 how = again if pod.retries(code) else final
                 return "Failed", f"{pod.name} ended with exit code {code}, {how}"
+        # the operator asks a Master alone, where there is one
         if any(pod.pod.replica_type == "master" for pod in succeeded):
             return "Succeeded", "the master succeeded"
         if len(succeeded) == len(self.pods):

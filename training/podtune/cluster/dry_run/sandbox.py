@@ -69,9 +69,8 @@ class Sandbox:
             source = entry.get("valueFrom")
             value = self._value_from(source, pod) if source else expand(str(entry.get("value") or ""), env)
             if value is None:
-                self.note(
-                    f"{entry['name']} comes from {next(iter(source))} in the cluster and is absent here"
-                )
+                kind = next(iter(source))
+                self.note(f"{entry['name']} comes from {kind} in the cluster and is absent here")
             else:
                 env[entry["name"]] = value
         return env
@@ -104,6 +103,7 @@ class Sandbox:
             return text
         overrides = dict(self.config_overrides)
         if content.get("publish"):
+            # nothing of a dry run may take the place of what a real run has published
             overrides["publish"] = f"file://{self.root / 'published'}"
         changes = {name: value for name, value in overrides.items() if content.get(name) != value}
         if not changes:
@@ -121,6 +121,7 @@ class Sandbox:
         if keyed := re.fullmatch(r"metadata\.(labels|annotations)\['(.+)'\]", path):
             return (pod.labels if keyed[1] == "labels" else pod.annotations).get(keyed[2], "")
         fields = {
+            # of the uid it counts only that pods differ in it
             **dict.fromkeys(("metadata.name", "metadata.uid"), pod.name),
             **dict.fromkeys(("status.podIP", "status.hostIP", "status.podIPs"), "127.0.0.1"),
             "metadata.namespace": "default",

@@ -38,6 +38,7 @@ def _pod(job: Json, index: int) -> Pod:
         labels={**dig(template, "metadata", "labels"), f"{LABEL}job-name": name, INDEX: str(index)},
         annotations={**dig(template, "metadata", "annotations"), INDEX: str(index)},
         spec=spec,
+        # a podFailurePolicy decides by the exit code, as the operator's ExitCode does
         restart_policy="ExitCode" if by_code else spec.get("restartPolicy") or "Never",
         final=final_codes(job["spec"]),
     )

@@ -15,6 +15,7 @@ EXIT_CODES = frozenset(range(1, 256))  # of a container that failed
 def dig(content: Json | None, *keys: str) -> Json:
     """The mapping at ``keys`` below ``content``, an empty one where any of them is absent."""
     for key in keys:
+        # null is absent to the API server
         content = (content or {}).get(key)
     return content or {}
 

@@ -89,9 +89,11 @@ def _pod(job: Json, role: str, index: int) -> Pod:
     injected = injected_environment(job, role, index)
     for container in spec.get("containers") or []:
         container["env"] = [*(container.get("env") or []), *as_env(injected)]
+    # behind the pod's own, which run while the master's name does not resolve yet
     if role == "Worker" and "Master" in replica_specs(job):
         spec["initContainers"] = [*(spec.get("initContainers") or []), init_container(name)]
     policy = replica["restartPolicy"]
+    # the operator makes the pod again itself, so the kubelet may not start its containers again
     spec["restartPolicy"] = "Never" if policy == "ExitCode" else policy
     return Pod(
         name=replica_name(name, role, index),
@@ -118,7 +120,7 @@ def labels(job: Json, role: str, index: int) -> dict[str, str]:
     return own
 
 
-def init_container(job_name: str) -> Json:
+def init_container(job_name: str) -> dict[str, object]:
     """The last init container of a worker, which waits for the master's DNS name, not its port."""
     master = replica_name(job_name, "Master", 0)
     look_up = f"if nslookup {master}; then err=0 && break; fi;echo waiting for master; sleep {INIT_WAIT_S}"
@@ -144,6 +146,7 @@ def injected_environment(job: Json, role: str, index: int) -> dict[str, str]:
     env = {"PYTHONUNBUFFERED": "1"}
     if "Master" in specs:
         port, host = str(port_of(job, "Master")), replica_name(job["metadata"]["name"], "Master", 0)
+        # the pod's, whatever its name says: torchrun gives the processes theirs
         rank = str(index + (role == "Worker"))
         env |= {"MASTER_PORT": port, "PET_MASTER_PORT": port, "MASTER_ADDR": host, "PET_MASTER_ADDR": host}
         env |= {"WORLD_SIZE": str(nodes * processes_per_node(spec)), "RANK": rank, "PET_NODE_RANK": rank}
@@ -158,6 +161,7 @@ def _elastic_environment(job: Json, elastic: Json) -> dict[str, str]:
     env = {
         "PET_RDZV_ENDPOINT": f"{host}:{elastic.get('rdzvPort') or port_of(job, 'Worker')}",
         "PET_RDZV_BACKEND": elastic.get("rdzvBackend") or "c10d",
+        # bounds of the Workers alone: a Master is not counted
         "PET_NNODES": f"{elastic['minReplicas']}:{elastic['maxReplicas']}",
     }
     keys = {"PET_MAX_RESTARTS": "maxRestarts", "PET_NPROC_PER_NODE": "nProcPerNode", "PET_RDZV_ID": "rdzvId"}

@@ -77,11 +77,13 @@ def _pod(job: Json, runtime: Json, template: Json, index: int) -> Pod:
             if step["name"] == NODE:
                 _merge(template, dig(step, "template", "spec", "template"))
     spec = template["spec"]
+    # spec.trainer goes into this container and no other
     container = next(item for item in spec["containers"] if item["name"] == NODE)
     container |= {target: trainer[key] for key, target in HANDED_ON.items() if trainer.get(key) is not None}
     own = [*(container.get("env") or []), *(trainer.get("env") or [])]
     container["env"] = [*own, *as_env(environment(job, runtime, index))]
     labels = {
+        # the JobSet has the TrainJob's name
         f"{LABEL}jobset-name": name,
         f"{LABEL}replicatedjob-name": NODE,
         "batch.kubernetes.io/job-completion-index": str(index),

@@ -49,6 +49,7 @@ def unknown_value(job: Job) -> Iterator[Diagnostic]:
     """
     if job.kind != "PyTorchJob":
         return
+    # the CRD lists no values for these fields, so the API server takes any text
     policy = dig(job.spec, "runPolicy").get("cleanPodPolicy", "None")
     if policy not in ("None", "Running", "All"):
         message = f"{policy!r} is none of None, Running, All"
@@ -111,6 +112,7 @@ def name_too_long(job: Job) -> Iterator[Diagnostic]:
         replica_name(job.name, template.role, max(0, template.replicas - 1)) for template in job.templates
     )
     longest = max(names, key=len, default="")
+    # a name that is too long by itself is PT010's
     if len(longest) > 63 and len(job.name) <= 63:
         message = f"the name has {len(job.name)} characters, so {longest} has {len(longest)} of at most 63"
         yield Diagnostic(("metadata", "name"), message)
@@ -150,6 +152,7 @@ def container_without_image(job: Job) -> Iterator[Diagnostic]:
     The API server refuses every other pod with one; the CRD does not demand it.
     """
     for template in job.templates:
+        # the webhook looks at containers alone, so init containers are refused later, with the pod
         others = template.init_containers if job.kind == "PyTorchJob" else []
         for container in (*template.containers, *others):
             filled_in = job.kind in RUNTIMES and container.name == template.main_name
@@ -203,9 +206,8 @@ def pod_name(job: Job) -> Iterator[Diagnostic]:
     namespace = str(job.metadata.get("namespace") or "")
     if namespace and not LABEL.fullmatch(namespace):
         message = f"{namespace!r} cannot be the name of a namespace"
-        yield Diagnostic(
-            ("metadata", "namespace"), message, fix="lower-case letters, digits and '-'", by="api"
-        )
+        fix = "lower-case letters, digits and '-'"
+        yield Diagnostic(("metadata", "namespace"), message, fix=fix, by="api")
     if job.kind == "TrainJob":  # Trainer hands spec.labels on to the JobSet, which is refused
         yield from metadata(job.spec, ("spec",))
     yield from (replace(found, by="api") for found in metadata(job.metadata, ("metadata",)))

@@ -24,7 +24,7 @@ from podtune.cluster.lint.diagnostic import Diagnostic, Place, Severity
 from podtune.cluster.lint.documents import JOBS, KINDS, OPERATED, RUNTIMES, Document, read
 from podtune.cluster.lint.job import Job, LintContext
 from podtune.cluster.lint.rules import RULES
-from podtune.cluster.lint.schema import VARIABLE, SchemaCheck, schema
+from podtune.cluster.lint.schema import VARIABLE, Schema, SchemaCheck, schema
 from podtune.cluster.lint.sources import STDIN, WORTH
 from podtune.cluster.lint.targets import SAME_SCHEMA, TRAINERS, Target
 
@@ -94,23 +94,25 @@ def _annotated(document: Document) -> set[str]:
 
 def _job(document: Document, target: Target) -> Job:
     """The job by the version of Trainer that fits best, the newest of them."""
-    if document.kind == "Job":
-        checked = SchemaCheck(document.text)
-        return Job(
-            document, checked.cleaned(document.content, indexed_jobs.schema()), violations=checked.found
-        )
-    family = {"PyTorchJob": "pytorchjob", "TrainJob": "trainjob"}.get(document.kind, "runtime")
+    # the newest first: of versions with as few violations min() takes the first
     versions = [target.trainer] if target.trainer else list(reversed(TRAINERS))
     jobs: list[Job] = []
-    for version in [target.operator] if family == "pytorchjob" else versions:
+    for version in {"PyTorchJob": [target.operator], "Job": [""]}.get(document.kind, versions):
         checked = SchemaCheck(document.text)
-        content = checked.cleaned(document.content, schema(f"{family}-{SAME_SCHEMA.get(version, version)}"))
+        content = checked.mapping(document.content, _schema(document.kind, version))
         found = [*checked.found, *trainjobs.long_step_names(content, version)]
         found = [one for one in found if not _given_around(document, one)]
         jobs.append(Job(document, content, violations=found, target=target, trainer=version))
         if not found:
             break
     return min(jobs, key=lambda job: len(job.violations))
+
+
+def _schema(kind: str, version: str) -> Schema:
+    if kind == "Job":
+        return indexed_jobs.schema()
+    family = {"PyTorchJob": "pytorchjob", "TrainJob": "trainjob"}.get(kind, "runtime")
+    return schema(f"{family}-{SAME_SCHEMA.get(version, version)}")
 
 
 def _given_around(document: Document, found: Diagnostic) -> bool:

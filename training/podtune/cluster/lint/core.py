@@ -35,6 +35,7 @@ def refusals(node: Json, path: Place, holder: str) -> Iterator[Diagnostic]:
         yield from OBJECTS[holder](node, path)
     for key, value in node.items():
         inside = SAME_AS.get(key, key) or holder
+        # whose spec is a claim's, not a pod's
         if isinstance(value, dict) and key != "volumeClaimTemplate":
             yield from refusals(value, (*path, key), inside)
         elif isinstance(value, list):
@@ -156,6 +157,7 @@ def _amounts(amounts: Json, path: Place) -> Iterator[Diagnostic]:
             yield Diagnostic(at, f"{name!r} is not a resource of a container", fix=fix, code="PT021")
         if number < 0:
             yield Diagnostic(at, f"{name} is {value}, below 0", fix="give an amount", code="PT023")
+        # extended resources are counted in whole devices
         elif "/" in name and "kubernetes.io/" not in name and number != int(number):
             message = f"{name} is {value!r}: a device cannot be shared out, it has to be a whole number"
             yield Diagnostic(at, message, fix=GPU_FIX, code="PT023")

@@ -35,7 +35,7 @@ _Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 class Loader(_Base):  # type: ignore[misc]
     """PyYAML's safe loader with the scalars of YAML 1.2, and strings as keys."""
 
-    def construct_mapping(self, node: Any, deep: bool = False) -> Json:
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[str, object]:
         return {_key(key): value for key, value in super().construct_mapping(node, deep).items()}
 
 
@@ -72,7 +72,7 @@ class Document:
         return str(self.content.get("kind") or "")
 
     @property
-    def metadata(self) -> Json:
+    def metadata(self) -> dict[str, object]:
         metadata = self.content.get("metadata")
         return metadata if isinstance(metadata, dict) else {}
 
@@ -108,24 +108,24 @@ class Document:
         several = spec.get("completionMode") == "Indexed" or spec.get("parallelism") not in (None, 0, 1)
         return several and bool(DISTRIBUTED.search(str(spec)))
 
-    def line(self, path: Place) -> int:
-        """The line, from 1, of the value at ``path``, or of what is around it where that is absent."""
-        node, mark = self.node, self.node.start_mark
+    def _along(self, path: Place) -> list[tuple[Any, Any]]:
+        """Mark and node of the document, and of each value on the way to ``path`` that there is."""
+        found = [(self.node.start_mark, self.node)]
         for key in path:
-            child = _child(node, key)
+            child = _child(found[-1][1], key)
             if child is None:
                 break
-            mark, node = child
-        return int(mark.line) + 1
+            found.append(child)
+        return found
+
+    def line(self, path: Place) -> int:
+        """The line, from 1, of the value at ``path``, or of what is around it where that is absent."""
+        return int(self._along(path)[-1][0].line) + 1
 
     def text(self, path: Place) -> str | None:
         """The scalar at ``path`` as it is written, or None."""
-        node = self.node
-        for key in path:
-            child = _child(node, key)
-            if child is None:
-                return None
-            node = child[1]
+        found = self._along(path)
+        node = found[-1][1] if len(found) > len(path) else None
         return str(node.value) if isinstance(node, yaml.ScalarNode) else None
 
 
@@ -148,9 +148,7 @@ def _read(text: str, source: str) -> tuple[list[Document], list[Diagnostic]]:
         loader = Loader(text)
         while loader.check_node():
             node = loader.get_node()
-            sizes = _Sizes()
-            sizes.of(node)
-            for key in sizes.twice:
+            for key in _doubled_keys(node):
                 message = f"{key.value!r} is given twice; the last one wins"
                 errors.append(_not_yaml(source, key.start_mark.line + 1, message, "remove one of them"))
             content = loader.construct_document(node)
@@ -164,42 +162,35 @@ def _read(text: str, source: str) -> tuple[list[Document], list[Diagnostic]]:
     return documents, errors
 
 
-class _Sizes:
-    """The walk over a document's nodes before it is built: its size with the aliases written out."""
+def _doubled_keys(root: Any) -> Iterator[Any]:
+    """Yield the nodes of keys that their mapping has already.
 
-    def __init__(self) -> None:
-        self.twice: list[Any] = []  # nodes of keys that their mapping has already
-        self.written = 0  # values that stand in the text
-        self.known: dict[int, int] = {}  # id of a node -> the values in it; 0 while it is open
-
-    def of(self, node: Any, depth: int = 0) -> int:
-        """The number of values in ``node``.
-
-        Raises:
-            ConstructorError: they are too many, or nested in themselves or too deeply.
-        """
-        self.written += 1
-        if type(node) is yaml.ScalarNode:
-            return 1
-        if self.known.get(id(node)) == 0 or depth > MAX_DEPTH:
-            problem = "nested deeper than 200" if depth > MAX_DEPTH else "an anchor contains itself"
+    Raises:
+        ConstructorError: the document, with its aliases written out, has too many values or too deep ones.
+    """
+    waiting, count, seen = [(root, 0)], 0, set[int]()
+    while waiting:
+        node, depth = waiting.pop()
+        first, count = id(node) not in seen, count + 1
+        seen.add(id(node))
+        problem = ""
+        if depth > MAX_DEPTH:
+            problem = f"nested deeper than {MAX_DEPTH}, or an anchor contains itself"
+        elif count > 100_000 + MAX_GROWTH * len(seen):
+            problem = f"its aliases stand for more than {count} values"
+        if problem:
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
-        if id(node) not in self.known:
-            self.known[id(node)] = 0
-            items = node.value
-            if type(node) is yaml.MappingNode:
-                keys: set[str] = set()
-                for key, _ in items:
-                    if type(key) is yaml.ScalarNode and key.tag != TAG + "merge":
-                        self.twice += [key] if key.value in keys else []
-                        keys.add(key.value)
-                items = [value for _, value in items]
-            total = 1 + sum(self.of(item, depth + 1) for item in items)
-            if total > 100_000 + MAX_GROWTH * self.written:
-                problem = f"its aliases stand for more than {total} values"
-                raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
-            self.known[id(node)] = total
-        return self.known[id(node)]
+        if isinstance(node, yaml.MappingNode):
+            waiting += [(value, depth + 1) for _, value in node.value]
+            names: set[str] = set()
+            for key, _ in node.value if first else ():
+                # a mapping may have several << merged into it
+                if isinstance(key, yaml.ScalarNode) and key.tag != TAG + "merge":
+                    if key.value in names:
+                        yield key
+                    names.add(key.value)
+        elif isinstance(node, yaml.SequenceNode):
+            waiting += [(item, depth + 1) for item in node.value]
 
 
 def _objects(content: Json, node: Any, source: str, holder: str = "") -> Iterator[Document]:

@@ -93,6 +93,7 @@ def image_not_pinned(job: Job) -> Iterator[Diagnostic]:
     loose: dict[str, Place] = {}
     for container in job.containers:
         _, colon, tag = container.image.rsplit("/", 1)[-1].partition(":")
+        # a digest pins it, and what a variable stands for is not known
         if container.image and not re.search(r"[@${]", container.image) and (not colon or tag == "latest"):
             loose.setdefault(container.image, (*container.path, "image"))
     if loose:

@@ -27,10 +27,11 @@ FIELDS = {
 
 
 @cache
-def schema() -> Json:
+def schema() -> crd.Schema:
     """The schema of a Job: its own fields, and the pod template of a PyTorchJob's."""
     replicas = crd.schema("pytorchjob-1.9")["properties"]["spec"]["properties"]["pytorchReplicaSpecs"]
     spec: Json = {name: {"type": kind} for name, kind in FIELDS.items()}
+    # a pod template is core/v1's in both
     spec["template"] = replicas["additionalProperties"]["properties"]["template"]
     spec["completionMode"] |= {"enum": ["Indexed", "NonIndexed"]}
     of_spec = {"type": "object", "required": ["template"], "properties": spec, "additionalProperties": False}

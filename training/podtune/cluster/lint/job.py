@@ -67,6 +67,7 @@ class Job:
     @property
     def name(self) -> str:
         """The name, or the shortest that generateName can become."""
+        # Kubernetes cuts it to 58 characters and appends five
         generated = str(self.metadata.get("generateName") or "")
         return str(self.metadata.get("name") or (generated and generated[:58] + "x" * 5))
 

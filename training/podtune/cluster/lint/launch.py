@@ -43,6 +43,7 @@ def rendezvous_by_hand(job: Job) -> Iterator[Diagnostic]:
         for index, entry in container.env:
             name, place = entry["name"], (*container.path, "env", index, "name")
             if job.kind == "TrainJob" and name in RESERVED and job.by_torch is not False:
+                # before Trainer 2.2 the webhook looks at them beside numProcPerNode only
                 sure = job.by_torch and (job.trainer > "2.1" or job.spec["trainer"].get("numProcPerNode"))
                 yield Diagnostic(place, f"{name} is reserved for Trainer", "error" if sure else "warning")
             elif job.kind == "PyTorchJob" and name in injected:
@@ -146,6 +147,7 @@ def loopback_between_pods(job: Job) -> Iterator[Diagnostic]:
             value = str(text or "").strip()
             if name in INTERFACES and value.lstrip("=").split(",")[0] in ("lo", "lo0"):
                 used = bool(container.gpus) == (name == "NCCL_SOCKET_IFNAME") and name != "TP_SOCKET_IFNAME"
+                # pods in the network of one node reach each other by its loopback
                 sure = used and not template.pod.get("hostNetwork")
                 message = f"{name} is {value}, which reaches no other pod"
                 yield Diagnostic((*container.path, *place), message, "error" if sure else "warning")

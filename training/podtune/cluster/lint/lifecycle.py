@@ -57,6 +57,7 @@ def exit_code_under_torchrun(job: Job) -> Iterator[Diagnostic]:
     It retries codes of 128 and above, and torchrun turns every failure into 1.
     """
     for template, container in job.mains():
+        # podtune launch hands the rank's own code on
         if template.restart_policy == "ExitCode" and container.launch.kind == "torchrun":
             place = (*template.path, "restartPolicy")
             yield Diagnostic(place, "restartPolicy ExitCode of {role} with bare torchrun")
@@ -129,6 +130,7 @@ def only_sleeps(job: Job) -> Iterator[Diagnostic]:
     """
     for template in job.templates:
         for container in template.init_containers:
+            # a native sidecar is an init container that is meant to run on
             sidecar = container.spec.get("restartPolicy") == "Always"
             if SLEEPS.fullmatch(" ".join(container.words)) and not sidecar:
                 message = f"the init container {container.name!r} of {{role}} never ends"

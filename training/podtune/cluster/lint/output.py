@@ -83,6 +83,7 @@ def _data(text: str) -> str:
 
 
 def _property(text: str) -> str:
+    # a property of a workflow command ends at these
     return _data(text).replace(":", "%3A").replace(",", "%2C")
 
 
@@ -96,6 +97,7 @@ def as_sarif(verdict: Verdict, *, notes: bool = False) -> str:
             "locations": [
                 {
                     "physicalLocation": {
+                        # a SARIF file needs a path, and stdin has none
                         "artifactLocation": {"uri": "stdin" if finding.source == STDIN else finding.source},
                         "region": {"startLine": finding.line},
                     },

@@ -22,6 +22,7 @@ def quantity(value: Any) -> Decimal | None:
 @lru_cache(maxsize=4096)
 def _parsed(text: str) -> Decimal | None:
     match = _QUANTITY.fullmatch(text)
+    # a number of thousands of digits would take seconds
     if match is None or len(text) > 40:
         return None
     number = Decimal(match[1])

@@ -104,6 +104,7 @@ def elastic_range(job: Job) -> Iterator[Diagnostic]:
         message = f"minReplicas {low} is above maxReplicas {high}" if low > high else f"minReplicas is {low}"
         yield Diagnostic(ELASTIC, message)
     elif not low <= workers.replicas <= high:
+        # an autoscaler brings the number into its range
         scaled = workers.replicas > high or elastic.get("metrics")
         message = f"{workers.replicas} Workers are outside {low} to {high}"
         yield Diagnostic(ELASTIC, message, "warning" if scaled else "error")

@@ -62,6 +62,7 @@ def rule(
     """Declare a check as a rule."""
 
     def declare(check: Check) -> Check:
+        # docs/lint.md and --explain show both
         name, summary = check.__name__.replace("_", "-"), " ".join((check.__doc__ or "").split())
         RULES.append(Rule(code, severity, by, fix, kinds, check, name, summary))
         return check

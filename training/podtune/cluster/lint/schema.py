@@ -18,6 +18,7 @@ from podtune.cluster.job.manifest import Json
 from podtune.cluster.lint.diagnostic import Diagnostic, Place
 from podtune.run.errors import near
 
+Schema = dict[str, Any]  # JSON Schema, of the keywords that a CRD uses
 #: what envsubst, Katib or a template engine fills in before the API server sees it
 VARIABLE = re.compile(r"\$\{[^}]*\}|^\$[A-Za-z_]\w*$|\{\{.*\}\}")
 TYPES: dict[str, type | tuple[type, ...]] = {
@@ -48,7 +49,7 @@ BOUNDS: dict[type, tuple[str, str, str]] = {
 
 
 @cache
-def _roots(file: str) -> dict[str, Json]:
+def _roots(file: str) -> dict[str, Schema]:
     content = json.loads(Path(__file__).with_name(f"{file}.schema.json").read_text(encoding="utf-8"))
     nodes = content["nodes"]
     for node in nodes:
@@ -60,7 +61,7 @@ def _roots(file: str) -> dict[str, Json]:
     return {name: nodes[number] for name, number in content["roots"].items()}
 
 
-def schema(name: str) -> Json:
+def schema(name: str) -> Schema:
     """The schema of a whole document: ``pytorchjob-1.9``, ``trainjob-2.1``, ``runtime-2.3``."""
     return _roots("pytorchjob" if name.startswith("pytorchjob") else "trainer")[name]
 
@@ -76,7 +77,7 @@ class SchemaCheck:
         self.text_at = text_at
         self.found: list[Diagnostic] = []
 
-    def cleaned(self, value: Any, schema: Json, path: Place = ()) -> Any:
+    def cleaned(self, value: object, schema: Schema, path: Place = ()) -> object:
         """``value`` without the parts that are of a wrong type or null, safe for the rules to walk.
 
         Like the API server, it reads null as absent. A variable of a template where a number is wanted
@@ -91,7 +92,7 @@ class SchemaCheck:
             self._wrong_type(value, " or ".join(kinds), path)
             return None
         if isinstance(value, dict):
-            return self._object(value, schema, path)
+            return self.mapping(value, schema, path)
         self._bounds(value, schema, path)
         if isinstance(value, list) and "items" in schema:
             self._unique(value, schema.get("x-kubernetes-list-map-keys", []), path)
@@ -102,10 +103,11 @@ class SchemaCheck:
     def _add(self, code: str, path: Place, message: str, fix: str = "") -> None:
         self.found.append(Diagnostic(path, message, fix=fix, code=code))
 
-    def _object(self, value: Json, schema: Json, path: Place) -> Json:
+    def mapping(self, value: Json, schema: Schema, path: Place = ()) -> dict[str, object]:
+        """:meth:`cleaned` of a whole document, or of a mapping in it."""
         properties, others = schema.get("properties", {}), schema.get("additionalProperties", True)
         required = schema.get("required", ())
-        kept: Json = {}
+        kept: dict[str, object] = {}
         for key, item in value.items():
             if key not in properties and others is False and item is not None:
                 fix = OF_THE_POD if path == ("spec", "trainer") and key in POD_FIELDS else ""
@@ -122,9 +124,10 @@ class SchemaCheck:
                 self._add("PT004", (*path, key), f"{key!r} is required here")
         return kept
 
-    def _bounds(self, value: Any, schema: Json, path: Place) -> None:
+    def _bounds(self, value: Any, schema: Schema, path: Place) -> None:
         pattern = schema.get("pattern")
         text = isinstance(value, str) and not VARIABLE.search(value)
+        # search, not match: a pattern of JSON Schema is not anchored
         if pattern and text and not re.search(pattern, value):
             quantity = "numkMGTPE" in pattern
             problem = "is not a quantity" if quantity else f"does not fit {pattern}"
@@ -177,6 +180,7 @@ def _last(path: Place) -> str | int:
 
 
 def _is(value: Any, kind: str) -> bool:
+    # a bool is an int to Python, not to JSON
     if isinstance(value, bool):
         return kind == "boolean"
     if kind == "integer" and isinstance(value, float):

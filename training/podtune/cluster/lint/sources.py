@@ -65,6 +65,7 @@ def _in_directory(folder: Path) -> Iterator[tuple[str, str]]:
 def _patches(folder: Path) -> set[str]:
     """Names of the files that a kustomization of this folder applies as patches."""
     file = folder / KUSTOMIZATION
+    # a patch is a part of an object, of which half the fields would be missing
     documents, _ = read(_text(str(file)), KUSTOMIZATION) if file.is_file() else ([], [])
     names: set[str] = set()
     for document in documents:
@@ -78,6 +79,7 @@ def _patches(folder: Path) -> set[str]:
 def _text(name: str) -> str:
     try:
         content = sys.stdin.buffer.read() if name == STDIN else Path(name).read_bytes()
+        # editors of Windows begin a file with a byte order mark
         return content.decode("utf-8-sig")
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else f"it is not UTF-8: {error}"

@@ -40,6 +40,7 @@ def launcher_overrides_operator(job: Job) -> Iterator[Diagnostic]:
         for name in (*SETS_RANK, "nnodes", "nproc-per-node"):
             value = options.get(name, "")
             shell = re.search(r"\$\{?(RANK|WORLD_SIZE|MASTER_\w+|PET_\w+)\}?", value)
+            # Kubernetes itself expands $(NAME) alone
             if shell and not launch.script:
                 message = f"{{role}} passes --{name}={value}, and no shell expands {shell[0]}"
                 yield Diagnostic(place, message, fix=f"as Kubernetes expands it: $({shell[1]})")
@@ -71,10 +72,8 @@ def _same_on_every_pod(
         yield f"{{role}} passes {flag} in a job of {job.pods} pods: each would train alone", False
     count = options.get("nproc-per-node", "")
     if count.isdigit() and job.processes_per_pod not in (None, int(count)):
-        yield (
-            f"{{role}} passes --nproc-per-node={count}, and nprocPerNode says {job.processes_per_pod}",
-            False,
-        )
+        says = f"and nprocPerNode says {job.processes_per_pod}"
+        yield f"{{role}} passes --nproc-per-node={count}, {says}", False
 
 
 def trains_alone(options: dict[str, str]) -> bool:

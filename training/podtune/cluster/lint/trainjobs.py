@@ -57,6 +57,7 @@ def trainjob_name_too_long(job: Job) -> Iterator[Diagnostic]:
 
     Trainer's webhook takes them: the TrainJob waits for ever without a status.
     """
+    # a runtime that only the cluster knows is taken for the usual one
     steps = [str(step.get("name") or "") for step in replicated_jobs(job.runtime or TORCH_DISTRIBUTED)]
     longest = max(steps, key=len, default=NODE)
     index = len(str(max(0, job.pods - 1))) if longest == NODE else 1

@@ -89,6 +89,7 @@ class Cluster:
             body=body,
             auth_settings=["BearerToken"],
             _return_http_data_only=True,
+            # raw: objects stay as the API server has sent them
             _preload_content=False,
             _request_timeout=(CONNECT_S, read_s),
         )
@@ -145,10 +146,12 @@ class Cluster:
 
         Returns the object as the server has it, after its webhooks.
         """
+        # without Strict the API server drops unknown fields, with a warning that nobody sees
         query = [("fieldManager", MANAGER), ("fieldValidation", "Strict")] + [("dryRun", "All")] * dry_run
         if document["kind"] in JOB_KINDS:
             path = self.path(document["apiVersion"], document["kind"])
             return self.request("POST", path, body=document, query=query)
+        # a field that kubectl has set since then is taken back, rather than refused
         query.append(("force", "true"))
         patch = "application/apply-patch+yaml"
         return self.request("PATCH", self.path_of(document), body=document, query=query, patch=patch)
@@ -156,6 +159,7 @@ class Cluster:
     def delete(self, document: Json) -> bool:
         """Delete the object and what it owns; False if it was not there."""
         try:
+            # the default for a Job leaves its pods behind
             self.request("DELETE", self.path_of(document), body={"propagationPolicy": "Background"})
         except NotFound:
             return False
@@ -198,6 +202,7 @@ class Cluster:
     def jobs(self) -> list[Json]:
         """All jobs of the namespace that train."""
         jobs = [
+            # the items of a list come without their kind
             {**job, "kind": kind}
             for kind, (version, *_) in JOB_KINDS.items()
             for job in self.items(self.path(version, kind))
@@ -221,6 +226,7 @@ class Cluster:
         group = self.get("/apis/kueue.x-k8s.io")
         if group is None:
             return None
+        # which one is served changes: Kueue 0.20 stopped v1beta1
         return self.items(self.path(group["preferredVersion"]["groupVersion"], kind), selector)
 
     @contextlib.contextmanager

@@ -111,6 +111,7 @@ def permissions(cluster: Cluster) -> Result:
 
 def storage(cluster: Cluster) -> Result:
     """Storage classes whose provisioner can give several nodes one volume to write."""
+    # a class does not say its access modes: its provisioner's name has to do
     items = cluster.items("/apis/storage.k8s.io/v1/storageclasses")
     classes = {name_of(item): str(item.get("provisioner")) for item in items}
     shared = [name for name, provisioner in classes.items() if any(part in provisioner for part in SHARED)]
@@ -176,6 +177,7 @@ def _admits(cluster: Cluster, kind: str, queue: str) -> bool | None:
     metadata = {"name": "podtune-doctor", "labels": {QUEUE: queue}}
     job = {"apiVersion": JOB_KINDS[kind].version, "kind": kind, "metadata": metadata, "spec": specs[kind]}
     try:
+        # nothing else tells: Kueue's configuration lies in a namespace of its own
         return is_suspended(cluster.put(job, dry_run=True))
     except Refused:
         return None

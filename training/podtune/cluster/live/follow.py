@@ -94,6 +94,7 @@ def follow(cluster: Cluster, name: str, emit: Emit) -> str:
             for pod in watch.pods:
                 for status in container_statuses(pod):
                     key = name_of(pod), status["name"]
+                    # the operator's own says only that it waits for the master
                     if key not in logs and status["name"] != INIT_CONTAINER:
                         words = (cluster, *key, emit, over, forbidden)
                         logs[key] = threading.Thread(target=_follow_log, args=words, daemon=True)

@@ -35,6 +35,7 @@ def trains(job: Json) -> bool:
         return True
     containers = dig(job, "spec", "template", "spec").get("containers") or []
     named = any(container.get("name") == CONTAINER for container in containers)
+    # the Job of a JobSet is its TrainJob's, which is looked at itself
     return indexed_job.is_indexed(job) and named and not job["metadata"].get("ownerReferences")
 
 

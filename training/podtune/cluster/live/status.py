@@ -76,6 +76,7 @@ def scene_of(cluster: Cluster, name: str) -> Scene:
     _read_events(cluster, scene)
     for pod in scene.pods:
         for container in container_statuses(pod):
+            # the log of the end that is to be explained, not that of the new start
             restarted = bool(dig(container, "lastState", "terminated"))
             with contextlib.suppress(Refused):  # it has not begun, or its log is gone
                 lines = cluster.log_lines(

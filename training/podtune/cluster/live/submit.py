@@ -38,6 +38,7 @@ TOO_OLD = ("2.1", "2.0")
 
 def trainer_version(cluster: Cluster) -> str:
     """Kubeflow Trainer's version by the fields of its TrainJobs; empty where the API does not say."""
+    # the API version says nothing: it is v1alpha1 in all of them
     document = cluster.get("/openapi/v3/apis/trainer.kubeflow.org/v1alpha1") or {}
     for name, schema in dig(document, "components", "schemas").items():
         if name.endswith(".TrainJob"):

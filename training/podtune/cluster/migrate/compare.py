@@ -60,7 +60,7 @@ def _compared(before: Pod, after: Pod, without: set[str]) -> RankComparison:
     return RankComparison(before.name, after.name, equal, found)
 
 
-def _bare(pod: Pod) -> Json:
+def _bare(pod: Pod) -> dict[str, object]:
     """The pod's spec without the containers' variables, and without what each controller adds."""
     spec = copy.deepcopy(pod.spec)
     for key in ("restartPolicy", "subdomain"):

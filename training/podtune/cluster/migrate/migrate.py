@@ -51,7 +51,7 @@ def migrate(job: Json, to: To) -> Migration:
         raise DataError(what, where="metadata.name", fix=fix)
     result = Migration()
     template = _template(job, to, len(pods), result)
-    job_spec = _job_spec(job, template, result)
+    job_spec: Json = {**_retries(job, template, result), "template": template}
     policy = _run_policy(job, result)
     metadata = _metadata(job["metadata"])
     if to == "job":
@@ -83,6 +83,7 @@ def _trainjob(job: Json, metadata: Json, policy: Json, job_spec: Json, nodes: in
         if theirs in main:
             trainer[ours] = main[theirs]
     trainer["env"] = main.pop("env")
+    # without it Trainer drops image, command and numNodes of spec.trainer
     labels = {trainjob.ANCESTOR: "trainer"}
     step = {"name": trainjob.NODE, "template": {"metadata": {"labels": labels}, "spec": job_spec}}
     jobset: Json = {"replicatedJobs": [step]}
@@ -102,11 +103,11 @@ def _trainjob(job: Json, metadata: Json, policy: Json, job_spec: Json, nodes: in
     ]
 
 
-def _name(metadata: Json) -> Json:
+def _name(metadata: Json) -> dict[str, str]:
     return {key: metadata[key] for key in ("name", "namespace") if key in metadata}
 
 
-def _metadata(metadata: Json) -> Json:
+def _metadata(metadata: Json) -> dict[str, object]:
     kept = {key: value for key, value in copy.deepcopy(metadata).items() if key not in OF_THE_SERVER}
     (kept.get("annotations") or {}).pop(APPLIED, None)
     return {key: value for key, value in kept.items() if value not in ({}, None)}
@@ -158,10 +159,11 @@ def _rendezvous(job: Json, to: To, nodes: int, *, pet: bool) -> list[Json]:
     values["WORLD_SIZE"] = str(nodes * pytorchjob.processes_per_node(spec))
     values |= {"PET_MASTER_ADDR": host, "PET_MASTER_PORT": port} if pet else {}
     ranks = ["RANK", "PET_NODE_RANK"] if pet else ["RANK"]
+    # a copy each: one mapping in two places is an alias in YAML
     return [*({"name": rank, "valueFrom": copy.deepcopy(RANK_FIELD)} for rank in ranks), *as_env(values)]
 
 
-def _job_spec(job: Json, template: Json, result: Migration) -> Json:
+def _retries(job: Json, template: Json, result: Migration) -> dict[str, object]:
     """The fields of a Job for restartPolicy and backoffLimit: when pods are started again."""
     replicas = pytorchjob.replica_specs(pytorchjob.with_defaults(job))
     policies = {role: replica["restartPolicy"] for role, replica in replicas.items()}
@@ -170,18 +172,20 @@ def _job_spec(job: Json, template: Json, result: Migration) -> Json:
         result.lost.append(f"restartPolicy differs ({policies}): {ONE_SHAPE}, and {policy} is taken")
     if policy == "Always":
         result.lost.append("restartPolicy Always: a Job has OnFailure or Never, and OnFailure is taken")
+    # a Job has no ExitCode: its podFailurePolicy, which wants Never, decides by the code
     template["spec"]["restartPolicy"] = "Never" if policy in ("Never", "ExitCode") else "OnFailure"
     limit = dig(job, "spec", "runPolicy").get("backoffLimit")
-    spec: Json = {"backoffLimit": 0 if policy == "Never" else UNLIMITED if limit is None else limit}
+    limit = UNLIMITED if limit is None else limit
+    spec: dict[str, object] = {"backoffLimit": 0 if policy == "Never" else limit}
     if policy == "ExitCode":
         codes = {"operator": "In", "values": NEVER_RETRIED}
         spec["podFailurePolicy"] = {"rules": [{"action": "FailJob", "onExitCodes": codes}]}
-    return {**spec, "template": template}
+    return spec
 
 
-def _run_policy(job: Json, result: Migration) -> Json:
+def _run_policy(job: Json, result: Migration) -> dict[str, object]:
     """The rest of runPolicy, as far as the other kinds have it."""
-    kept: Json = {}
+    kept: dict[str, object] = {}
     for key, value in dig(job, "spec", "runPolicy").items():
         if key in ("suspend", "activeDeadlineSeconds", "ttlSecondsAfterFinished"):
             kept |= {key: value} if value is not None else {}

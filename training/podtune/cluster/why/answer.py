@@ -32,6 +32,7 @@ def explain(scene: Scene) -> Answer:
     """Find the cause that explains most, and say it."""
     subject = f"{scene.jobs[0]['kind']} {name_of(scene.jobs[0])}" if scene.jobs else scene.subject
     ended = [cause for job in scene.jobs for cause in of_failed_job(job, scene.pods)]
+    # the earliest of the best grade: what came after it may follow from it
     found = sorted([*ended, *causes(scene)], key=lambda cause: (cause.grade, cause.at))
     well = _well(scene)
     if well == "succeeded" or (well and not found):

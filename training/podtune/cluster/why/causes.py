@@ -237,7 +237,7 @@ def _of_folder(folder: Path) -> Iterator[Cause]:
             yield Cause("", "hangs", text, fix, SYMPTOM, "", sign)
 
 
-def record_of(folder: Path) -> Json:
+def record_of(folder: Path) -> dict[str, object]:
     """The run's record, empty where there is none to be read."""
     try:
         content = json.loads((folder / "run.json").read_text(encoding="utf-8"))

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 NAME = re.compile(r"trace_rank_(\d+)$")
 LARGEST = 256 * 1024**2  # bytes
@@ -33,7 +33,7 @@ class RankTrace:
 class _PlainPickle(pickle.Unpickler):
     """An unpickler that makes no objects: a dump comes from a volume, and a pickle may run anything."""
 
-    def find_class(self, module: str, name: str) -> Any:
+    def find_class(self, module: str, name: str) -> NoReturn:
         raise pickle.UnpicklingError(f"{module}.{name} is not part of a Flight Recorder's dump")
 
 
@@ -54,8 +54,10 @@ def _trace(rank: int, content: dict[str, Any]) -> RankTrace:
     """The rank's last collective of all ranks; a ValueError if it has entered none."""
     groups = content["pg_config"].values()
     world = frozenset(int(rank) for group in groups for rank in re.findall(r"\d+", str(group["ranks"])))
+    # point-to-point calls are numbered by themselves
     entries = [one for one in content["entries"] if not one.get("is_p2p")]
     last = max(
+        # torch's name for the group of all ranks
         (one for one in entries if one["process_group"][1] == "default_pg"),
         key=lambda one: int(one["collective_seq_id"]),
     )

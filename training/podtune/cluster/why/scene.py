@@ -81,11 +81,10 @@ def from_files(path: Path) -> Scene:
         files = sorted(file for pattern in ("*", "*/*") for file in path.glob(pattern) if file.is_file())
         scene.folder = path if (path / "run.json").is_file() else None
     scene.traces = read_traces(files)
+    # the YAML and JSON of a run's folder are the run's, not Kubernetes'
+    suffixes = LOGS if scene.folder else (*LOGS, ".yaml", ".yml", ".json")
     for file in files:
-        readable = file == path or file.suffix in (
-            LOGS if scene.folder else (*LOGS, ".yaml", ".yml", ".json")
-        )
-        if readable and not NAME.search(file.name):
+        if (file == path or file.suffix in suffixes) and not NAME.search(file.name):
             _add_file(scene, file)
     return scene
 

@@ -58,6 +58,7 @@ def pod_status(pod: Json) -> PodStatus:
             word = str(waits)
         elif ended.get("exitCode"):
             word = str(ended.get("reason") or "Error")
+    # the phase stays Running until the last container has ended
     if pod["metadata"].get("deletionTimestamp"):
         word = "Terminating"
     restarts = sum(int(container.get("restartCount") or 0) for container in container_statuses(pod))
