@@ -109,8 +109,8 @@ def measure(args: argparse.Namespace, world: Any, run_dir: Path, repo: str) -> d
         plain = time.perf_counter() - began
         began = time.perf_counter()
         next(meter.batches(source))
-        with meter.forward_of(watched, logs_next=False):
-            watched(row)
+        meter.time_forward(watched)
+        watched(row)
         held = time.perf_counter() - began - plain
         time.sleep(args.step_s)
         if world.world_size > 1:

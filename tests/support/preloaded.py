@@ -13,7 +13,7 @@ import_peft(quantized=False)
 for name in (
     "podtune.sft.config.resolve",
     "podtune.sft.train.build",
-    "podtune.sft.train.run",
+    "podtune.sft.train.run_folder",
     "podtune.sft.data.rows",
     "podtune.sft.model.load",
     "podtune.commands.launch",

@@ -91,7 +91,8 @@ def fine_tune(settings: Settings, world: World) -> int:
         from podtune.sft.train.build import build_trainer
         from podtune.sft.train.early import stopped_early
         from podtune.sft.train.refusals import refused_pickles_as_sentences
-        from podtune.sft.train.run import check_space, open_run
+        from podtune.sft.train.run import check_space
+        from podtune.sft.train.run_folder import open_run
         from podtune.sft.train.stop import Interrupted, StopSignals
 
     phase_ended("imports")

@@ -5,7 +5,7 @@ Read when a line is logged, so that a step costs a few readings of the clock and
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import math
 import resource
 import statistics
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import psutil
 import torch
 import torch.distributed as dist
+from accelerate.utils import gather_object
 
 from podtune.machine.facts import gpu_reading
 from podtune.run.world import World
@@ -34,8 +35,8 @@ FIELDS = ("tokens", "data_wait_s", "forward_s", "rss_gib", "gpu_memory_gib", "gp
 class Meter:
     """One rank's measurements since the last logging step, and everyone's after :meth:`exchange`.
 
-    On a GPU the forward pass is timed by CUDA events, in the steps that are logged alone. A step takes all
-    ranks equally long, because they wait for each other; a slow one shows by what it does before it first
+    On a GPU the forward pass is timed by CUDA events, and that of the logged step alone is read. A step takes
+    all ranks equally long, because they wait for each other; a slow one shows by what it does before it first
     waits: its data and its forward pass.
 
     Args:
@@ -49,10 +50,8 @@ class Meter:
         self._rows_read = 0  # of a stream, by this rank: up to which place
         self._world, self._local_forward = world, strategy in LOCAL_FORWARD
         self._process = psutil.Process()
-        self._all_steps, self._began = 0, 0.0
+        self._all_steps, self._forward_is_timed = 0, False
         self._forget()
-        self._hooked: Any = None
-        self._measuring, self._logs_next = False, False
         self.step_began = time.monotonic()
         self.ranks: list[dict[str, float]] = []  # by rank, as of the last exchange
 
@@ -64,6 +63,7 @@ class Meter:
         self._all_steps += 1
         self._steps += 1
         self.step_began = time.monotonic()
+        self._events.clear()
         return self._timed(source)
 
     def _timed(self, source: Iterator[Any]) -> Iterator[Any]:
@@ -77,34 +77,22 @@ class Meter:
                 self._waited_s += time.monotonic() - began
             yield batch
 
-    @contextlib.contextmanager
-    def forward_of(self, model: Any, *, logs_next: bool) -> Iterator[None]:
-        """Time the calls of the wrapped ``model`` in a training micro-batch, not those of an evaluation."""
-        if self._local_forward and self._hooked is None:
-            self._hooked = (
-                model.register_forward_pre_hook(self._enter),
-                model.register_forward_hook(self._leave),
-            )
-        self._logs_next, self._measuring = logs_next, True
-        try:
-            yield
-        finally:
-            self._measuring = False
+    def time_forward(self, model: torch.nn.Module) -> None:
+        """Time the training passes of the wrapped ``model`` from now on, where they are a rank's own."""
+        if self._local_forward and not self._forward_is_timed:
+            self._forward_is_timed = True
+            model.register_forward_pre_hook(functools.partial(self._clock, sign=-1))
+            model.register_forward_hook(functools.partial(self._clock, sign=1))
 
-    def _enter(self, *_: Any) -> None:
-        self._began = time.monotonic()
-        self._record_event()
-
-    def _leave(self, *_: Any) -> None:
-        if self._measuring and self._world.device_type != "cuda":
-            self._forward_s += time.monotonic() - self._began
-        self._record_event()
-
-    def _record_event(self) -> None:
-        if self._measuring and self._logs_next and self._world.device_type == "cuda":
+    def _clock(self, model: torch.nn.Module, *_: Any, sign: int) -> None:
+        if not model.training:  # an evaluation
+            return
+        if self._world.device_type == "cuda":  # the host is ahead of it, and is not made to wait
             event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             event.record()
             self._events.append(event)
+        else:
+            self._forward_s += sign * time.monotonic()
 
     def count(self, inputs: dict[str, torch.Tensor], places: Sequence[int] | None = None) -> None:
         """Count the real tokens of a micro-batch, and the ``places`` of its rows in a stream.
@@ -152,20 +140,19 @@ class Meter:
 
     def _forget(self) -> None:
         self._steps, self._waited_s, self._forward_s = 0, 0.0, 0.0
-        self._events: list[torch.cuda.Event] = []
+        self._events: list[torch.cuda.Event] = []  # before and after each forward pass of the current step
 
     def _look(self) -> dict[str, float]:
         """Measure this rank; what cannot be measured here is left out."""
         use = {"rss_gib": self._process.memory_info().rss / GIB}
-        measured = self._all_steps > 1 and self._steps > 0
-        if measured:
+        if self._all_steps > 1 and self._steps:
             use["data_wait_s"] = self._waited_s / self._steps
-        if measured and self._events:
-            self._events[-1].synchronize()
-            pairs = zip(self._events[::2], self._events[1::2], strict=False)
-            use["forward_s"] = sum(before.elapsed_time(after) for before, after in pairs) / 1000
-        elif measured and self._forward_s:
-            use["forward_s"] = self._forward_s / self._steps
+            if self._events:
+                self._events[-1].synchronize()
+                pairs = zip(self._events[::2], self._events[1::2], strict=False)
+                use["forward_s"] = sum(before.elapsed_time(after) for before, after in pairs) / 1000
+            elif self._forward_s:
+                use["forward_s"] = self._forward_s / self._steps
         if self._world.device_type == "cuda":
             use["gpu_memory_gib"] = torch.cuda.memory_reserved() / GIB
             reading = gpu_reading(self._world.device)
@@ -182,33 +169,25 @@ def system_metrics(
     slowest rank is from the median of the others. Below ``per_rank`` each rank's own, None where it has
     none.
     """
-    columns = {name: [rank.get(name) for rank in ranks] for name in FIELDS[1:]}
-    per_rank = {
-        name: [None if v is None else round(v, 6) for v in column]
-        for name, column in columns.items()
-        if any(map(_is, column))
-    }
     metrics: dict[str, float] = {}
-    for name, column in per_rank.items():
-        values = [value for value in column if value is not None]
-        metrics[name] = statistics.fmean(values) if name.endswith("_percent") else max(values)
+    per_rank: dict[str, list[float | None]] = {}
+    for name in FIELDS[1:]:
+        if values := [round(rank[name], 6) for rank in ranks if name in rank]:
+            metrics[name] = statistics.fmean(values) if name.endswith("_percent") else max(values)
+            per_rank[name] = [round(rank[name], 6) if name in rank else None for rank in ranks]
     if step_time_s and "data_wait_s" in metrics:
         metrics["data_wait_share"] = round(min(1.0, metrics["data_wait_s"] / step_time_s), 4)
+    if len(ranks) == 1:
+        return {**metrics}
     own = [
-        sum(pair)
-        for pair in zip(*(per_rank.get(name, []) for name in ("data_wait_s", "forward_s")), strict=False)
-        if all(map(_is, pair))
+        rank["data_wait_s"] + rank["forward_s"] for rank in ranks if {"data_wait_s", "forward_s"} <= {*rank}
     ]
-    if len(own) == len(ranks) > 1:
-        rank = max(range(len(own)), key=own.__getitem__)
-        others = statistics.median(own[:rank] + own[rank + 1 :])
+    if len(own) == len(ranks):
+        slowest = max(range(len(own)), key=own.__getitem__)
+        others = statistics.median(own[:slowest] + own[slowest + 1 :])
         if others > 0:
-            metrics |= {"slowest_rank": rank, "slowest_ratio": round(own[rank] / others, 3)}
-    return {**metrics, **({"per_rank": per_rank} if len(ranks) > 1 else {})}
-
-
-def _is(value: object) -> bool:
-    return value is not None
+            metrics |= {"slowest_rank": slowest, "slowest_ratio": round(own[slowest] / others, 3)}
+    return {**metrics, "per_rank": per_rank}
 
 
 def evaluation_of(logs: Mapping[str, object]) -> str:
@@ -247,10 +226,7 @@ def peak_memory_gib(world: World) -> list[float]:
         peak = torch.cuda.max_memory_allocated() / GIB
     else:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # Linux counts in KiB
-    peaks: list[Any] = [peak]
-    if world.world_size > 1:
-        peaks = [None] * world.world_size
-        dist.all_gather_object(peaks, peak)
+    peaks: list[float] = gather_object([peak])
     return peaks
 
 

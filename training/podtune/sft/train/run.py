@@ -1,11 +1,12 @@
-"""One start of a fine-tune, from the lock on its folder to the last line of its record."""
+"""One start of a fine-tune, from the first lines of its log to the last line of its record."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import secrets
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,7 +19,7 @@ from podtune.run.errors import OK, PREEMPTED, PeerLost, UserError, exit_code, ou
 from podtune.run.exit import peer_failure
 from podtune.run.files import open_new
 from podtune.run.follow import read_record
-from podtune.run.lock import Lock, claim
+from podtune.run.lock import Lock
 from podtune.run.log_lines import head_line
 from podtune.run.record import (
     CUDA_PEAK,
@@ -44,9 +45,7 @@ from podtune.sft.train.meter import (
 from podtune.sft.train.parameters import adapter_layers, estimated_checkpoint_bytes, trained_parameters
 from podtune.sft.train.progress import Progress, repeated_rows
 from podtune.sft.train.publish import model_card, push_to_hub, write_final
-from podtune.sft.train.resume import find_checkpoint, is_finished
 from podtune.sft.train.saving import CheckpointWriter
-from podtune.sft.train.uploader import CheckpointUploader
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -58,63 +57,6 @@ if TYPE_CHECKING:
 RESERVE_FILE, RESERVED = ".reserve", 2**17
 FAILED_WAIT_S = 30.0  # for the uploads, after an error: the other ranks are waiting for this one to end
 LEAVING_S = 5.0  # for a save in flight when another rank is lost
-VOLUME_SLACK_S = 20.0  # beyond timeout_s: within it a volume may be slow
-
-
-@contextlib.contextmanager
-def open_run(arguments: Arguments, rows: TokenRows, world: World) -> Iterator[FineTune | None]:
-    """Open the folder of a run; yield None if an earlier start has finished it. A collective call.
-
-    In the order in which each needs the one before: the lock, the watch on the volume, the copy in object
-    storage, the checkpoint to resume from, the record. An exception in the block is put on
-    record, and everything is closed in the opposite order.
-    """
-    folder, training, options = arguments.folder, arguments.training, arguments.run
-    with contextlib.ExitStack() as stack:
-        lock: Lock | None = None
-
-        def take_lock() -> None:
-            nonlocal lock
-            lock = stack.enter_context(claim(folder))
-
-        on_main(world, take_lock)  # two jobs in one folder would ruin both
-        if world.local_rank == 0:
-            limit_s = options.timeout_s + VOLUME_SLACK_S
-            stack.enter_context(output_volume.watch_volume(folder, limit_s))
-        uploader = None
-        if arguments.publish_url:
-            uploader = CheckpointUploader(arguments.publish_url, folder, world, training.save_total_limit)
-        fingerprint, resuming = rows.info.fingerprint, arguments.resume_options()
-        key = arguments.resume_key(fingerprint)
-        resume = on_main(world, lambda: find_checkpoint(folder, key, resuming, uploader))
-        if uploader:
-            resume = uploader.share(resume, fingerprint)
-        asked = training.max_steps, training.num_train_epochs
-        if resume and on_main(world, lambda: is_finished(folder, resume, *asked)):
-            if world.is_main:
-                print(
-                    f"{arguments.name} is finished at step {resume.step}: a higher max_steps with "
-                    "--allow_resume_change resumes it"
-                )
-            if uploader and (unpublished := on_main(world, uploader.complete)):
-                raise not_published(folder, unpublished)
-            yield None
-            return
-        writer = CheckpointWriter(
-            folder, world, limit=training.save_total_limit, async_save=options.async_save, uploader=uploader
-        )
-        run = FineTune(arguments, rows, world, resume, writer, lock)
-        if world.is_main:
-            run.begin()
-            if options.aim_repo:
-                from podtune.run.aim.tracking import start_tracker
-
-                stack.callback(start_tracker(folder, options.aim_repo).finish)
-        try:
-            yield run
-        except Exception as error:
-            run.fail(error)
-            raise
 
 
 def not_published(output_dir: Path, reason: str) -> PeerLost:
@@ -126,7 +68,7 @@ def not_published(output_dir: Path, reason: str) -> PeerLost:
 
 
 class FineTune:
-    """A fine-tune between :func:`open_run` and its end. Every rank has one; only rank 0's writes.
+    """A fine-tune in a folder that :func:`open_run` opened. Every rank has one; only rank 0's writes.
 
     Args:
         resume: the checkpoint that this start continues from.
@@ -144,38 +86,31 @@ class FineTune:
     ) -> None:
         self.world, self.rows, self.resume, self.writer = world, rows, resume, writer
         self.resume_path = str(resume.path) if resume else None
-        self._arguments, self._notes = arguments, list(arguments.notes)
+        self._arguments, self._folder, self._notes = arguments, arguments.folder, list(arguments.notes)
         self._record = arguments.record(world, rows.info.to_json())
         self._estimate: MemoryEstimate | None = None
         self._step = resume.step if resume else 0
         self.meter = Meter(world, arguments.strategy, tokens_before=resume.tokens if resume else 0)
+        on_step = lock.step if lock else None
         self.progress = Progress(
-            self._arguments.folder,
-            self.meter,
-            world,
-            from_step=self._step,
-            rows=rows.count,
-            on_step=lock.step if lock else None,
+            self._folder, self.meter, world, from_step=self._step, rows=rows.count, on_step=on_step
         )
 
     # ---- before training ----
     def begin(self) -> None:
         """Write run.json, with the attempts of earlier starts, and reserve space for its end. Rank 0."""
-        record, earlier = self._record, read_record(self._arguments.folder) or {}
+        record, earlier = self._record, read_record(self._folder) or {}
         # of the start that this one continues, or that ended before its first checkpoint
         if not self._step and earlier.get("status") == "ok":
             earlier = {}
         record["started_at"] = earlier.get("started_at", record["started_at"])
         record["attempts"] = [*earlier.get("attempts", []), {"started_at": now(), "from_step": self._step}]
         self._write()
-        reserve = self._arguments.folder / RESERVE_FILE
-        with contextlib.suppress(OSError):
-            reserve.unlink(missing_ok=True)
-            with open_new(reserve) as stream:
-                stream.write(secrets.token_hex(RESERVED // 2))
+        with contextlib.suppress(OSError), open_new(self._folder / RESERVE_FILE) as stream:
+            stream.write(secrets.token_hex(RESERVED // 2))
 
     def _write(self) -> None:
-        write_json(self._arguments.folder / "run.json", self._record)
+        write_json(self._folder / "run.json", self._record)
 
     def check_memory(self, arguments: Arguments, origin: Origin) -> None:
         """Estimate the memory of a GPU, see :func:`estimate_memory`. A collective call."""
@@ -193,10 +128,11 @@ class FineTune:
         """Print the start lines: what runs where, with which choices. Rank 0."""
         if not self.world.is_main:
             return
-        world, record, data, args = self.world, self._record, self._record["data"], trainer.args
-        trained, rows, tokens = trained_parameters(trainer.model), data.get("rows"), data.get("tokens")
-        where = record["strategy"], world.world_size, world.device_type, world.nnodes
-        print(head_line(self._arguments.name, *where, trained, rows, tokens))
+        world, args, batch = self.world, trainer.args, self._arguments.global_batch_size
+        info, count = self.rows.info, self.rows.count or 0
+        trained = trained_parameters(trainer.model)
+        where = self._arguments.strategy, world.world_size, world.device_type, world.nnodes
+        print(head_line(self._arguments.name, *where, trained, info.rows, info.tokens))
         notes = [*self._notes, *(f"LoRA on {layers}" for layers in adapter_layers(trainer.model))]
         if trainer.frozen:
             notes.append(f"{trainer.frozen:,} parameters for images and sound frozen (rows are text)")
@@ -207,12 +143,11 @@ class FineTune:
         if reason := trainer.trls_loss_reason:
             notes.append(f"TRL's loss ({reason})")
         print(
-            f"batch {record['global_batch_size']} = {args.per_device_train_batch_size} a device x "
-            f"{world.world_size} process{'es' if world.world_size > 1 else ''} "
+            f"batch {batch} = {args.per_device_train_batch_size} a device x "
+            f"{world.world_size} process{'es' * (world.world_size > 1)} "
             f"x {args.gradient_accumulation_steps} accumulated; {', '.join(notes)}",
             flush=True,
         )
-        count = self.rows.count or 0
         if (repeated := repeated_rows(args, count)) > count // 100:
             warn(
                 f"each epoch repeats rows {repeated} times (of {count} rows), so that all ranks have full "
@@ -227,9 +162,8 @@ class FineTune:
     def save_final(self, trainer: PodtuneTrainer, files: Sequence[Path] = ()) -> None:
         """Write ``final/``, with ``files`` beside the model. A collective call."""
         card = model_card({**self._record, "measurements": self.progress.measurements().to_json()})
-        write_final(
-            self._arguments.folder, lambda path: trainer.save_model(path, _internal_call=True), card, files
-        )
+        save_model = functools.partial(trainer.save_model, _internal_call=True)
+        write_final(self._folder, save_model, card, files)
 
     def measure(self, trainer: PodtuneTrainer) -> None:
         """Fill in the measurements; a collective call, because memory is asked of every rank."""
@@ -240,12 +174,9 @@ class FineTune:
         measured, info = self.progress.measurements(), self.rows.info
         # of a stream the mean is known of what was trained
         length = (info.tokens or 0) // info.rows if info.rows else tokens // (measured.samples or 1)
+        speed, precision = measured.tokens_per_s, product_precision(trainer.args, trainer.model)
         used = utilisation(
-            trainer.model,
-            self.world,
-            product_precision(trainer.args, trainer.model),
-            tokens_per_s=measured.tokens_per_s,
-            mean_length=max(1, length),
+            trainer.model, self.world, precision, tokens_per_s=speed, mean_length=max(1, length)
         )
         kind = CUDA_PEAK if self.world.device_type == "cuda" else RESIDENT_PEAK_SINCE_START
         self._record["measurements"] = replace(
@@ -273,13 +204,13 @@ class FineTune:
             with working("base and tuned model answer held-out rows"):
                 self._record["measurements"]["answers"] = compare_with_base(
                     base,
-                    self._arguments.folder / "final",
+                    self._folder / "final",
                     tokenizer,
                     list(held_out.select(range(min(count, len(held_out))))),
                     max_new_tokens=self._arguments.run.answer_max_new_tokens,
                     trust_remote_code=self._arguments.training.trust_remote_code,
                 ).to_json()
-            card = self._arguments.folder / "final" / "README.md"
+            card = self._folder / "final" / "README.md"
             card.write_text(model_card(self._record), encoding="utf-8")
         except (UserError, RuntimeError, MemoryError, OSError) as error:  # the model is saved: that stands
             warn(f"base and tuned model could not be compared: {error}")
@@ -289,7 +220,7 @@ class FineTune:
         if uploader := self.writer.uploader:
             uploader.finish(final=finished)
         if finished and self.world.is_main and trainer.args.push_to_hub:
-            push_to_hub(trainer.args, trainer.hub_model_id, self._arguments.folder / "final")
+            push_to_hub(trainer.args, trainer.hub_model_id, self._folder / "final")
 
     def end(self, *, finished: bool, early: str) -> None:
         """Close the record of a run that has ``finished``, ``early`` with a reason, or was stopped.
@@ -305,7 +236,7 @@ class FineTune:
         if (uploader := self.writer.uploader) and self.world.is_main:
             unpublished = uploader.close()
             if unpublished and finished:
-                raise not_published(self._arguments.folder, unpublished)
+                raise not_published(self._folder, unpublished)
             if finished:
                 print(f"published {uploader.remote.url}", flush=True)
 
@@ -335,7 +266,7 @@ class FineTune:
         end_record(self._record, status, code, reason)
         if not self.world.is_main:
             return
-        folder = self._arguments.folder
+        folder = self._folder
         try:
             (folder / RESERVE_FILE).unlink(missing_ok=True)
             self._write()

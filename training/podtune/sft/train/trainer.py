@@ -30,12 +30,7 @@ from podtune.sft.train.early import stopped_early
 from podtune.sft.train.fullest_batch import try_fullest_batch
 from podtune.sft.train.job_status import JobStatus
 from podtune.sft.train.lora import fuse_adapters
-from podtune.sft.train.loss import (
-    fused_loss,
-    fused_loss_unsupported_reason,
-    logs_next,
-    score_as_on_a_gpu,
-)
+from podtune.sft.train.loss import fused_loss, fused_loss_unsupported_reason, score_as_on_a_gpu
 from podtune.sft.train.meter import EvaluationLoss, Meter, evaluation_of
 from podtune.sft.train.parameters import (
     estimated_checkpoint_bytes,
@@ -231,8 +226,8 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
     ) -> torch.Tensor:
         places = inputs.pop(ROW, None)
         self.meter.count(inputs, places)
-        with self.meter.forward_of(model, logs_next=logs_next(self)):
-            loss: torch.Tensor = super().training_step(model, inputs, num_items_in_batch)
+        self.meter.time_forward(model)
+        loss: torch.Tensor = super().training_step(model, inputs, num_items_in_batch)
         self.stop.watch(loss)
         return loss
 
