@@ -293,14 +293,6 @@ def test_shards_with_other_columns_are_refused(tmp_path: Path) -> None:
     assert refused(tmp_path).what == "column 'text' is missing or null"
 
 
-def test_a_slice_of_a_split_is_understood(tmp_path: Path) -> None:
-    path = parquet(tmp_path / "a.parquet", text=list("abcdefghij"))
-    assert load_split(DataSource(str(path), split="train[:3]"))["text"][:] == ["a", "b", "c"]
-    assert load_split(DataSource(str(path), split="train[80%:]"))["text"][:] == ["i", "j"]
-    with pytest.raises(UserError, match="not a slice"):
-        load_split(DataSource(str(path), split="train[x]"))
-
-
 def test_a_saved_dict_of_splits_gives_each(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     one, two = datasets.Dataset.from_dict({"text": ["a"]}), datasets.Dataset.from_dict({"text": ["b"]})
@@ -355,7 +347,7 @@ def test_a_split_that_is_named_is_the_one_that_is_taken(tmp_path: Path) -> None:
         values = {"dataset_name": str(tmp_path), "dataset_test_split": split, "eval_strategy": "steps"}
         return Sources.of(values).evaluation
 
-    for split, texts in (("train", ["a", "b", "c"]), ("test[:1]", ["d"]), ("test", ["d", "e"])):
+    for split, texts in (("train", ["a", "b", "c"]), ("test", ["d", "e"])):
         source = evaluation(split)
         assert source is not None
         assert load_split(source)["text"][:] == texts

@@ -121,6 +121,11 @@ class PeerLost(RuntimeError):
     """A rank that died, hung or became unreachable. Nothing is wrong with the input: a restart resumes."""
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of a library's message, shortened; of an empty one the error's type."""
+    return str(error).strip().partition("\n")[0][:300] or type(error).__name__
+
+
 def warn(text: str) -> None:
     """Print a warning to stderr; the program continues."""
     print(f"podtune: warning: {printable(text)}", file=sys.stderr, flush=True)

@@ -69,6 +69,8 @@ class Encoder:
         arguments = list(map(_template_arguments, rows)) if self.templated else [{}] * len(rows)
         if not self.fast:
             return self._by_row(prompts, texts, arguments)
+        # the library sets it in its own calls, which are passed over here
+        self.tokenizer.backend_tokenizer.encode_special_tokens = self.tokenizer.split_special_tokens
         if not self.templated:
             return self._mask_prompts(self._encode(texts), self._encode(prompts))
         chat = ChatRenderer(self.tokenizer, self.template)
@@ -76,7 +78,6 @@ class Encoder:
         texts, spans = chat.render(texts, arguments, spans=self.options.assistant_only_loss)
         if not self.options.assistant_only_loss:
             return self._mask_prompts(self._encode(texts), self._encode(heads))
-        self._set_special_tokens()
         # unlike encode_batch_fast, it keeps the characters that each token comes from
         encodings = self.tokenizer.backend_tokenizer.encode_batch(texts, add_special_tokens=False)
         masks = [span_mask(encoding, marked) for encoding, marked in zip(encodings, spans, strict=True)]
@@ -102,11 +103,7 @@ class Encoder:
             texts.append(prompt[0] + answer if prompt else answer)
         return prompts, texts
 
-    def _set_special_tokens(self) -> None:
-        self.tokenizer.backend_tokenizer.encode_special_tokens = self.tokenizer.split_special_tokens
-
     def _encode(self, texts: list[str]) -> list[list[int]]:
-        self._set_special_tokens()
         # a template has written the special tokens
         encodings = self.tokenizer.backend_tokenizer.encode_batch_fast(
             texts, add_special_tokens=not self.templated
@@ -137,17 +134,14 @@ class Encoder:
         """Tokenise as TRL does, row by row, for tokenizers that override how text becomes tokens."""
         from trl.data_utils import _tokenize
 
-        of_rows = {"return_assistant_tokens_mask": self.options.assistant_only_loss} if self.templated else {}
-        of_prompts = {"add_generation_prompt": True} if self.templated else {}
-        extra = [{"chat_template": self.template, **more} for more in extra]
-        rows = [
-            _tokenize(self.tokenizer, text, **more, **of_rows)
-            for text, more in zip(texts, extra, strict=True)
-        ]
-        heads = [
-            _tokenize(self.tokenizer, prompt, **more, **of_prompts)
-            for prompt, more in zip(prompts, extra, strict=False)
-        ]
+        def encoded(parts: list[Part], **options: bool) -> list[Any]:
+            own = options if self.templated else {}
+            more = [{"chat_template": self.template, **of_row, **own} for of_row in extra]
+            # there may be no prompts
+            return [_tokenize(self.tokenizer, part, **its) for part, its in zip(parts, more, strict=False)]
+
+        rows = encoded(texts, return_assistant_tokens_mask=self.options.assistant_only_loss)
+        heads = encoded(prompts, add_generation_prompt=True)
         ids, head_ids = ([list(each["input_ids"]) for each in every] for every in (rows, heads))
         marked = [row["assistant_masks"] for row in rows if "assistant_masks" in row]
         masks = [np.array(mask, dtype=np.bool_) for mask in marked]

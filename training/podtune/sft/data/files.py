@@ -40,18 +40,17 @@ class Folder:
     splits: dict[str, tuple[Path, ...]]
 
     def files(self, split: str) -> tuple[Path, ...]:
-        """The files of ``split`` (without a slice such as ``[:100]``); eval and validation mean each other.
+        """The files of ``split``; eval and validation mean each other.
 
         Raises:
             UserError: there is no such split; says which there are.
         """
-        name = split.split("[")[0]
-        meant = split_of_word(name)
-        for candidate in (name, *(("eval", "validation") if meant in ("eval", "validation") else (meant,))):
+        meant = split_of_word(split)
+        for candidate in (split, *(("eval", "validation") if meant in ("eval", "validation") else (meant,))):
             if candidate in self.splits:
                 return self.splits[candidate]
         raise NotFound(
-            f"there is no split '{name}'; found {', '.join(self.splits)}",
+            f"there is no split '{split}'; found {', '.join(self.splits)}",
             where=str(self.root),
             fix="name one of those, or name the file itself",
         )

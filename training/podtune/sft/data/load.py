@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from podtune.run.errors import DataError, UsageError, warn
+from podtune.run.errors import DataError, warn
 from podtune.sft.data import files
 from podtune.sft.data.readers import COLUMNAR, Row, batches, rows
 from podtune.sft.data.shapes import RowShape, detect, no_rows
@@ -33,7 +33,7 @@ def load_split(source: DataSource) -> Dataset:
     elif source.path is None:
         dataset = hub.load(source.name or "", source.config, source.split)
     else:
-        dataset = _slice(_load_files(source), source.split)
+        dataset = _load_files(source)
     if not len(dataset):
         raise no_rows(str(source))
     if renames := source.renames(dataset.column_names):
@@ -137,24 +137,6 @@ def _column(cells: list[Any]) -> pa.Array:
     return pa.ExtensionArray.from_storage(pa.json_(), pa.array(texts, pa.string()))
 
 
-def _slice(dataset: Dataset, split: str) -> Dataset:
-    """``train[:100]``, ``train[10%:20%]``, as in the datasets library."""
-    if "[" not in split:
-        return dataset
-    from datasets import ReadInstruction
-
-    name = split.split("[")[0]
-    try:
-        parts = ReadInstruction.from_spec(split).to_absolute({name: len(dataset)})
-    except (ValueError, AssertionError) as error:
-        raise UsageError(
-            f"not a slice of a split: {error}",
-            where=split,
-            fix="write for example train[:1000] or train[10%:]",
-        ) from None
-    return dataset.select([row for part in parts for row in range(part.from_, part.to)])
-
-
 def _load_mixture(source: DataSource) -> Dataset:
     from trl import DatasetMixtureConfig, get_dataset
 
@@ -181,6 +163,6 @@ def _as_builder(entry: Mapping[str, object]) -> dict[str, object]:
         return dict(entry)
     folder = files.find(path)
     split = str(entry.get("split") or "train")
-    chosen = [str(file) for file in folder.files(split)]
-    name = split.split("[")[0]
+    name = split.partition("[")[0]  # a slice, train[:100], is the library's to cut
+    chosen = [str(file) for file in folder.files(name)]
     return {**entry, "path": folder.format, "data_files": {name: chosen}, "split": split}

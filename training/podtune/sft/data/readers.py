@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from podtune.run.errors import DataError, NotFound
+from podtune.run.errors import DataError, NotFound, first_line
 from podtune.sft.data.files import Format, find
 
 if TYPE_CHECKING:
@@ -90,9 +90,8 @@ def batches(path: Path, form: Format) -> Iterator[pa.RecordBatch]:
             batch.validate(full=True)  # offsets outside of their buffers would be read as foreign memory
             yield batch
     except (pa.ArrowException, OSError) as error:
-        reason = str(error).split("\n")[0][:200]
         raise DataError(
-            f"not a readable {form.capitalize()} file, damaged or incomplete: {reason}",
+            f"not a readable {form.capitalize()} file, damaged or incomplete: {first_line(error)}",
             where=str(path),
             fix="copy or make the file again",
         ) from None

@@ -136,14 +136,8 @@ def _is_from_value(value: Any) -> bool:
     return value is None or bool(isinstance(value, list) and value and "from" in (value[0] or ()))
 
 
-_TYPES = {
-    str: "text",
-    int: "a number",
-    float: "a number",
-    dict: "a mapping",
-    list: "a list",
-    type(None): "null",
-}
+_TYPES = {str: "text", dict: "a mapping", list: "a list", type(None): "null"}
+_TYPES |= dict.fromkeys((int, float), "a number")
 
 
 def _instead(value: Any, wanted: str) -> str:
@@ -197,18 +191,14 @@ def as_messages(value: Sequence[dict[str, Any]]) -> Messages:
 
 def check_cells(row: Mapping[str, Any], shape: RowShape, where: str) -> None:
     """Raise :class:`UserError` for the first cell of ``row`` that is missing, null or of another type."""
-    for column in shape.columns:
-        if problem := cell_problem(row.get(column), shape.cell):
-            raise bad_row(where, f"column '{column}' {problem}")
-    if shape.context and (problem := cell_problem(row.get(shape.context) or "", "text")):
-        raise bad_row(where, f"column '{shape.context}' {problem}")
+    cells: list[tuple[str, Any, Cell]] = [(name, row.get(name), shape.cell) for name in shape.columns]
+    if shape.context:
+        cells.append((shape.context, row.get(shape.context) or "", "text"))
+    for name, value, cell in cells:
+        if problem := cell_problem(value, cell):
+            raise DataError(f"column '{name}' {problem}", where=where, fix="correct the row or remove it")
 
 
 def no_rows(where: str) -> UserError:
     """The error for a data set without rows."""
     return DataError("the data set holds no rows", where=where, fix="give a file with rows in it")
-
-
-def bad_row(where: str, problem: str) -> UserError:
-    """The error for the row ``where``."""
-    return DataError(problem, where=where, fix="correct the row or remove it")

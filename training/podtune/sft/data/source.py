@@ -79,7 +79,7 @@ class DataSource:
 
     def places(self, numbers: Sequence[int]) -> list[str]:
         """File and line of rows, counted from 1, for a message; the files are read once more for it."""
-        if self.path is None or self.drop_incomplete or "[" in self.split:
+        if self.path is None or self.drop_incomplete:
             return [f"{self}, row {number}" for number in numbers]
         every = enumerate(placed_rows(self.path, self.split), 1)
         return [place for number, (place, _) in every if number in numbers]

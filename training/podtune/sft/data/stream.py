@@ -15,7 +15,7 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from podtune.run.errors import DataError, PeerLost
+from podtune.run.errors import DataError, PeerLost, first_line
 from podtune.sft.data import files
 from podtune.sft.data.batching import ROW
 from podtune.sft.data.encode import Encoder
@@ -161,5 +161,5 @@ def _answered(rows: Iterable[Row], source: DataSource) -> Iterator[Row]:
     except (OSError, httpx.HTTPError) as error:
         if source.path is not None:
             raise
-        reason = str(error).strip().split("\n")[0][:300] or type(error).__name__
-        raise PeerLost(f"{source}: the hub stopped answering while its rows were read: {reason}") from error
+        what = f"{source}: the hub stopped answering while its rows were read: {first_line(error)}"
+        raise PeerLost(what) from error

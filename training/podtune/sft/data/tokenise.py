@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from datasets import Dataset
-from datasets.table import MemoryMappedTable
+from datasets.table import InMemoryTable, MemoryMappedTable
 
 from podtune.run.errors import DataError, UserError
 from podtune.run.progress import progress
@@ -92,12 +92,13 @@ def tokenised(
         content = rows._fingerprint
     key = cache_key(content, tokenizer, options)
 
-    def encode(write: Callable[[pa.RecordBatch], object]) -> cache.Info:
+    def make(sink: Path | pa.BufferOutputStream) -> cache.Info:
         """Write all token rows; return the content of the entry's info file."""
-        with naming(source, whole=rows is None):
+        file = str(sink) if isinstance(sink, Path) else sink
+        with pa.ipc.new_stream(file, SCHEMA) as writer, naming(source, whole=rows is None):
             raw = load_split(source) if rows is None else rows
             encoder = Encoder(tokenizer, options, shape_of(raw, options.dataset_text_field))
-            stats = _encoded(raw, encoder, write)
+            stats = _encoded(raw, encoder, writer.write_batch)
         return {
             "stats": dataclasses.asdict(stats),
             "shape": encoder.shape.name,
@@ -105,14 +106,10 @@ def tokenised(
             "warnings": encoder.warnings + stats.warnings(options),
         }
 
-    def make(path: Path) -> cache.Info:
-        with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, SCHEMA) as writer:
-            return encode(writer.write_batch)
-
     if cache_dir is None:
-        batches: list[pa.RecordBatch] = []
-        info, path, was_there = encode(batches.append), None, False
-        table = pa.Table.from_batches(batches, SCHEMA)
+        memory = pa.BufferOutputStream()
+        info, path, was_there = make(memory), None, False
+        table = InMemoryTable(pa.ipc.open_stream(memory.getvalue()).read_all())
     else:
         path, info, was_there = cache.get_or_make(cache_dir, key, make)
         table = MemoryMappedTable.from_file(str(path))

@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from podtune.run.errors import ConfigError, Unavailable, near, working
+from podtune.run.errors import ConfigError, Unavailable, first_line, near, working
 from podtune.run.record import Json, number
 
 if TYPE_CHECKING:
@@ -102,12 +102,12 @@ def score(
         )
     except ConnectionError as error:
         raise Unavailable(
-            f"a task's data cannot be had: {_first_line(error)}",
+            f"a task's data cannot be had: {first_line(error)}",
             where=where,
             fix="let this machine reach the hub, or name a task whose data is a file",
         ) from error
     except (OSError, ValueError, AssertionError) as error:  # so it refuses a task or its data
-        raise ConfigError(f"{type(error).__name__}: {_first_line(error)}", where=where) from error
+        raise ConfigError(f"{type(error).__name__}: {first_line(error)}", where=where) from error
     return results
 
 
@@ -143,7 +143,3 @@ def _metrics(row: Mapping[str, Any]) -> dict[str, float]:
         if comma and (finite := number(value)) is not None and math.isfinite(finite):
             metrics[metric if filtered == "none" else f"{metric} ({filtered})"] = finite
     return metrics
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0][:300]

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any, Literal
 
-from podtune.run.errors import DataError, NoPermission, NotFound, Unavailable
+from podtune.run.errors import DataError, NoPermission, NotFound, Unavailable, first_line
 
 Kind = Literal["dataset", "model"]
 TIMEOUT_S = 4.0
@@ -151,20 +151,14 @@ def load(name: str, config: str | None, split: str, *, streaming: bool = False) 
     try:
         return datasets.load_dataset(name, config, split=split, streaming=streaming)
     except ValueError as error:  # unknown split or configuration: the library's message lists those it knows
-        raise NotFound(
-            _first_line(error), where=name, fix="set --dataset_config and --dataset_train_split"
-        ) from None
+        fix = "set --dataset_config and --dataset_train_split"
+        raise NotFound(first_line(error), where=name, fix=fix) from None
     except datasets.exceptions.DatasetsError as error:
-        raise DataError(
-            _first_line(error), where=name, fix="look at the data set's page; a local copy works too"
-        ) from None
+        fix = "look at the data set's page; a local copy works too"
+        raise DataError(first_line(error), where=name, fix=fix) from None
     except OSError as error:
         raise Unavailable(
-            f"the hub stopped answering: {_first_line(error)}",
+            f"the hub stopped answering: {first_line(error)}",
             where=name,
             fix="try again; or set HF_HUB_OFFLINE=1 with the data set in HF_HOME",
         ) from None
-
-
-def _first_line(error: Any) -> str:
-    return str(error).strip().split("\n")[0][:300] or type(error).__name__
