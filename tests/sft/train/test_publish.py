@@ -19,7 +19,7 @@ from podtune.run.errors import UserError
 from podtune.run.library_environment import set_library_environment
 from podtune.run.record import new_record
 from podtune.run.world import World
-from podtune.sft.config.options import ResumeOptions
+from podtune.sft.config.arguments import ResumeOptions
 from podtune.sft.train.meter import Utilisation, utilisation
 from podtune.sft.train.publish import model_card, push_to_hub, write_final
 from podtune.sft.train.resume import find_checkpoint

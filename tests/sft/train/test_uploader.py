@@ -16,7 +16,7 @@ from podtune.run import checkpoint
 from podtune.run.errors import UserError
 from podtune.run.manifest import MANIFEST
 from podtune.run.world import World
-from podtune.sft.config.options import ResumeOptions
+from podtune.sft.config.arguments import ResumeOptions
 from podtune.sft.source.object_store import Remote
 from podtune.sft.train.resume import find_checkpoint
 from podtune.sft.train.uploader import CheckpointUploader

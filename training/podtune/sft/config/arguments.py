@@ -7,6 +7,7 @@ scripts/config_keys.py`` and ``python scripts/config_docs.py``.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 from podtune.run.distributed import DEFAULT_TIMEOUT_S
@@ -91,6 +92,24 @@ class RunArguments:
     tokenized_cache: str | None = _key(
         None, "folder for tokenised data; default: the Hugging Face cache (HF_HOME)"
     )
+
+
+@dataclass(frozen=True)
+class ResumeOptions:
+    """The checkpoint to resume from: the one at ``path``, else the ``newest`` complete one, else none."""
+
+    path: Path | None = None
+    newest: bool = True
+    expected: bool = False  # say so if there is none
+    allow_change: bool = False  # resume although world, batch, schedule, data or model have changed
+
+    @classmethod
+    def of(cls, named: str | None, run: RunArguments) -> ResumeOptions:
+        """Read transformers' resume_from_checkpoint, a path or a truth value, beside our own keys."""
+        word = str(named).lower()
+        path = Path(named) if named and word not in ("true", "false") else None
+        newest = run.auto_resume and word != "false"
+        return cls(path, newest, word == "true", run.allow_resume_change)
 
 
 def limits() -> dict[str, dict[str, Any]]:

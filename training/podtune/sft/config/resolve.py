@@ -24,10 +24,9 @@ from podtune.run.checkpoint import ResumeKey
 from podtune.run.errors import ConfigError
 from podtune.run.record import new_record
 from podtune.run.world import World
-from podtune.sft.config.arguments import RunArguments
+from podtune.sft.config.arguments import ResumeOptions, RunArguments
 from podtune.sft.config.hardware import hardware_choices, refuse_unfit
 from podtune.sft.config.keys import SECRET, Settings
-from podtune.sft.config.options import ResumeOptions
 from podtune.sft.config.strategy import resolve_strategy, solve_batch, strategy_settings
 from podtune.sft.data.source import Sources
 from podtune.sft.model.end_to_end import Architecture

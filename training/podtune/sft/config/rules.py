@@ -20,18 +20,12 @@ REQUIRED = {
 
 @dataclass(frozen=True)
 class Rule:
-    """A contradiction between a key that is set, neither to null nor to false, and other keys.
-
-    Attributes:
-        problem: the rest of a sentence that begins with the key and its value.
-        fix: what to do.
-        broken: true for a configuration that breaks the rule.
-    """
+    """A contradiction between a key that is set, neither to null nor to false, and other keys."""
 
     key: str
-    problem: str | Callable[[Settings], str]
+    problem: str | Callable[[Settings], str]  # the rest of a sentence that begins with the key and its value
     fix: str = ""
-    broken: Callable[[Settings], object] = bool
+    broken: Callable[[Settings], object] = bool  # true for a configuration that breaks the rule
 
 
 def check(settings: Settings) -> None:

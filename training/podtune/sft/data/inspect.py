@@ -33,15 +33,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class Report:
-    """A data set as it would be trained; the fields are the keys of ``podtune data inspect --json``.
-
-    Attributes:
-        length: tokens of a row: min, mean, percentiles, max, and that of the longest row before the cut.
-        truncated: rows longer than ``max_length``, their share, the tokens cut off, and the end that is kept.
-        empty_mask: rows in which no token is trained, left out because of the cut, or kept.
-        stop_token: tokens that end generation, and the rows at whose end one of them is trained.
-        examples: the first, the middle and the last row.
-    """
+    """A data set as it would be trained; the fields are the keys of ``podtune data inspect --json``."""
 
     source: str
     shape: str
@@ -51,15 +43,15 @@ class Report:
     tokens: int
     trained_tokens: int
     trained_share: float
-    length: dict[str, float]
+    length: dict[str, float]  # tokens of a row, and those of the longest row before the cut
     max_length: int | None
-    truncated: dict[str, int | float | str]
-    empty_mask: dict[str, int]
+    truncated: dict[str, int | float | str]  # rows longer than that, their tokens cut off, the end kept
+    empty_mask: dict[str, int]  # rows in which no token is trained, left out because of the cut, or kept
     exact_doubles: int
     blank_answers: int
-    stop_token: dict[str, list[str] | int | float]
+    stop_token: dict[str, list[str] | int | float]  # and the rows at whose end one of them is trained
     warnings: list[str]
-    examples: list[list[Segment]]
+    examples: list[list[Segment]]  # the first, the middle and the last row
 
     def text(self, *, colour: bool) -> str:
         """The report for a terminal; trained tokens are green, or in ``[[ ]]`` without colour."""

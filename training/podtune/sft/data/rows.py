@@ -28,26 +28,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """The data of a run for its record: the fields are the keys of ``data`` in run.json.
-
-    Attributes:
-        tokenizer: hash of its vocabulary, rules, special tokens and chat template.
-        fingerprint: of the training rows, or of a stream's files.
-        chat_template: True if the rows were rendered by a chat template, False of bare text.
-        rows: training rows, before packing; ``tokens`` are counted after it.
-        tokens_xxh3_128: hash of the token ids as they lie in the cache.
-    """
+    """The data of a run for its record: the fields are the keys of ``data`` in run.json."""
 
     path: str | list[str]
-    tokenizer: str
+    tokenizer: str  # hash of its vocabulary, rules, special tokens and chat template
     streamed: bool | None = None
-    chat_template: bool | None = None
-    rows: int | None = None
-    fingerprint: str = ""
+    chat_template: bool | None = None  # False of bare text
+    rows: int | None = None  # before packing; tokens are counted after it
+    fingerprint: str = ""  # of the training rows, or of a stream's files
     tokens: int | None = None
     trained_tokens: int | None = None
     truncated_rows: int | None = None
-    tokens_xxh3_128: str | None = None
+    tokens_xxh3_128: str | None = None  # of the token ids as they lie in the cache
     eval_rows: int | None = None
     eval_fingerprint: str | None = None
     eval_tokens: int | None = None

@@ -22,19 +22,12 @@ UNDERSTOOD = """messages (or conversations): a list of {role, content}
 
 @dataclass(frozen=True)
 class RowShape:
-    """The task that the columns of a data set make.
-
-    Attributes:
-        name: the task.
-        columns: the columns it needs, in order, by the names that they have in the set.
-        cell: what a cell of those columns holds.
-        context: a column with more of the question, which may be empty (Alpaca's ``input``); if there is one.
-    """
+    """The task that the columns of a data set make."""
 
     name: Name
-    columns: tuple[str, ...]
-    cell: Cell
-    context: str = ""
+    columns: tuple[str, ...]  # that it needs, in order, by the names that they have in the set
+    cell: Cell  # of those columns
+    context: str = ""  # a column with more of the question, which may be empty (Alpaca's input), or none
 
     @property
     def read(self) -> tuple[str, ...]:

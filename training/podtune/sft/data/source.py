@@ -29,20 +29,16 @@ _EVAL_SPLITS = ("test", "eval", "validation")
 
 @dataclass(frozen=True)
 class DataSource:
-    """A split of a data set: a file, a folder, a hub name, or entries of TRL's DatasetMixtureConfig.
-
-    ``config`` is that of a hub data set, ``mixture_test_size`` and ``seed`` split a mixture, ``columns`` are
-    pairs of a column's name in the files and the one that it gets.
-    """
+    """A split of a data set: a file, a folder, a hub name, or entries of TRL's DatasetMixtureConfig."""
 
     name: str | None = None
-    config: str | None = None
+    config: str | None = None  # of a hub data set
     split: str = "train"
     mixture: tuple[dict[str, Any], ...] = ()
     mixture_test_size: float | None = None
-    seed: int = 42
+    seed: int = 42  # splits a mixture
     text_field: str = "text"
-    columns: tuple[tuple[str, str], ...] = ()
+    columns: tuple[tuple[str, str], ...] = ()  # names in the files, and those that they get
     drop_incomplete: bool = False
 
     @property
@@ -98,25 +94,15 @@ class DataSource:
 
 @dataclass(frozen=True)
 class Sources:
-    """The sources of training and evaluation rows that a configuration names; no file is read yet.
-
-    Attributes:
-        train: the training source.
-        held_out: the data sets in which evaluation splits are looked for, by the user's names; one has none.
-        eval_name: True if the configuration names a data set for evaluation.
-        test_split: the split it names; None if it names none, and one is looked for.
-        evaluates: True if it evaluates at all; rows that nobody asks for are not read.
-        streaming: the key that asks for streaming; empty if none does.
-        cache: the folder for tokenised data that the configuration names; None: the Hugging Face cache.
-    """
+    """The sources of training and evaluation rows that a configuration names; no file is read yet."""
 
     train: DataSource
-    held_out: Mapping[str, DataSource]
-    eval_name: bool = False
-    test_split: str | None = None
-    evaluates: bool = True
-    streaming: str = ""
-    cache: str | None = None
+    held_out: Mapping[str, DataSource]  # sets with splits to evaluate on, by the user's names; one has none
+    eval_name: bool = False  # the configuration names a data set for evaluation
+    test_split: str | None = None  # the split it names; None: one is looked for
+    evaluates: bool = True  # at all: rows that nobody asks for are not read
+    streaming: str = ""  # the key that asks for it
+    cache: str | None = None  # the folder for tokenised data that is named; None: the Hugging Face cache
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Sources:

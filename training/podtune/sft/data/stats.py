@@ -18,38 +18,21 @@ if TYPE_CHECKING:
 
 @dataclass
 class Stats:
-    """Rows and tokens of a whole set, counted while it is tokenised.
+    """Rows and tokens of a whole set, counted while it is tokenised."""
 
-    Attributes:
-        rows: rows that came in.
-        rows_kept: rows that came out; the rest lost every trained token to the cut to ``max_length``.
-        rows_untrained: rows kept although nothing is learnt from them: no token after the first is trained.
-        rows_truncated: rows longer than ``max_length``.
-        tokens: tokens of the rows kept.
-        trained_tokens: those with a label.
-        cut_tokens: tokens cut off.
-        longest: tokens of the longest row, before the cut.
-        highest_id: the largest token id.
-        rows_diverged: rows whose rendered prompt is not the start of the rendered row; training then sees
-            another context than generation will.
-        rows_doubled: rows whose tokens are exactly those of an earlier row.
-        rows_blank: rows that came in with a blank answer.
-        fingerprint: hash of the rows that came in: their values, in any file or format.
-    """
-
-    rows: int = 0
-    rows_kept: int = 0
-    rows_untrained: int = 0
+    rows: int = 0  # that came in
+    rows_kept: int = 0  # that came out; the rest lost every trained token to the cut to max_length
+    rows_untrained: int = 0  # kept, although no token after the first is trained
     rows_truncated: int = 0
-    tokens: int = 0
+    tokens: int = 0  # of the rows kept
     trained_tokens: int = 0
     cut_tokens: int = 0
-    longest: int = 0
+    longest: int = 0  # tokens of a row before the cut
     highest_id: int = -1
-    rows_diverged: int = 0
-    rows_doubled: int = 0
-    rows_blank: int = 0
-    fingerprint: str = ""
+    rows_diverged: int = 0  # whose rendered prompt is not the start of the rendered row, as in generation
+    rows_doubled: int = 0  # whose tokens are exactly those of an earlier row
+    rows_blank: int = 0  # that came in with a blank answer
+    fingerprint: str = ""  # of the values of the rows that came in, in any file or format
 
     def __post_init__(self) -> None:
         self._seen: set[int] = set()  # no field: it is not kept

@@ -15,39 +15,25 @@ IGNORED = -100  # the label of a token that is not trained
 
 @dataclass
 class MaskedRows:
-    """Rows before the cut.
-
-    Attributes:
-        ids: of each row.
-        masks: for each row, the tokens that are trained; None: all.
-        labels: those that came with the rows; None: a trained token is its own label.
-        diverged: rows whose prompt is not how the complete row starts.
-    """
+    """Rows before the cut."""
 
     ids: list[list[int]]
-    masks: list[NDArray[np.bool_] | None]
-    labels: list[list[int]] | None = None
-    diverged: int = 0
+    masks: list[NDArray[np.bool_] | None]  # the tokens that are trained; None: all
+    labels: list[list[int]] | None = None  # that came with the rows; None: a trained token is its own label
+    diverged: int = 0  # rows whose prompt is not how the complete row starts
 
 
 @dataclass
 class TokenBatch:
-    """Rows end to end: row i is ``ids[offsets[i]:offsets[i + 1]]``. All arrays are int32.
-
-    Attributes:
-        kept: for each row, its index in the batch that came in.
-        lengths: tokens of each row that came in, before the cut.
-        diverged: rows whose prompt is not how the complete row starts.
-        blank: rows that came in with a blank answer.
-    """
+    """Rows end to end: row i is ``ids[offsets[i]:offsets[i + 1]]``. All arrays are int32."""
 
     ids: NDArray[np.int32]
     labels: NDArray[np.int32]
     offsets: NDArray[np.int32]
-    kept: list[int]
-    lengths: NDArray[np.int32]
-    diverged: int = 0
-    blank: int = 0
+    kept: list[int]  # the index of each row in the batch that came in
+    lengths: NDArray[np.int32]  # of each row that came in, before the cut
+    diverged: int = 0  # rows whose prompt is not how the complete row starts
+    blank: int = 0  # rows that came in with a blank answer
 
     @classmethod
     def of(cls, rows: MaskedRows, max_length: int | None, truncation_mode: str, blank: int = 0) -> TokenBatch:

@@ -41,27 +41,16 @@ SCHEMA = pa.schema([("input_ids", pa.list_(pa.int32())), ("labels", pa.list_(pa.
 
 @dataclass(frozen=True)
 class Tokenised:
-    """Token rows with the counts, the warnings and the cache file that belong to them.
-
-    Attributes:
-        dataset: columns ``input_ids`` and ``labels``.
-        stats: counted while they were made.
-        shape: the name of the shape of the rows that they were made of.
-        warnings: sentences for people.
-        path: the cache file that they are mapped from; None: they are in memory.
-        from_cache: True if the file was there already.
-        digest: XXH3 of the file, empty without one.
-        templated: True if a chat template rendered the rows; None of a cache that does not say.
-    """
+    """Token rows, ``input_ids`` and ``labels``, with what was counted while they were made."""
 
     dataset: Dataset
     stats: Stats
-    shape: str
+    shape: str  # the name of that of the rows that they were made of
     warnings: tuple[str, ...]
-    path: Path | None = None
-    from_cache: bool = False
-    digest: str = ""
-    templated: bool | None = None
+    path: Path | None = None  # of the cache file that they are mapped from; None: they are in memory
+    from_cache: bool = False  # the file was there already
+    digest: str = ""  # XXH3 of the file
+    templated: bool | None = None  # a chat template rendered the rows
 
 
 def tokenised(

@@ -22,20 +22,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TokenizeOptions:
-    """The part of a row that becomes tokens, and the tokens that are trained; the names are SFTConfig's.
+    """The part of a row that becomes tokens, and the tokens that are trained; the names are SFTConfig's."""
 
-    Attributes:
-        max_length: longest row in tokens; None leaves rows whole (and is what packing needs).
-        truncation_mode: ``keep_start`` or ``keep_end``.
-        completion_only_loss: None means: if there are prompts and completions.
-        assistant_only_loss: train only what stands between the template's generation markers.
-        dataset_text_field: the column of plain text.
-    """
-
-    max_length: int | None = 1024
-    truncation_mode: str = "keep_start"
-    completion_only_loss: bool | None = None
-    assistant_only_loss: bool = False
+    max_length: int | None = 1024  # None leaves rows whole, as packing needs them
+    truncation_mode: str = "keep_start"  # or keep_end
+    completion_only_loss: bool | None = None  # None: if there are prompts and completions
+    assistant_only_loss: bool = False  # train only what stands between the template's generation markers
     dataset_text_field: str = "text"
 
     @classmethod

@@ -9,7 +9,7 @@ from podtune.run.checkpoint import Checkpoint, ResumeKey
 from podtune.run.errors import ConfigError, warn
 from podtune.run.follow import read_record
 from podtune.run.manifest import Damaged
-from podtune.sft.config.options import ResumeOptions
+from podtune.sft.config.arguments import ResumeOptions
 from podtune.sft.train.uploader import CheckpointUploader
 
 

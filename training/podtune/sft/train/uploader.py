@@ -7,12 +7,15 @@ has a volume of its own, a resume downloads the checkpoint to every pod.
 from __future__ import annotations
 
 import contextlib
+import secrets
 import shutil
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+
+from accelerate.utils import broadcast_object_list, gather_object
 
 from podtune.run import checkpoint
 from podtune.run.checkpoint import SAVING, Checkpoint
@@ -22,9 +25,9 @@ from podtune.run.manifest import MANIFEST, Damaged, Manifest, read_manifest
 from podtune.run.record import METRICS_FILE, RUN_FILE
 from podtune.run.world import World
 from podtune.sft.source.object_store import Entry, Remote
-from podtune.sft.train.shared_volume import find_shared_volume
 
 END_WAIT_S = 3600.0  # for the uploads, at the end
+SEEN_S = 5.0  # until a file on a shared volume is seen by all pods
 
 
 class CheckpointUploader:
@@ -111,8 +114,6 @@ class CheckpointUploader:
         """
         if self.shared:
             return resume
-        import torch.distributed as dist
-
         problem: UserError | None = None
         if resume and self.world.local_rank == 0 and not self.world.is_main:
             shutil.rmtree(self.output_dir / SAVING, ignore_errors=True)
@@ -122,11 +123,10 @@ class CheckpointUploader:
                 problem = DataError(str(reason), where=f"{self.remote.url}/{resume.path.name}")
             except UserError as error:
                 problem = error
-        answers: list[Any] = [None] * self.world.world_size
-        dist.all_gather_object(answers, (problem, rows))
-        if first := next((answer[0] for answer in answers if answer[0]), None):
+        problems, all_rows = zip(*gather_object([(problem, rows)]), strict=True)
+        if first := next(filter(None, problems), None):
             raise first
-        if len({answer[1] for answer in answers}) > 1:
+        if len(set(all_rows)) > 1:
             raise DataError(
                 "the pods have fetched different rows: the data changed in between",
                 where="dataset_name",
@@ -227,3 +227,25 @@ class CheckpointUploader:
         except Exception as error:  # whatever the network says, the model is saved
             return str(error)
         return ""
+
+
+def find_shared_volume(output_dir: Path, world: World) -> bool:
+    """Find out if all pods see the same ``output_dir``, or have one each. A collective call.
+
+    Every pod leaves a file there and looks for those of the others.
+    """
+    if world.nnodes == 1:
+        return True
+    (word,) = broadcast_object_list([secrets.token_hex(4)])
+    signs = [output_dir / f".{word}.{node}.part" for node in range(world.nnodes)]
+    if world.local_rank == 0:
+        output_dir.mkdir(parents=True, exist_ok=True)
+        signs[world.node_rank].touch()
+    # one folder has one number on every pod; two folders may have the same
+    numbers = set(gather_object([output_dir.stat().st_ino]))
+    end = time.monotonic() + (SEEN_S if len(numbers) == 1 else 0.5)
+    while not (complete := {*signs} <= {*output_dir.iterdir()}) and time.monotonic() < end:
+        time.sleep(0.1)
+    shared = all(gather_object([complete]))
+    signs[world.node_rank].unlink(missing_ok=True)
+    return shared
