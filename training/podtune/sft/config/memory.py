@@ -114,8 +114,7 @@ def estimate_memory(
 def longest_mean(lengths: Sequence[int], batch_size: int, *, padding_free: bool) -> int:
     """Compute the tokens a row of the fullest batch of an epoch.
 
-    That of padded rows is the longest; of rows end to end the mean of the batch that has most, in one
-    shuffled epoch.
+    Padded: the longest row. End to end: the mean of the fullest batch of one shuffled epoch.
     """
     import numpy as np
 

@@ -50,10 +50,7 @@ DATACLASSES = (ScriptArguments, SFTConfig, ModelConfig, DatasetMixtureConfig, Ru
 
 @dataclass(frozen=True)
 class Arguments:
-    """The resolved configuration: TRL's dataclasses and ours, and each phase's own options made of them.
-
-    ``training`` is what SFTTrainer gets.
-    """
+    """The resolved configuration: TRL's dataclasses and ours; ``training`` is what SFTTrainer gets."""
 
     script: ScriptArguments
     training: SFTConfig
@@ -77,10 +74,6 @@ class Arguments:
         size: int = training.per_device_train_batch_size * training.gradient_accumulation_steps
         return size * int(training.world_size)
 
-    def resume_options(self) -> ResumeOptions:
-        """Make the options of :func:`podtune.sft.train.resume.find_checkpoint`."""
-        return ResumeOptions.of(self.training.resume_from_checkpoint, self.run)
-
     @property
     def folder(self) -> Path:
         """Folder of the run."""
@@ -90,6 +83,10 @@ class Arguments:
     def publish_url(self) -> str | None:
         """URL of the run's folder in object storage, if it is published."""
         return f"{self.run.publish.rstrip('/')}/{self.name}" if self.run.publish else None
+
+    def resume_options(self) -> ResumeOptions:
+        """Read which checkpoint to resume from."""
+        return ResumeOptions.of(self.training.resume_from_checkpoint, self.run)
 
     def tokenizer_options(self) -> TokenizerOptions:
         """Make the keywords of :func:`podtune.sft.data.tokenizer.load_tokenizer`."""
@@ -128,17 +125,11 @@ class Arguments:
         )
 
     def peft_config(self, model_type: str) -> PeftConfig | None:
-        """Make the configuration of the adapter that is trained, if one is.
-
-        On PEFT's own choice of layers where it has one for ``model_type``, as with TRL, else on all linear
-        layers.
-        """
+        """Configure the adapter that is trained, if one is: on PEFT's own choice of layers, as with TRL."""
         from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as CHOSEN
 
         config = get_peft_config(self.model)
-        if config is None or config.target_modules or config.target_parameters:
-            return config
-        if model_type not in CHOSEN:
+        if config and not (config.target_modules or config.target_parameters) and model_type not in CHOSEN:
             config.target_modules = "all-linear"
         return config
 
@@ -186,11 +177,7 @@ class Arguments:
 
 
 def continue_adapter(settings: Settings, adapter: Origin) -> Settings:
-    """Take the settings of LoRA from the ``adapter`` that is trained on, as it was made.
-
-    Raises:
-        UserError: the settings ask for another LoRA, or the adapter is none.
-    """
+    """Take LoRA's settings from the ``adapter`` that is trained on. Raises :class:`UserError` for others."""
     if given := [key for key in settings.values if key.startswith(("lora_", "use_dora", "use_rslora"))]:
         raise ConfigError(
             f"{', '.join(given)}: the model is an adapter, which is trained on as it was made",
@@ -209,11 +196,8 @@ def continue_adapter(settings: Settings, adapter: Origin) -> Settings:
 def resolve(settings: Settings, world: World, architecture: Architecture | None = None) -> Arguments:
     """Decide batch, strategy and hardware choices, and have TRL's parser make its dataclasses.
 
-    ``architecture`` is the model's; None if it is not known.
-
     Raises:
-        UserError: a batch that does not divide, a strategy that the world cannot hold, what this hardware
-        cannot do, or a value that TRL refuses.
+        UserError: a batch that does not divide, or what the world, this hardware or TRL refuses.
     """
     values = dict(settings.values)
     if (processes := values.get("num_processes")) and processes != world.world_size:

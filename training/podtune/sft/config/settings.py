@@ -12,7 +12,7 @@ import ast
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from podtune.run.errors import ConfigError, UsageError, near
@@ -59,41 +59,33 @@ def read(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> Settings:
             where="command line",
             fix="set HF_TOKEN in the environment",
         )
-    layers: list[tuple[str, dict[str, Value]]] = []
     # first: its env: may set the variables read next
-    content = read_yaml(Path(config_file)) if config_file else {}
-    layers += [
+    from_file = [(config_file, read_yaml(Path(config_file)))] if config_file else []
+    from_environment = [
         (f"environment variable {name}", {key: env[name]})
         for name, key in environment().items()
         if env.get(name)
     ]
-    if config_file:
-        layers.append((config_file, content))
-    layers.append(("command line", command_line))
-    return merged(layers)
+    return merged([*from_environment, *from_file, ("command line", command_line)])
 
 
 def merged(layers: list[tuple[str, dict[str, Value]]]) -> Settings:
-    """Merge and check layers of keys, each with its place; the last one wins.
-
-    Raises:
-        UserError: as :func:`read`.
-    """
+    """Merge and check layers of keys, each with its place; the last one wins. Raises :class:`UserError`."""
     settings = _typed(layers)
     check(settings)
     return settings
 
 
 def _typed(layers: list[tuple[str, dict[str, Value]]]) -> Settings:
-    known, unknown = known_keys(), list[tuple[str, str]]()
-    for where, layer in layers:
+    known, unknown = known_keys(), list[str]()
+    for _, layer in layers:
         for key in (key for key in layer if key not in known):
             remedy = f": use {RENAMED[key]}" if key in RENAMED else near(key, [*known, "config"])
-            unknown.append((where, f"unknown key '{key}'{remedy}"))
+            unknown.append(f"unknown key '{key}'{remedy}")
     if unknown:
         raise ConfigError(
-            "\n    ".join(what for _, what in unknown),
-            where=", ".join(dict.fromkeys(where for where, _ in unknown)),
+            "\n    ".join(unknown),
+            where=", ".join(where for where, layer in layers if not layer.keys() <= known.keys()),
             fix="correct the names; python -m podtune.training --help_all lists the keys",
         )
     values: dict[str, Value] = {}
@@ -118,11 +110,9 @@ def read_yaml(path: Path) -> dict[str, Value]:
 
 
 def check_yaml(text: str, where: str) -> None:
-    """Check names, types and bounds of the keys in the text of a training YAML. Needs no torch.
+    """Check names, types and bounds of the keys in the text of a training YAML. Raises :class:`UserError`.
 
-    Raises:
-        UserError: as :func:`read`, but for contradictions and for keys that are needed and absent: the
-            command line may say more.
+    Not contradictions and keys that are absent: the command line may say more. Needs no torch.
     """
     content = load(text, where) or {}
     if not isinstance(content, dict):
@@ -183,11 +173,7 @@ def _command_line(argv: Sequence[str]) -> tuple[dict[str, Value], str | None]:
 
 
 def convert(key: str, value: Value, where: str) -> Value:
-    """Convert ``value`` to the type of ``key``.
-
-    Raises:
-        ConfigError: it is of another type or outside the choices.
-    """
+    """Convert ``value`` to the type of ``key``. Raises :class:`ConfigError` for another type or choice."""
     spec = known_keys()[key]
     if value is None:
         return None
@@ -202,10 +188,11 @@ def convert(key: str, value: Value, where: str) -> Value:
         raise ConfigError(f"{key} takes one value and has {len(value)}: {shown(key, value)}", where=where)
     if value is False and choices and "no" in choices:
         value = "no"  # YAML reads `eval_strategy: no` as false
+    read_as, what = _KINDS[kind]
     try:
-        converted = _converters[kind](value)
-    except (ValueError, TypeError, SyntaxError):
-        raise ConfigError(f"{key} is {shown(key, value)}, not {_names[kind]}", where=where) from None
+        converted = read_as(value)
+    except (ValueError, TypeError, SyntaxError, KeyError):
+        raise ConfigError(f"{key} is {shown(key, value)}, not {what}", where=where) from None
     if choices and str(converted) not in choices:
         raise ConfigError(
             f"{key} is {value!r}{near(str(converted), choices)}",
@@ -215,15 +202,12 @@ def convert(key: str, value: Value, where: str) -> Value:
     return converted
 
 
+_WORDS = dict.fromkeys(("yes", "true", "t", "y", "1"), True)
+_WORDS |= dict.fromkeys(("no", "false", "f", "n", "0"), False)
+
+
 def _boolean(value: Value) -> bool:
-    if isinstance(value, bool):
-        return value
-    word = str(value).lower()
-    if word in ("yes", "true", "t", "y", "1"):
-        return True
-    if word in ("no", "false", "f", "n", "0"):
-        return False
-    raise ValueError(value)
+    return value if isinstance(value, bool) else _WORDS[str(value).lower()]
 
 
 def _whole(value: Value) -> int:
@@ -252,11 +236,10 @@ def _items(value: Value) -> list[Value]:
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
-_converters = {"bool": _boolean, "int": _whole, "float": _number, "str": _text, "list": _items}
-_names = {
-    "bool": "true or false",
-    "int": "a whole number",
-    "float": "a number",
-    "str": "text or a JSON mapping",
-    "list": "a list",
+_KINDS: dict[str, tuple[Callable[[Value], Value], str]] = {
+    "bool": (_boolean, "true or false"),
+    "int": (_whole, "a whole number"),
+    "float": (_number, "a number"),
+    "str": (_text, "text or a JSON mapping"),
+    "list": (_items, "a list"),
 }

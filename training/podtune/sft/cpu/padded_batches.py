@@ -24,11 +24,8 @@ class PaddedBatches:
     """Collator of padding-free batches that pads each to a multiple of tokens.
 
     The padding is one row more, which is not trained on and to which no other row attends: loss and gradient
-    are those of the rows. A batch keeps its number of real tokens under :data:`REAL_TOKENS`.
-
-    Args:
-        collate: TRL's collator with ``padding_free``; its own ``pad_to_multiple_of`` would make a row, and a
-            call of the attention, of each padding token.
+    are those of the rows. TRL's own ``pad_to_multiple_of`` would make a row, and a call of the attention, of
+    each padding token. A batch keeps its number of real tokens under :data:`REAL_TOKENS`.
     """
 
     def __init__(self, collate: Callable[[list[dict[str, Any]]], dict[str, Any]], multiple: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -17,13 +18,7 @@ class BalancedBatches(BatchSampler):
     tokens and still has room. A group holds the rows that it held before, so a step's loss and gradient stay
     what they were to rounding, and every rank works out the same groups without asking the others. The first
     group stays as it is, because accelerate fills up the last step of an epoch from its rows in their order;
-    so does a last one that is not full.
-
-    Args:
-        batches: the sampler in rank order; its own ``sampler`` stays reachable, where accelerate sets the
-        epoch.
-        lengths: tokens of every row of the data set.
-        world_size: ranks.
+    so does a last one that is not full. ``lengths`` are the tokens of every row of the data set.
     """
 
     def __init__(self, batches: BatchSampler, lengths: Sequence[int], world_size: int) -> None:
@@ -57,13 +52,9 @@ class BalancedBatches(BatchSampler):
         """``group``'s rows in as many batches of the same size, with nearly the same tokens in each."""
         dealt: list[list[int]] = [[] for _ in group]
         tokens = [0] * len(group)
-        for row in sorted(
-            (row for batch in group for row in batch), key=lambda row: (-self.lengths[row], row)
-        ):
-            rank = min(
-                (rank for rank in range(len(group)) if len(dealt[rank]) < self.batch_size),
-                key=lambda rank: tokens[rank],
-            )
+        for row in sorted(itertools.chain(*group), key=lambda row: (-self.lengths[row], row)):
+            with_room = [rank for rank in range(len(group)) if len(dealt[rank]) < self.batch_size]
+            rank = min(with_room, key=tokens.__getitem__)
             dealt[rank].append(row)
             tokens[rank] += self.lengths[row]
         return dealt

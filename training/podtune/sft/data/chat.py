@@ -38,11 +38,11 @@ class ChatRenderer:
         ]
         if not any(arguments):
             return self._render(chats, {}, generation_prompt, spans)
-        texts, marked = [], []
-        for chat, more in zip(chats, arguments, strict=True):
-            text, spans_of_row = self._render([chat], more, generation_prompt, spans)
-            texts += text
-            marked += spans_of_row
+        texts, marked = [], list[Spans]()
+        for chat, its_own in zip(chats, arguments, strict=True):
+            rendered = self._render([chat], its_own, generation_prompt, spans)
+            texts += rendered[0]
+            marked += rendered[1]
         return texts, marked
 
     def _render(

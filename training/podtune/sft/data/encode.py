@@ -29,11 +29,7 @@ Part = str | Messages  # a prompt, a completion, or both
 
 
 class Encoder:
-    """Encodes batches of one data set: a shape, a tokenizer and options, checked once.
-
-    Raises:
-        UserError: the tokenizer lacks what the shape or the options need (see ``check_tokenizer``).
-    """
+    """Encodes batches of one data set: shape, tokenizer and options, checked once (``check_tokenizer``)."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, options: TokenizeOptions, shape: RowShape) -> None:
         self.tokenizer, self.options, self.shape = tokenizer, options, shape
@@ -47,11 +43,7 @@ class Encoder:
         self.fast = is_plain_fast(tokenizer)
 
     def __call__(self, rows: list[Row], first_row: int = 0) -> TokenBatch:
-        """Encode a batch; ``first_row`` counts the rows before it and is for messages.
-
-        Raises:
-            UserError: a row that cannot be encoded, by its number (from 1).
-        """
+        """Encode a batch; ``first_row`` counts the rows before it. Raises :class:`UserError`, by row."""
         for number, row in enumerate(rows, first_row + 1):
             check_cells(row, self.shape, f"row {number}")
         try:

@@ -40,11 +40,7 @@ class Folder:
     splits: dict[str, tuple[Path, ...]]
 
     def files(self, split: str) -> tuple[Path, ...]:
-        """The files of ``split``; eval and validation mean each other.
-
-        Raises:
-            UserError: there is no such split; says which there are.
-        """
+        """Return the files of ``split``; eval and validation mean each other. Raises :class:`NotFound`."""
         meant = split_of_word(split)
         for candidate in (split, *(("eval", "validation") if meant in ("eval", "validation") else (meant,))):
             if candidate in self.splits:
@@ -80,11 +76,10 @@ def split_of(path: Path, root: Path) -> str | None:
 
 
 def find(path: Path) -> Folder:
-    """The data files at ``path``, a file or a folder.
+    """Find the data files at ``path``, a file or a folder.
 
     Raises:
-        UserError: missing, unreadable, of an unknown format, or a folder with no file or with a mixture of
-            formats in it.
+        UserError: missing, unreadable, of an unknown format, or a folder with no file or several formats.
     """
     where = str(path)
     try:
@@ -123,11 +118,7 @@ def _saved_files(root: Path) -> tuple[Path, ...]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a small file.
-
-    Raises:
-        UserError: missing or not a JSON object.
-    """
+    """Read a JSON object from a small file. Raises :class:`UserError`."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

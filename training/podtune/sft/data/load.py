@@ -43,11 +43,7 @@ def load_split(source: DataSource) -> Dataset:
 
 
 def shape_of(dataset: Dataset, text_field: str = "text") -> RowShape:
-    """The shape of a loaded data set, by its columns and first row.
-
-    Raises:
-        UserError: no known shape.
-    """
+    """Detect the shape of a loaded data set by its first row. Raises :class:`UserError` if it has none."""
     return detect(dataset[0], "data set", text_field)
 
 

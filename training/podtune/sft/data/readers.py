@@ -25,11 +25,7 @@ Row = dict[str, Any]
 
 
 def rows_at(path: Path, split: str = "train") -> Iterator[Row]:
-    """The rows of a data file or of one split of a folder, one after the other.
-
-    Raises:
-        UserError: missing, of an unknown kind, or unreadable, by row.
-    """
+    """Yield the rows of a data file or of one split of a folder. Raises :class:`UserError`, by row."""
     return (row for _, row in placed_rows(path, split))
 
 
@@ -42,12 +38,9 @@ def placed_rows(path: Path, split: str = "train") -> Iterator[tuple[str, Row]]:
 
 
 def rows(path: Path, form: Format) -> Iterator[tuple[str, Row]]:
-    """The rows of one file and their positions, "line 7" or "row 7", counted from 1.
+    """Yield the rows of one file and their positions, "line 7" or "row 7", counted from 1.
 
-    A CSV row's line is the one where it ends.
-
-    Raises:
-        UserError: a damaged file; in JSON and CSV what is wrong, by line.
+    A CSV row's line is the one where it ends. Raises :class:`UserError`; in JSON and CSV by line.
     """
     if form in COLUMNAR:
         yield from _columnar(path, form)
@@ -73,11 +66,7 @@ def _columnar(path: Path, form: Format) -> Iterator[tuple[str, Row]]:
 
 
 def batches(path: Path, form: Format) -> Iterator[pa.RecordBatch]:
-    """The record batches of a Parquet or Arrow file.
-
-    Raises:
-        UserError: the file is damaged, or holds text that is not UTF-8.
-    """
+    """Yield the record batches of a Parquet or Arrow file. Raises :class:`DataError` if it is damaged."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -174,12 +174,10 @@ def _raw(
 
 
 def split_off(rows: Dataset, size: float, seed: int, text_field: str = "text") -> tuple[Dataset, Dataset]:
-    """``rows`` as train and test, with a share or number of rows in the latter, both in their order.
+    """Split ``rows`` in train and test, with a share or number of rows in the latter, both in their order.
 
     Which they are is decided by a hash of the question, so that rows which ask the same are on one side.
-
-    Raises:
-        UserError: one of the two would be empty.
+    Raises :class:`UserError` if one of the two would be empty.
     """
     shape = shape_of(rows, text_field)
     asked = rows.select_columns([name for name in shape.read if name in rows.column_names])

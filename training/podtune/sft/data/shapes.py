@@ -75,12 +75,9 @@ def joined(question: str, context: str | None) -> str:
 
 
 def detect(first: Mapping[str, Any], where: str, text_field: str = "text") -> RowShape:
-    """The shape of rows that look like ``first`` (column to value).
+    """Detect the shape of rows that look like ``first`` (column to value). Raises :class:`UserError`.
 
     Names in another case than ours are taken where no shape is made of the names as they are.
-
-    Raises:
-        UserError: no known set of columns; says which were found and which are understood.
     """
     if {"image", "images"} & set(first):
         raise DataError(

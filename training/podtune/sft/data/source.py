@@ -47,11 +47,7 @@ class DataSource:
         return local_path(self.name) if self.name and not self.mixture else None
 
     def renames(self, names: Iterable[str]) -> dict[str, str]:
-        """The new names of those columns among ``names`` that ``columns`` renames.
-
-        Raises:
-            UserError: a column is there neither under its old name nor under its new one.
-        """
+        """Return the new names of those columns that ``columns`` renames; each has to be among ``names``."""
         names = set(names)
         for old, new in self.columns:
             if not {old, new} & names:
@@ -106,11 +102,7 @@ class Sources:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Sources:
-        """From a configuration's values: TRL's keys and ``eval_dataset_name``.
-
-        Raises:
-            UserError: neither ``dataset_name`` nor ``datasets`` is given.
-        """
+        """Read a configuration's values: TRL's keys and ``eval_dataset_name``. Raises :class:`UserError`."""
         mixture = tuple(dict(entry) for entry in values.get("datasets") or ())
         name = values.get("dataset_name")
         if not mixture and not name:
@@ -158,10 +150,9 @@ class Sources:
 
     @functools.cached_property
     def evaluations(self) -> dict[str, DataSource]:
-        """The sets to evaluate on by name, looked for once; a single one has an empty name.
+        """Sets to evaluate on by name, looked for once; a single one has an empty name.
 
-        Raises:
-            UserError: the configuration names a split that is not there.
+        Raises :class:`UserError` for a named split that is not there.
         """
         if not self.evaluates:
             return {}
@@ -218,10 +209,9 @@ def local_path(name: str) -> Path | None:
 
 
 def find_eval_split(source: DataSource) -> DataSource | None:
-    """The split of the same data set to evaluate on: test, eval or validation; None if it has none.
+    """Find the split of the same data set to evaluate on: test, eval or validation; None if it has none.
 
-    A single file has none, whatever lies beside it. For a hub name without a known list of splits it is None,
-    too.
+    A single file has none, whatever lies beside it, nor has a hub name whose splits are unknown.
     """
     if source.mixture:
         return dataclasses.replace(source, split="test") if source.mixture_test_size else None

@@ -38,12 +38,8 @@ _CHUNK = 64  # rows tokenised at once
 class TokenStream:
     """The rows of ``source`` as TRL's SFTTrainer tokenises them, in their order or shuffled by ``seed``.
 
-    Shuffled within :data:`BUFFER` rows. Every rank reads all rows and trains its share.
-
-    ``vocabulary`` is the number of rows of the model's embedding.
-
-    Raises:
-        UserError: the first row has no known shape, or the tokenizer lacks what it needs.
+    Shuffled within :data:`BUFFER` rows. Every rank reads all rows and trains its share. ``vocabulary`` is the
+    number of rows of the model's embedding. Raises :class:`UserError` as :class:`Encoder` does.
     """
 
     def __init__(

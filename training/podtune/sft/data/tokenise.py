@@ -135,11 +135,7 @@ def naming(source: DataSource, *, whole: bool = False) -> Iterator[None]:
 
 
 def _encoded(dataset: Dataset, encode: Encoder, write: Callable[[pa.RecordBatch], object]) -> Stats:
-    """Write record batches of few enough rows that a batch of long ones fits in memory, and count them.
-
-    Raises:
-        UserError: a row that cannot be encoded, or none of them has a token to train.
-    """
+    """Write record batches of few enough rows that a batch of long ones fits in memory, and count them."""
     needed = [name for name in encode.shape.read if name in dataset.column_names]
     rows = dataset.with_format(None).select_columns(needed)
     per_row = max(1, rows.data.nbytes // max(1, len(rows.data)))

@@ -106,8 +106,7 @@ def check_tokenizer(
 ) -> list[str]:
     """Make sure that the tokenizer can train ``shape``; return warnings.
 
-    Raises:
-        UserError: no template, padding or EOS token where one is needed; each says what to set.
+    Raises :class:`UserError` without a template, padding or EOS token where one is needed.
     """
 
     def refuse(what: str, fix: str) -> UserError:
@@ -144,10 +143,9 @@ def check_tokenizer(
 
 
 def training_template(tokenizer: PreTrainedTokenizerBase, options: TokenizeOptions) -> str | None:
-    """TRL's training template if generation markers are needed and the tokenizer's has none; None: its own.
+    """Return TRL's training template where markers are needed and the tokenizer's has none; None: its own.
 
-    Raises:
-        UserError: neither it nor TRL's collection has a template with markers.
+    Raises :class:`UserError` if TRL has none for this tokenizer either.
     """
     if not options.assistant_only_loss or not tokenizer.chat_template:
         return None

@@ -33,8 +33,7 @@ class Item:
 def read_prompts(path: Path) -> list[Item]:
     """Read the prompts of a data file in any training shape, or of a text file with one a line.
 
-    Raises:
-        UserError: missing, unreadable, no prompt in it, or a row without one.
+    Raises :class:`UserError` for a file that cannot be read, and for a row without a prompt.
     """
     items = []
     if path.suffix == ".txt":

@@ -41,10 +41,9 @@ class EvalSettings:
 
 
 def find_tasks(names: Sequence[str], folder: Path | None) -> TaskManager:
-    """Find all of ``names`` among the harness's tasks and those of ``folder``, before any model is loaded.
+    """Find ``names`` among the harness's tasks and those of ``folder``, before any model is loaded.
 
-    Raises:
-        ConfigError: no such folder or task.
+    Raises :class:`ConfigError` for one that is not there.
     """
     if folder is not None and not folder.is_dir():
         raise ConfigError("no such folder", where=f"--task-folder {folder}")
@@ -75,11 +74,7 @@ def score(
     settings: EvalSettings,
     batch_size: str = "8",
 ) -> Json:
-    """Score ``model`` on the tasks ``names``; return the harness's own results.
-
-    Raises:
-        UserError: a task's data cannot be had, or a task does not fit the settings.
-    """
+    """Score ``model`` on the tasks ``names``; return the harness's own results. Raises :class:`UserError`."""
     from lm_eval import evaluator
     from lm_eval.models.huggingface import HFLM
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -38,28 +38,21 @@ _PLAIN = {
 _WINDOW = "sliding_window_overlay.<locals>.inner_mask"
 
 
-class Attention(NamedTuple):
-    """``implementation`` is transformers' ``attn_implementation``; ``reason`` is one phrase for people."""
+def choose_attention(device_type: str, *, half_precision: bool = True) -> tuple[str, str]:
+    """Choose the fastest ``attn_implementation`` for ``cuda`` or ``cpu``, with the reason as one phrase.
 
-    implementation: str
-    reason: str
-
-
-def choose_attention(device_type: str, *, half_precision: bool = True) -> Attention:
-    """Choose the fastest attention for training on ``device_type``, ``cuda`` or ``cpu``.
-
-    ``half_precision`` says whether the run computes in bf16 or fp16, which every fused kernel of a GPU needs.
-    Calls :func:`register_attention`, so that the name can be given to ``from_pretrained`` at once.
+    ``half_precision``: the run computes in bf16 or fp16, which every fused kernel of a GPU needs. Calls
+    :func:`register_attention`, so that the name can be given to ``from_pretrained`` at once.
     """
     from transformers.utils import is_flash_attn_2_available
 
     register_attention()
     if device_type == "cuda" and half_precision:
         if is_flash_attn_2_available():
-            return Attention("flash_attention_2", "flash-attn is installed")
+            return "flash_attention_2", "flash-attn is installed"
         if _has_varlen():
-            return Attention(PER_ROW, "torch's variable-length kernel, no mask")
-    return Attention(PER_ROW, "one SDPA call a row, no mask")
+            return PER_ROW, "torch's variable-length kernel, no mask"
+    return PER_ROW, "one SDPA call a row, no mask"
 
 
 def register_attention() -> None:

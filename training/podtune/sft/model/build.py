@@ -170,8 +170,7 @@ def _strings(row: dict[str, Any]) -> Iterator[str]:
 def new_folder(output: Path, *, replaceable: str | None = None) -> Iterator[Path]:
     """Yield a folder to fill, which one rename makes ``output`` if the block succeeds; else it is removed.
 
-    Raises:
-        UserError: ``output`` has files and none is called ``replaceable``, or its parent cannot be written.
+    Raises :class:`UserError` if ``output`` has files and none is called ``replaceable``.
     """
     ours = replaceable is not None and (output / replaceable).exists()
     if output.exists() and not ours and not (output.is_dir() and not any(output.iterdir())):

@@ -56,11 +56,7 @@ def model_info(
     revision: str | None = None,
     trust_remote_code: bool = False,
 ) -> ModelInfo:
-    """Read a model's configuration and tokenizer; of an adapter, its base's.
-
-    Raises:
-        UserError: the model or its tokenizer cannot be found or read.
-    """
+    """Read a model's configuration and tokenizer; of an adapter, its base's. Raises :class:`UserError`."""
     origin = locate_model(name, revision)
     if origin.is_adapter:
         origin = base_of(origin)

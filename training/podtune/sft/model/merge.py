@@ -15,11 +15,7 @@ from podtune.sft.source.model import locate_model
 
 
 def merge_adapter(adapter: str | os.PathLike[str], output: Path, *, trust_remote_code: bool = False) -> None:
-    """Write base and adapter as one model with its tokenizer to ``output``.
-
-    Raises:
-        UserError: not an adapter, weights that are not finite, or an output that exists.
-    """
+    """Write base and adapter as one model with its tokenizer to ``output``. Raises :class:`UserError`."""
     origin = locate_model(adapter)
     if not origin.is_adapter:
         raise UsageError(

@@ -34,8 +34,7 @@ CHAT_TEMPLATE = (
 def prompt_and_answer(row: dict[str, Any]) -> tuple[str | Messages, str | None]:
     """Split a row of any shape into prompt and answer; plain text is the answer to an empty prompt.
 
-    Raises:
-        UserError: none of the shapes.
+    Raises :class:`UserError` for another row.
     """
     row = named(row)
     if turns := row.get("messages") or row.get("conversations"):
@@ -58,11 +57,7 @@ def prompt_and_answer(row: dict[str, Any]) -> tuple[str | Messages, str | None]:
 
 
 def prompt_ids(tokenizer: PreTrainedTokenizerBase, prompt: str | Messages) -> list[int]:
-    """Encode a prompt for generation: messages with the template's generation prompt, or plain text as it is.
-
-    Raises:
-        UserError: a conversation, but the tokenizer has no chat template.
-    """
+    """Encode a prompt for generation: messages by the chat template, or plain text as it is."""
     prompt = _without_template(tokenizer, prompt)
     if isinstance(prompt, str):
         return list(tokenizer(prompt)["input_ids"])
@@ -72,11 +67,7 @@ def prompt_ids(tokenizer: PreTrainedTokenizerBase, prompt: str | Messages) -> li
 def _rendered(
     tokenizer: PreTrainedTokenizerBase, turns: Messages, **options: bool
 ) -> Mapping[str, list[int]]:
-    """Apply the chat template.
-
-    Raises:
-        DataError: the template fails, as one does that reaches for more than the sandbox gives.
-    """
+    """Apply the chat template. Raises :class:`DataError` if it fails, as where it leaves its sandbox."""
     try:
         encoded: Mapping[str, list[int]] = tokenizer.apply_chat_template(
             turns, tokenize=True, return_dict=True, **options

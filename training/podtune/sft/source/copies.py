@@ -66,11 +66,7 @@ def local(url: str, *, unwanted: Sequence[str] = ()) -> Path:
 
 
 def known(name: str, where: str) -> str:
-    """Return ``name``, which the file ``where`` gives: a URL only if there is a copy of it already.
-
-    Raises:
-        NotFound: there is none.
-    """
+    """Return ``name``, which the file ``where`` gives. Raises :class:`NotFound` for a URL without a copy."""
     if is_url(name) and not name.startswith("file://") and _complete(name) is None:
         raise NotFound(
             f"{name} is not on this machine, and a URL is fetched only where you write it yourself",
@@ -81,11 +77,7 @@ def known(name: str, where: str) -> str:
 
 
 def version(url: str) -> str:
-    """Return a hash that changes when the objects at ``url`` do; the copy's where the store is unreachable.
-
-    Raises:
-        UserError: as :func:`fetch`.
-    """
+    """Hash the objects at ``url`` as they are now; where the store is unreachable return the copy's."""
     if url.startswith("file://"):
         return ""
     copy = _complete(url)

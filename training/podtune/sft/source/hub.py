@@ -142,8 +142,7 @@ def split_names(name: str, config: str | None) -> list[str]:
 def load(name: str, config: str | None, split: str, *, streaming: bool = False) -> Any:
     """Load one split of a data set on the hub, a ``Dataset``, or stream it without a copy.
 
-    Raises:
-        UserError: as :func:`look_up`; or no such configuration or split, naming those there are.
+    Raises :class:`UserError` as :func:`look_up`; or names the configurations and splits that there are.
     """
     look_up(name)
     import datasets

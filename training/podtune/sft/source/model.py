@@ -154,11 +154,7 @@ def vocabulary_size(origin: Origin, trust_remote_code: bool = False) -> int:
 
 
 def base_of(adapter: Origin) -> Origin:
-    """Locate the base model that an adapter was trained on.
-
-    Raises:
-        UserError: the adapter does not name one.
-    """
+    """Locate the base model that an adapter was trained on. Raises :class:`UserError`."""
     with explained(adapter.name, "adapter_config.json"):
         config = json.loads(adapter.file("adapter_config.json").read_text(encoding="utf-8"))
         base = config.get("base_model_name_or_path")

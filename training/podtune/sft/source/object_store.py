@@ -56,11 +56,7 @@ def is_url(name: object) -> bool:
 
 
 def refuse_secret(url: str, where: str) -> None:
-    """Refuse a ``url`` with a password or a signature in it, without repeating it.
-
-    Raises:
-        ConfigError: at ``where``.
-    """
+    """Refuse a ``url`` with a password or signature in it, by a ConfigError that does not repeat it."""
     if is_url(url) and _SECRET.match(url):
         raise ConfigError(
             "the URL has a secret in it, or a place for one (user@, :word, ?name=value), which every record "
@@ -73,12 +69,7 @@ def refuse_secret(url: str, where: str) -> None:
 
 @functools.cache
 def file_system(protocol: str) -> AbstractFileSystem:
-    """Open fsspec's file system for ``protocol``.
-
-    Raises:
-        ConfigError: the protocol is not known.
-        Unavailable: its package is not installed.
-    """
+    """Open fsspec's file system for ``protocol``, if it is known and installed. Raises :class:`UserError`."""
     import fsspec
 
     if protocol not in PACKAGES:
@@ -132,10 +123,7 @@ class Remote:
         return f"{root}/{name}" if name else root
 
     def listing(self, below: str = "") -> dict[str, Entry]:
-        """List the objects by name (a single object by its own), or those in the folder ``below`` alone.
-
-        Empty if there is not even a bucket.
-        """
+        """List the objects by name (a single one by its own), or those below a folder; empty if none."""
 
         def find() -> dict[str, dict[str, Any]]:
             self.fs.invalidate_cache()
@@ -173,18 +161,23 @@ class Remote:
         """Create or replace the small object ``name``."""
         with_retries(f"{self.url}/{name}", lambda: self.fs.pipe_file(self.path(name), content))
 
+    def _each(self, names: Iterable[str], transfer: Callable[[str], None]) -> None:
+        """Transfer objects by name, a few at once."""
+
+        def one(name: str) -> None:
+            with_retries(f"{self.url}/{name}", functools.partial(transfer, name))
+
+        with ThreadPoolExecutor(PARALLEL) as pool:
+            list(pool.map(one, names))
+
     def upload(self, files: Mapping[str, Path]) -> None:
         """Create or replace objects from files, by name; a link is an OSError."""
 
         def put(name: str) -> None:
-            def attempt() -> None:
-                with open_regular(files[name]) as file:
-                    self.fs.put_file(f"/dev/fd/{file.fileno()}", self.path(name))
+            with open_regular(files[name]) as file:
+                self.fs.put_file(f"/dev/fd/{file.fileno()}", self.path(name))
 
-            with_retries(f"{self.url}/{name}", attempt)
-
-        with ThreadPoolExecutor(PARALLEL) as pool:
-            list(pool.map(put, files))
+        self._each(files, put)
 
     def download(self, entries: Mapping[str, Entry], folder: Path) -> None:
         """Download objects by name into ``folder``, which is new."""
@@ -192,16 +185,11 @@ class Remote:
         def get(name: str) -> None:
             target, entry = folder / name, entries[name]
             target.parent.mkdir(parents=True, exist_ok=True)
+            self.fs.get_file(entry.path, str(target))
+            if (size := target.stat().st_size) != entry.bytes:
+                raise OSError(f"{size} bytes arrived instead of {entry.bytes}")
 
-            def attempt() -> None:
-                self.fs.get_file(entry.path, str(target))
-                if (size := target.stat().st_size) != entry.bytes:
-                    raise OSError(f"{size} bytes arrived instead of {entry.bytes}")
-
-            with_retries(f"{self.url}/{name}", attempt)
-
-        with ThreadPoolExecutor(PARALLEL) as pool:
-            list(pool.map(get, entries))
+        self._each(entries, get)
 
     def remove(self, names: Iterable[str]) -> None:
         """Delete objects, of which some may be gone already."""
@@ -211,11 +199,7 @@ class Remote:
 
 
 def check_writable(url: str) -> None:
-    """Write and remove an object below ``url``, before anything expensive.
-
-    Raises:
-        UserError: the bucket does not exist or cannot be written.
-    """
+    """Write and remove an object below ``url``, before anything expensive. Raises :class:`UserError`."""
     try:
         Remote(url).write(PROBE, b"podtune")
     except FileNotFoundError as error:

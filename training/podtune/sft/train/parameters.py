@@ -13,7 +13,7 @@ def trained_parameters(model: Any) -> int:
 
 
 def freeze_unreached(model: Any) -> int:
-    """Freeze a multimodal model's towers, which rows of text never reach; how many parameters that is.
+    """Freeze a multimodal model's towers, which rows of text never reach; return how many parameters.
 
     They get no gradient, and DDP would end the run at step 2, waiting for it.
     """

@@ -56,7 +56,9 @@ def model_card(record: Json) -> str:
     over = f"{record['strategy']} on {processes} process{'es' * (processes != 1)}"
     cells = {
         "data": ", ".join(f"`{name}`" for name in paths),
-        "rows": "streamed",
+        "rows": f"{data['rows']:,} ({data['tokens']:,} tokens, fingerprint {data['fingerprint'][:12]})"
+        if "rows" in data
+        else "streamed",
         "steps": f"{measured.steps or 0:,}",
         "tokens seen": f"{measured.tokens or 0:,}",
         "batch": f"{record['global_batch_size']} rows a step, {over}",
@@ -64,21 +66,16 @@ def model_card(record: Json) -> str:
         "rows are cut at": f"{config['max_length']} tokens",
         "seed": str(record["seed"]),
     }
-    if "rows" in data:
-        cells["rows"] = (
-            f"{data['rows']:,} ({data['tokens']:,} tokens, fingerprint {data['fingerprint'][:12]})"
-        )
     loss = measured.loss or Losses()
     if loss.first is not None and loss.last is not None:  # each is the mean of a logging window
         cells["training loss"] = f"{loss.first:.4f} over the first steps, {loss.last:.4f} over the last"
     if loss.eval_first is not None and loss.eval is not None:
         cells["eval loss"] = f"{loss.eval_first:.4f} at first, {loss.eval:.4f} at the end"
     answers = measured.answers or {}
-    right = [number(mapping(answers.get(which)).get("exact_match")) for which in ("base", "tuned")]
-    if right[0] is not None and right[1] is not None:
-        cells["held-out rows answered exactly"] = (
-            f"{right[0]:.1%} by the base, {right[1]:.1%} by this model, of {answers['rows']}"
-        )
+    base_right, right = (number(mapping(answers.get(each)).get("exact_match")) for each in ("base", "tuned"))
+    if base_right is not None and right is not None:
+        shares = f"{base_right:.1%} by the base, {right:.1%} by this model, of {answers['rows']}"
+        cells["held-out rows answered exactly"] = shares
     lines = ["---", *head, "---", "", f"# {record['name']}", ""]
     lines += [f"Supervised fine-tuning of {how} `{base}` with podtune.", "", "| | |", "|---|---|"]
     lines += [f"| {name} | {cell} |" for name, cell in cells.items()]

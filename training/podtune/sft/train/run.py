@@ -191,10 +191,7 @@ class FineTune:
         ).to_json()
 
     def compare_with_base(self, base: Origin, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Answer held-out rows with base and tuned model, if ``answer_rows`` asks for it.
-
-        Rank 0, with the process group closed.
-        """
+        """Let base and tuned model answer held-out rows, if ``answer_rows`` asks for it. Rank 0 alone."""
         held_out, count = self.rows.eval_rows, self._arguments.run.answer_rows
         if not count or held_out is None or not self.world.is_main:
             return

@@ -98,9 +98,9 @@ class CoordinatedStop(TrainerCallback):  # type: ignore[misc]
             self.stopped = control.should_training_stop = control.should_save = True
 
     def refuse_nonfinite(self, step: int) -> None:
-        """Raise if a step up to ``step`` had a loss or gradient that is not finite. A collective call.
+        """Raise if a step had a loss or gradient that is not finite: before anything is saved or evaluated.
 
-        Called before anything is saved, evaluated or called finished.
+        A collective call.
         """
         if self.all_reduce_decision(requested=False, certain=True) is Decision.NONFINITE:
             raise _nonfinite_error(step)

@@ -320,8 +320,6 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
         self.writer.close()
         self.accelerator.free_memory()
         self.model = self.model_wrapped = self.optimizer = self.lr_scheduler = None
-        handler = self.callback_handler
-        handler.model = handler.optimizer = handler.lr_scheduler = handler.train_dataloader = (
-            handler.eval_dataloader
-        ) = None
+        for held in ("model", "optimizer", "lr_scheduler", "train_dataloader", "eval_dataloader"):
+            setattr(self.callback_handler, held, None)
         gc.collect()

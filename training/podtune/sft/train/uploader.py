@@ -52,8 +52,7 @@ class CheckpointUploader:
     def newest(self, fits: Callable[[Checkpoint], object]) -> Checkpoint | None:
         """Download the newest complete checkpoint; None if there is none. Rank 0.
 
-        Raises:
-            UserError: it belongs to another run, says ``fits``; or the store cannot be read.
+        Raises :class:`UserError` if it belongs to another run, says ``fits``, or the store cannot be read.
         """
         objects = self.remote.listing()
         for name in reversed(self.steps(objects)):
@@ -86,8 +85,7 @@ class CheckpointUploader:
     def download(self, name: str, objects: Mapping[str, Entry] | None = None) -> Checkpoint:
         """Download the checkpoint ``name`` to this pod's volume, and the record that it continues.
 
-        Raises:
-            Damaged: what arrived is not what was uploaded.
+        Raises :class:`Damaged` if something else arrives than was uploaded.
         """
         target, parts = self.output_dir / name, self.output_dir / SAVING
         objects = self.remote.listing(name) if objects is None else objects
