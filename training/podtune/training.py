@@ -87,7 +87,6 @@ def fine_tune(settings: Settings, world: World) -> int:
     with working("importing transformers and TRL", shown=world.is_main):
         from podtune.sft.config.resolve import continue_adapter, resolve
         from podtune.sft.data.rows import token_rows
-        from podtune.sft.data.tokenizer import load_tokenizer
         from podtune.sft.train.build import build_trainer
         from podtune.sft.train.early import stopped_early
         from podtune.sft.train.refusals import refused_pickles_as_sentences
@@ -99,7 +98,7 @@ def fine_tune(settings: Settings, world: World) -> int:
     if origin.is_adapter:
         settings = continue_adapter(settings, origin)
     arguments = resolve(settings, world, architecture(model_config, trusted))
-    tokenizer = load_tokenizer(origin, **arguments.tokenizer_options())
+    tokenizer = arguments.load_tokenizer(origin)
     vocabulary = int(model_config.get_text_config().vocab_size)
     # one process tokenises, the others wait for its cache
     rows = token_rows(arguments.sources, tokenizer, arguments.training, arguments.run, vocabulary=vocabulary)

@@ -20,7 +20,7 @@ from podtune.run.library_environment import set_library_environment
 from podtune.run.record import new_record
 from podtune.run.world import World
 from podtune.sft.config.arguments import ResumeOptions
-from podtune.sft.train.meter import Utilisation, utilisation
+from podtune.sft.train.meter import utilisation
 from podtune.sft.train.publish import model_card, push_to_hub, write_final
 from podtune.sft.train.resume import find_checkpoint
 
@@ -146,4 +146,4 @@ def test_nothing_in_a_checkpoint_is_run_whatever_a_library_asks_torch_for(tmp_pa
 
 def test_a_figure_that_cannot_be_computed_ends_no_run() -> None:
     model = SimpleNamespace(config=MambaConfig(hidden_size=8, num_hidden_layers=1, vocab_size=16))
-    assert utilisation(model, World(), "fp32", tokens_per_s=10.0, mean_length=16) == Utilisation()
+    assert utilisation(model, World(), "fp32", tokens_per_s=10.0, mean_length=16) == (None, None)

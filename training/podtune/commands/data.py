@@ -117,9 +117,7 @@ def inspect(
     config: Config = None,
     data: Data = None,
     model: Model = None,
-    split: Annotated[
-        str | None, typer.Option(help="Split to look at, also with a slice: 'train[:1000]'.")
-    ] = None,
+    split: Annotated[str | None, typer.Option(help="Split to look at.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show what would be trained: rows, tokens, lengths, cuts.

@@ -220,7 +220,6 @@ def _tokenise(values: dict[str, Any]) -> None:
     from podtune.run.world import World
     from podtune.sft.config.resolve import resolve
     from podtune.sft.data.rows import token_rows
-    from podtune.sft.data.tokenizer import load_tokenizer
     from podtune.sft.source.model import locate_model, vocabulary_size
 
     given = {key: value for key, value in values.items() if value is not None}
@@ -228,7 +227,7 @@ def _tokenise(values: dict[str, Any]) -> None:
     settings.sources.check()
     arguments = resolve(settings, World())
     origin = locate_model(arguments.model.model_name_or_path, arguments.model.model_revision)
-    tokenizer = load_tokenizer(origin, **arguments.tokenizer_options())
+    tokenizer = arguments.load_tokenizer(origin)
     vocabulary = vocabulary_size(origin, arguments.training.trust_remote_code)
     rows = token_rows(settings.sources, tokenizer, arguments.training, arguments.run, vocabulary=vocabulary)
     for warning in rows.warnings:

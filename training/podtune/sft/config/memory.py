@@ -75,6 +75,7 @@ def estimate_memory(
     if world.device_type != "cuda":
         return None
     import torch
+    from accelerate.utils import gather_object
 
     training = arguments.training
     tokens = longest_mean(
@@ -90,10 +91,8 @@ def estimate_memory(
         plans = {level: estimate(each) for level, each in setups.items()}
     except UserError:
         return None
-    free = torch.tensor(float(torch.cuda.mem_get_info()[0]), dtype=torch.double)
-    if world.world_size > 1:  # ranks that recomputed differently would wait for each other's weights for ever
-        torch.distributed.all_reduce(free, op=torch.distributed.ReduceOp.MIN)
-    card, name = float(free) / GIB, torch.cuda.get_device_name()
+    # ranks that recomputed differently would wait for each other's weights for ever
+    card, name = min(gather_object([torch.cuda.mem_get_info()[0]])) / GIB, torch.cuda.get_device_name()
     level = next((each for each, plan in plans.items() if plan.total_gib <= USABLE * card), None)
     if level is None:
         level = list(plans)[-1]

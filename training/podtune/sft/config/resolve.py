@@ -7,7 +7,7 @@ import enum
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 from trl import (
     DatasetMixtureConfig,
@@ -29,20 +29,13 @@ from podtune.sft.config.hardware import hardware_choices, refuse_unfit
 from podtune.sft.config.keys import SECRET, Settings
 from podtune.sft.config.strategy import resolve_strategy, solve_batch, strategy_settings
 from podtune.sft.data.source import Sources
+from podtune.sft.data.tokenizer import load_tokenizer
 from podtune.sft.model.end_to_end import Architecture
 from podtune.sft.source.model import Origin, explained
 
 if TYPE_CHECKING:
     from peft import PeftConfig
-
-
-class TokenizerOptions(TypedDict):
-    """Keywords of :func:`podtune.sft.data.tokenizer.load_tokenizer`."""
-
-    eos_token: str | None
-    pad_token: str | None
-    chat_template_path: str | None
-    trust_remote_code: bool
+    from transformers import PreTrainedTokenizerBase
 
 
 DATACLASSES = (ScriptArguments, SFTConfig, ModelConfig, DatasetMixtureConfig, RunArguments)
@@ -88,14 +81,16 @@ class Arguments:
         """Read which checkpoint to resume from."""
         return ResumeOptions.of(self.training.resume_from_checkpoint, self.run)
 
-    def tokenizer_options(self) -> TokenizerOptions:
-        """Make the keywords of :func:`podtune.sft.data.tokenizer.load_tokenizer`."""
-        return {
-            "eos_token": self.training.eos_token,
-            "pad_token": self.training.pad_token,
-            "chat_template_path": self.training.chat_template_path,
-            "trust_remote_code": self.training.trust_remote_code,
-        }
+    def load_tokenizer(self, origin: Origin) -> PreTrainedTokenizerBase:
+        """Load the tokenizer with the configuration's changes."""
+        training = self.training
+        return load_tokenizer(
+            origin,
+            eos_token=training.eos_token,
+            pad_token=training.pad_token,
+            chat_template_path=training.chat_template_path,
+            trust_remote_code=training.trust_remote_code,
+        )
 
     def model_options(self) -> dict[str, Any]:
         """Make the keywords of :func:`podtune.sft.model.load.load_model`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from torch import Generator
@@ -23,16 +23,9 @@ class BalancedBatches(BatchSampler):
 
     def __init__(self, batches: BatchSampler, lengths: Sequence[int], world_size: int) -> None:
         self.batches, self.lengths, self.world_size = batches, lengths, world_size
+        # where accelerate sets the epoch
+        self.sampler = batches.sampler
         self.batch_size, self.drop_last = batches.batch_size, batches.drop_last
-
-    @property
-    def sampler(self) -> Iterable[int]:
-        """The sampler of rows."""
-        return self.batches.sampler
-
-    @sampler.setter
-    def sampler(self, sampler: Iterable[int]) -> None:
-        self.batches.sampler = sampler
 
     def __len__(self) -> int:
         return len(self.batches)

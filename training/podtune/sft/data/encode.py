@@ -113,7 +113,7 @@ class Encoder:
             raise NoAssistantTokens
         rows = MaskedRows(ids, [None] * len(ids) if assistant is None else [*assistant])
         for row, head in enumerate(prompt_ids):
-            length = _common_prefix(head, ids[row])
+            length = common_prefix(head, ids[row])
             rows.diverged += length < len(head)
             if self.completion_only:
                 mask = rows.masks[row]
@@ -187,8 +187,8 @@ def _template_arguments(row: Row) -> TemplateArguments:
     return given | (row.get("chat_template_kwargs") or {})
 
 
-def _common_prefix(head: list[int], row: list[int]) -> int:
-    """The number of tokens with which both begin."""
+def common_prefix(head: list[int], row: list[int]) -> int:
+    """Count the tokens with which both begin."""
     if row[: len(head)] == head:  # the usual case, compared in C
         return len(head)
     pairs = zip(head, row, strict=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 from collections.abc import Mapping
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from podtune.run.errors import DataError, warn
 from podtune.sft.data import files
-from podtune.sft.data.readers import COLUMNAR, Row, batches, rows
+from podtune.sft.data.readers import COLUMNAR, batches, rows
 from podtune.sft.data.shapes import RowShape, detect, no_rows
 from podtune.sft.data.source import DataSource, local_path
 from podtune.sft.source import hub
@@ -89,28 +90,17 @@ def _load_files(source: DataSource) -> Dataset:
     if form in COLUMNAR:
         found = [batch for path in paths for batch in batches(path, form)]
         tables = [pa.Table.from_batches([batch]).replace_schema_metadata(None) for batch in found]
-        table = _joined(tables, source) if tables else pa.table({})
+        try:
+            table = pa.concat_tables(tables, promote_options="default") if tables else pa.table({})
+        except pa.ArrowException as error:
+            what = f"the files do not have the same columns: {error}"
+            raise DataError(what, where=str(source), fix="make the columns equal") from None
     else:
-        table = _table_of_rows([row for path in paths for _, row in rows(path, form)])
+        content = [row for path in paths for _, row in rows(path, form)]
+        names = dict.fromkeys(name for row in content for name in row)
+        table = pa.table({name: _column([row.get(name) for row in content]) for name in names})
     # the library would hash all rows, for caches that a table in memory does not have
     return datasets.Dataset(table, fingerprint=stamps)
-
-
-def _joined(tables: list[pa.Table], source: DataSource) -> pa.Table:
-    import pyarrow as pa
-
-    try:
-        return pa.concat_tables(tables, promote_options="default")
-    except pa.ArrowException as error:
-        what = f"the files do not have the same columns: {error}"
-        raise DataError(what, where=str(source), fix="make the columns equal") from None
-
-
-def _table_of_rows(content: list[Row]) -> pa.Table:
-    import pyarrow as pa
-
-    names = dict.fromkeys(name for row in content for name in row)
-    return pa.table({name: _column([row.get(name) for row in content]) for name in names})
 
 
 def _column(cells: list[Any]) -> pa.Array:
@@ -120,9 +110,7 @@ def _column(cells: list[Any]) -> pa.Array:
     """
     import pyarrow as pa
 
-    def canonical(values: list[Any]) -> str:
-        return json.dumps(values, sort_keys=True)
-
+    canonical = functools.partial(json.dumps, sort_keys=True)
     try:
         array = pa.array(cells)
         if not pa.types.is_nested(array.type) or canonical(array.to_pylist()) == canonical(cells):

@@ -27,7 +27,6 @@ from podtune.sft.data.encode import Encoder
 from podtune.sft.data.load import load_split, shape_of
 from podtune.sft.data.source import DataSource
 from podtune.sft.data.stats import Stats
-from podtune.sft.data.token_batch import TokenBatch
 from podtune.sft.data.tokenizer import TokenizeOptions, tokenizer_hash
 
 if TYPE_CHECKING:
@@ -150,7 +149,9 @@ def _encoded(dataset: Dataset, encode: Encoder, write: Callable[[pa.RecordBatch]
             batch = encode(raw, start)
             stats.add(batch, encode.options.max_length)
             advance(len(raw))
-            write(_record_batch(batch))
+            offsets = pa.array(batch.offsets)
+            lists = [pa.ListArray.from_arrays(offsets, pa.array(flat)) for flat in (batch.ids, batch.labels)]
+            write(pa.RecordBatch.from_arrays(lists, schema=SCHEMA))
     stats.fingerprint = content.hexdigest()
     if stats.rows_untrained >= stats.rows_kept:
         raise DataError(
@@ -171,14 +172,6 @@ def _all_cores() -> Iterator[None]:
         yield
     finally:
         os.environ[name] = before or "false"
-
-
-def _record_batch(batch: TokenBatch) -> pa.RecordBatch:
-    lists = [
-        pa.ListArray.from_arrays(pa.array(batch.offsets), pa.array(flat))
-        for flat in (batch.ids, batch.labels)
-    ]
-    return pa.RecordBatch.from_arrays(lists, schema=SCHEMA)
 
 
 def cache_key(content: str, tokenizer: PreTrainedTokenizerBase, options: TokenizeOptions) -> str:

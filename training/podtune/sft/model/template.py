@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from podtune.run.errors import ConfigError, DataError
+from podtune.sft.data.encode import common_prefix
 from podtune.sft.data.shapes import Messages, as_messages, named
 
 if TYPE_CHECKING:
@@ -97,8 +98,7 @@ def scored_ids(
         return ids, [position >= len(head) for position in range(len(ids))]
     messages = [*prompt, {"role": "assistant", "content": answer}]
     ids = list(_rendered(tokenizer, messages)["input_ids"])
-    differs = (at for at, (left, right) in enumerate(zip(head, ids, strict=False)) if left != right)
-    start = next(differs, min(len(head), len(ids)))
+    start = common_prefix(head, ids)
     special = set(tokenizer.get_added_vocab().values())
     end = next((at + 1 for at in range(len(ids) - 1, start, -1) if ids[at] in special), len(ids))
     return ids, [start <= position < end for position in range(len(ids))]

@@ -6,12 +6,11 @@ Read when a line is logged, so that a step costs a few readings of the clock and
 from __future__ import annotations
 
 import functools
-import math
 import resource
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import torch
@@ -29,7 +28,7 @@ GIB = 2**30
 # Under these a forward pass waits for no other rank, so its time is the rank's own; the others gather weights
 # in it.
 LOCAL_FORWARD = ("single", "ddp")
-FIELDS = ("tokens", "data_wait_s", "forward_s", "rss_gib", "gpu_memory_gib", "gpu_utilisation_percent")
+FIELDS = ("data_wait_s", "forward_s", "rss_gib", "gpu_memory_gib", "gpu_utilisation_percent")
 
 
 class Meter:
@@ -124,18 +123,10 @@ class Meter:
         return int(position)
 
     def exchange(self) -> None:
-        """Gather every rank's measurements. A collective call: one all-gather of a few numbers."""
-        own = {"tokens": float(self._local_tokens), **self._look()}
-        row = torch.tensor([own.get(name, math.nan) for name in FIELDS], dtype=torch.double)
-        rows = [row]
-        if self._world.world_size > 1:
-            rows = [torch.empty_like(row) for _ in range(self._world.world_size)]
-            dist.all_gather(rows, row)
-        self.ranks = [
-            {k: v for k, v in zip(FIELDS, row.tolist(), strict=True) if not math.isnan(v)} for row in rows
-        ]
+        """Gather every rank's measurements. A collective call."""
+        self.ranks = gather_object([{"tokens": float(self._local_tokens), **self._look()}])
         self._forget()
-        self.tokens += int(sum(rank["tokens"] for rank in self.ranks))
+        self.tokens += int(sum(rank.pop("tokens") for rank in self.ranks))
         self._local_tokens.zero_()
 
     def _forget(self) -> None:
@@ -171,7 +162,7 @@ def system_metrics(
     """
     metrics: dict[str, float] = {}
     per_rank: dict[str, list[float | None]] = {}
-    for name in FIELDS[1:]:
+    for name in FIELDS:
         if values := [round(rank[name], 6) for rank in ranks if name in rank]:
             metrics[name] = statistics.fmean(values) if name.endswith("_percent") else max(values)
             per_rank[name] = [round(rank[name], 6) if name in rank else None for rank in ranks]
@@ -230,13 +221,6 @@ def peak_memory_gib(world: World) -> list[float]:
     return peaks
 
 
-class Utilisation(NamedTuple):
-    """FLOPs of a token, and the share of the hardware's peak that training reached, where each is known."""
-
-    flops_per_token: float | None = None
-    mfu: float | None = None
-
-
 def product_precision(training: TrainingArguments, model: Any) -> str:
     """The precision of most matrix products: autocast's, or that of the weights."""
     if training.bf16 or training.fp16:
@@ -252,8 +236,11 @@ def multiplies_in_tf32() -> bool:
 
 def utilisation(
     model: Any, world: World, precision: str, *, tokens_per_s: float | None, mean_length: int
-) -> Utilisation:
-    """Compute the utilisation at rows of ``mean_length`` tokens; ``precision`` is bf16, fp16 or fp32."""
+) -> tuple[float | None, float | None]:
+    """Compute FLOPs of a token in rows of ``mean_length``, and the share of the hardware's peak reached.
+
+    Each is None where it is not known. ``precision`` is bf16, fp16, tf32 or fp32.
+    """
     from peft import PeftModel
 
     from podtune.plan.hardware import peak_flops
@@ -264,8 +251,8 @@ def utilisation(
     try:
         flops = flops_per_token(model.config, mean_length, trained_share=trained_share)
     except Exception:  # an architecture without heads, or one that cannot say: a value less, not a run
-        return Utilisation()
+        return None, None
     name = torch.cuda.get_device_name() if world.device_type == "cuda" else "cpu"
     peak = peak_flops(name, precision)
     mfu = flops * tokens_per_s / (peak * world.world_size) if peak and tokens_per_s else None
-    return Utilisation(flops, mfu)
+    return flops, mfu

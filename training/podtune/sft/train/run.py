@@ -175,7 +175,7 @@ class FineTune:
         # of a stream the mean is known of what was trained
         length = (info.tokens or 0) // info.rows if info.rows else tokens // (measured.samples or 1)
         speed, precision = measured.tokens_per_s, product_precision(trainer.args, trainer.model)
-        used = utilisation(
+        flops_per_token, mfu = utilisation(
             trainer.model, self.world, precision, tokens_per_s=speed, mean_length=max(1, length)
         )
         kind = CUDA_PEAK if self.world.device_type == "cuda" else RESIDENT_PEAK_SINCE_START
@@ -186,8 +186,8 @@ class FineTune:
             peak_memory_gib=MemoryPeaks(max(peaks), tuple(peaks), kind),
             saves=self.writer.times(),
             memory_estimate=self._estimate.for_record(max(peaks)) if self._estimate else None,
-            flops_per_token=used.flops_per_token,
-            mfu=used.mfu,
+            flops_per_token=flops_per_token,
+            mfu=mfu,
         ).to_json()
 
     def compare_with_base(self, base: Origin, tokenizer: PreTrainedTokenizerBase) -> None:

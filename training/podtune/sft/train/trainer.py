@@ -52,10 +52,8 @@ def _pad_to_multiple_of(trainer: PodtuneTrainer) -> int:
     args = trainer.args
     if not trainer.padding_free:
         return 0
-    if args.pad_to_multiple_of:
-        return int(args.pad_to_multiple_of)
-    if trainer.trls_loss_reason:
-        return 0
+    if args.pad_to_multiple_of or trainer.trls_loss_reason:
+        return int(args.pad_to_multiple_of or 0)
     return automatic_multiple(
         args.device.type, bf16=args.bf16, trained_parameters=trained_parameters(trainer.model)
     )
@@ -69,14 +67,11 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
         stop: ends training; among ``callbacks`` too where signals shall be heard.
         resume_key: for the manifest of every checkpoint.
         fused: take podtune's loss where it equals TRL's, see :func:`fused_loss_unsupported_reason`.
-        kwargs: SFTTrainer's.
-
-    Attributes:
-        trls_loss_reason: the phrase that says why TRL's own loss is taken; empty where podtune's is.
-        frozen: parameters for images and sound, which rows of text never reach.
-        multiple: tokens that the length of a batch is a multiple of; 0 for any length.
     """
 
+    trls_loss_reason: str  # why TRL's own loss is taken; empty where podtune's is
+    frozen: int  # parameters for images and sound, which rows of text never reach
+    multiple: int  # tokens that the length of a batch is a multiple of; 0 for any length
     model: Any
     _signature_columns: list[str] | None
     data_collator: Any

@@ -31,21 +31,13 @@ SEEN_S = 5.0  # until a file on a shared volume is seen by all pods
 
 
 class CheckpointUploader:
-    """The uploads of a run to ``url``, and the way back. Every rank has one.
-
-    Args:
-        limit: checkpoints that rotation keeps there, None for all.
-
-    Attributes:
-        shared: all pods see the same output folder.
-        busy: the checkpoints that are uploading.
-    """
+    """The uploads of a run to ``url``, which keeps ``limit`` checkpoints, and the way back. On every rank."""
 
     def __init__(self, url: str, output_dir: Path, world: World, limit: int | None) -> None:
         self.remote, self.output_dir, self.world, self.limit = Remote(url), output_dir, world, limit
-        self.shared = find_shared_volume(output_dir, world)
+        self.shared = find_shared_volume(output_dir, world)  # all pods see the same folder
         self._running: threading.Thread | None = None
-        self.busy: list[str] = []
+        self.busy: list[str] = []  # the checkpoints that are uploading
         self._failed = ""
 
     # ---- downloads ----
