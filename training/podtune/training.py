@@ -26,7 +26,7 @@ from podtune.run.world import World, read_world
 from podtune.sft.config import settings as config
 from podtune.sft.config.help import help_text
 from podtune.sft.config.keys import Settings
-from podtune.sft.source import copies, hub, object_store
+from podtune.sft.source import copies, object_store
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -65,7 +65,7 @@ def check_inputs(settings: Settings, *, is_main: bool) -> None:
     """Check data and output folder before torch is imported; the first process of each pod does."""
     values = settings.values
     if object_store.is_url(model := values["model_name_or_path"]):
-        copies.fetch(model, unwanted=hub.UNWANTED)
+        copies.fetch(model)
     settings.sources.check()
     if is_main and (url := values.get("publish")):
         object_store.check_writable(url)

@@ -153,11 +153,7 @@ def _steps(values: dict[str, Any], build: str) -> list[tuple[str, Callable[[], o
     model, revision = str(values["model_name_or_path"]), values.get("model_revision")
     local = source.local_path(model)
     steps: list[tuple[str, Callable[[], object]]] = [
-        (
-            f"fetching {url}",
-            functools.partial(copies.fetch, url, unwanted=hub.UNWANTED if url == model else ()),
-        )
-        for url in _urls(values)
+        (f"fetching {url}", functools.partial(copies.fetch, url)) for url in _urls(values)
     ]
     if build:
         data = source.local_path(str(values.get("dataset_name")))

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 from podtune.run.distributed import DEFAULT_TIMEOUT_S
 
+T = TypeVar("T")
 STRATEGIES = ("single", "ddp", "fsdp", "fsdp-grad-op", "hsdp")
 
 
-def _key(default: Any, help: str) -> Any:
+def _key(default: T, help: str) -> T:
     return field(default=default, metadata={"help": help})
 
 

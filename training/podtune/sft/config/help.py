@@ -38,10 +38,8 @@ def help_text(*, everything: bool = False) -> str:
     if everything:
         lines.append("TRL's keys (type, default):")
         for key, spec in theirs:
-            lines.append(
-                (f"  --{key:<42}{spec['type']:<6} {spec['default']}")
-                + (f"  {{{','.join(spec['choices'])}}}" if spec.get("choices") else "")
-            )
+            choices = f"  {{{','.join(spec['choices'])}}}" if spec.get("choices") else ""
+            lines.append(f"  --{key:<42}{spec['type']:<6} {spec['default']}{choices}")
     else:
         lines.append(
             f"TRL's {len(theirs)} keys are all taken (learning_rate, max_length, packing, use_peft, "

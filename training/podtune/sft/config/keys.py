@@ -41,7 +41,6 @@ class Settings:
 
     @functools.cached_property
     def sources(self) -> Sources:
-        """The sources of the rows."""
         return Sources.of(self.values)
 
 

@@ -57,7 +57,6 @@ class Arguments:
 
     @property
     def name(self) -> str:
-        """Name of the run."""
         return str(self.training.run_name)
 
     @property
@@ -69,7 +68,6 @@ class Arguments:
 
     @property
     def folder(self) -> Path:
-        """Folder of the run."""
         return Path(self.training.output_dir)
 
     @property
@@ -149,9 +147,9 @@ class Arguments:
             use_peft=self.model.use_peft,
         )
 
-    def resolved(self) -> dict[str, Any]:
+    def resolved(self) -> dict[str, object]:
         """Return the whole configuration as JSON-ready values, without secrets, for the record."""
-        merged: dict[str, Any] = {}
+        merged: dict[str, object] = {}
         for part in (self.script, self.training, self.model, self.mixture, self.run):
             for item in dataclasses.fields(part):
                 if item.name in SECRET:

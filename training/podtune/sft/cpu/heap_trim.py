@@ -25,14 +25,13 @@ DEFAULTS = {_TRIM_THRESHOLD: 128 * 2**10, _MMAP_MAX: 2**16}  # glibc's own
 
 
 class HeapTrimCallback(TrainerCallback):  # type: ignore[misc]
-    """Callback that has glibc keep freed memory while training lasts, and trims its heap now and then.
-
-    Does nothing under another C library. Where the environment configures glibc's heap, it is only trimmed.
-    """
+    """Callback that has glibc keep freed memory while training lasts, and trims its heap now and then."""
 
     def __init__(self) -> None:
         self._library = ctypes.CDLL(None)
+        # another C library has none
         self._malloc_trim = getattr(self._library, "malloc_trim", None)
+        # what the environment says stands: the heap is trimmed alone
         self._configured = any(name == "GLIBC_TUNABLES" or name.startswith("MALLOC_") for name in os.environ)
         self._process = psutil.Process()
         self._micro_batches, self._resident_after_trim = 0, 0

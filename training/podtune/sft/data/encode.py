@@ -16,8 +16,7 @@ import numpy as np
 from podtune.run.errors import DataError, UserError
 from podtune.run.garbage import gc_paused
 from podtune.sft.data.chat import ChatRenderer, TemplateArguments, span_mask
-from podtune.sft.data.readers import Row
-from podtune.sft.data.shapes import Messages, RowShape, as_messages, check_cells, joined
+from podtune.sft.data.shapes import Messages, Row, RowShape, as_messages, check_cells, joined
 from podtune.sft.data.token_batch import IGNORED, MaskedRows, TokenBatch
 from podtune.sft.data.tokenizer import TokenizeOptions, check_tokenizer, is_plain_fast, training_template
 

@@ -134,13 +134,11 @@ def _folder(root: Path) -> Folder:
     def hidden(path: Path) -> bool:
         return any(part.startswith((".", "_")) for part in path.relative_to(root).parts)
 
-    files = [
-        path for path in sorted(root.rglob("*")) if path.is_file() and file_format(path) and not hidden(path)
-    ]
-    formats = sorted({str(file_format(path)) for path in files})
-    if len(formats) > 1:  # a card or a vocabulary in JSON beside the data
-        files = [path for path in files if ".json" not in path.suffixes]
-        formats = sorted({str(file_format(path)) for path in files})
+    found = (path for path in sorted(root.rglob("*")) if path.is_file() and not hidden(path))
+    files = {path: form for path in found if (form := file_format(path))}
+    if len({*files.values()}) > 1:  # a card or a vocabulary in JSON beside the data
+        files = {path: form for path, form in files.items() if ".json" not in path.suffixes}
+    formats = sorted({*files.values()})
     if not files:
         raise NotFound(
             "there is no data file in this folder", where=str(root), fix=f"give a folder with {READABLE}"
@@ -158,6 +156,4 @@ def _folder(root: Path) -> Folder:
     rest = splits.pop("", ())
     if rest and "train" not in splits:  # shards without a split in their names
         splits["train"] = rest
-    form = file_format(files[0])
-    assert form is not None
-    return Folder(root, form, {name: splits[name] for name in SPLITS if name in splits})
+    return Folder(root, formats[0], {name: splits[name] for name in SPLITS if name in splits})

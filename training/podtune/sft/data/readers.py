@@ -12,16 +12,16 @@ import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from podtune.run.errors import DataError, NotFound, first_line
 from podtune.sft.data.files import Format, find
+from podtune.sft.data.shapes import Row
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 COLUMNAR = ("parquet", "arrow")
-Row = dict[str, Any]
 
 
 def rows_at(path: Path, split: str = "train") -> Iterator[Row]:

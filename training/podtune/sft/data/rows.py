@@ -45,7 +45,6 @@ class DatasetInfo:
     eval_tokens: int | None = None
 
     def to_json(self) -> dict[str, str | int | list[str]]:
-        """The fields that are known."""
         return {key: value for key, value in vars(self).items() if value is not None}
 
 

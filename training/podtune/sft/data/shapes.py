@@ -11,6 +11,7 @@ from podtune.run.errors import DataError, UserError
 Name = Literal["tokenized", "prompt-completion", "messages", "text", "question-answer"]
 Cell = Literal["text", "messages", "ids"]
 Messages = list[dict[str, Any]]
+Row = dict[str, Any]
 
 EXTRAS = ("tools", "chat_template_kwargs", "prompt", "completion", "completion_mask", "assistant_masks")
 UNDERSTOOD = """messages (or conversations): a list of {role, content}
@@ -61,7 +62,7 @@ class RowShape:
         return any(not text.strip() for text in texts) and not any(turn.get("tool_calls") for turn in turns)
 
 
-def named(row: Mapping[str, Any]) -> dict[str, Any]:
+def named(row: Mapping[str, Any]) -> Row:
     """``row`` under the names that are known: in lower case, and Alpaca's as question and answer."""
     row = {name.lower(): value for name, value in row.items()} | dict(row)
     if row.get("instruction") is not None and not {"question", "prompt", "text"} & set(row):

@@ -18,8 +18,8 @@ from podtune.run.errors import ConfigError, DataError, UsageError
 from podtune.run.files import stamp
 from podtune.sft.data import files
 from podtune.sft.data.cache import default_folder_if_usable
-from podtune.sft.data.readers import Row, placed_rows, rows
-from podtune.sft.data.shapes import RowShape, check_cells, detect, no_rows
+from podtune.sft.data.readers import placed_rows, rows
+from podtune.sft.data.shapes import Row, RowShape, check_cells, detect, no_rows
 from podtune.sft.source import copies, hub, object_store
 
 EVALUATES = ("eval_strategy", "eval_on_start", "do_eval", "do_predict", "answer_rows")  # keys that ask for it

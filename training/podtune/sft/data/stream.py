@@ -11,6 +11,7 @@ and a resumed run begins there instead of training on rows twice or reading them
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -19,8 +20,8 @@ from podtune.run.errors import DataError, PeerLost, first_line
 from podtune.sft.data import files
 from podtune.sft.data.batching import ROW
 from podtune.sft.data.encode import Encoder
-from podtune.sft.data.readers import Row, rows_at
-from podtune.sft.data.shapes import detect, no_rows
+from podtune.sft.data.readers import rows_at
+from podtune.sft.data.shapes import Row, detect, no_rows
 from podtune.sft.data.source import DataSource, renamed
 from podtune.sft.data.token_batch import TokenBatch
 from podtune.sft.data.tokenise import check_ids, naming
@@ -113,11 +114,8 @@ class TokenStream:
 
     def _chunks(self, position: int) -> Iterator[tuple[int, bool, list[Row]]]:
         """Rows from ``position`` on: position of the first, True if a pass begins there, the rows."""
-        at = passes = size = 0
-        while True:
-            if size:  # what a whole pass would skip need not be read
-                skipped = max(0, position - at) // size
-                at, passes = at + skipped * size, passes + skipped
+        at = 0
+        for passes in itertools.count():
             rows = untokenised(self.source)
             if self.seed is not None:
                 rows = rows.shuffle(seed=self.seed + passes, buffer_size=BUFFER)
@@ -131,9 +129,8 @@ class TokenStream:
                     chunk = []
             if chunk:
                 yield at - len(chunk), at - len(chunk) == began, chunk
-            if not (size := at - began):
+            if at == began:
                 raise no_rows(str(self.source))
-            passes += 1
 
 
 def untokenised(source: DataSource) -> IterableDataset:

@@ -41,8 +41,8 @@ def read_prompts(path: Path) -> list[Item]:
             lines = path.read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise NotFound(f"cannot be read: {error}", where=str(path)) from None
-        asked = ((row, line) for row, line in enumerate(lines) if line.strip())
-        items = [Item(row, [{"role": "user", "content": line}], None) for row, line in asked]
+        chats = ((row, [{"role": "user", "content": line}]) for row, line in enumerate(lines) if line.strip())
+        items = [Item(row, chat, None) for row, chat in chats]
     else:
         for row, content in enumerate(rows_at(path)):
             prompt, reference = prompt_and_answer(content)

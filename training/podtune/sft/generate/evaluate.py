@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
-from podtune.sft.data.shapes import Messages
+from podtune.sft.data.shapes import Messages, Row
 from podtune.sft.generate.answers import Sampling, answer, by_length
 from podtune.sft.model.load import load_model
 from podtune.sft.model.template import prompt_and_answer, scored_ids
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 TOKENS_PER_BATCH = 4096  # with a vocabulary of 128k that is 2 GiB of fp32 logits
 SAMPLES = 20
 MOST_KINDS = 20  # more values than that are not kinds of questions
-
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -46,10 +44,6 @@ class Question:
         """The last message of the prompt, or its text."""
         return self.prompt if isinstance(self.prompt, str) else str(self.prompt[-1]["content"])
 
-    def answered_by(self, text: str) -> bool:
-        """True if ``text`` equals the reference after :func:`normalised`."""
-        return normalised(text) == normalised(self.reference or "")
-
 
 class Score(TypedDict, total=False):
     """One model's result, without what could not be measured; the loss is over the answers' ``tokens``."""
@@ -63,17 +57,13 @@ class Score(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Comparison:
-    """Base and tuned model on the same rows; its fields are ``measurements.answers`` of run.json.
-
-    ``by_kind`` has the rows and both exact matches of each kind, ``most_frequent_answer`` what the most
-    frequent reference of each kind would score.
-    """
+    """Base and tuned model on the same rows; its fields are ``measurements.answers`` of run.json."""
 
     rows: int
     base: Score
     tuned: Score
-    most_frequent_answer: float | None
-    by_kind: dict[str, dict[str, float]] | None
+    most_frequent_answer: float | None  # what the most frequent reference of each kind would score
+    by_kind: dict[str, dict[str, float]] | None  # the rows and both exact matches of each
     samples: list[dict[str, str | None]]
 
     def to_json(self) -> dict[str, object]:
@@ -131,7 +121,8 @@ def compare_with_base(
 
 
 def _share(questions: Sequence[Question], texts: Sequence[str], chosen: Sequence[int]) -> float:
-    return sum(questions[at].answered_by(texts[at]) for at in chosen) / len(chosen)
+    pairs = ((texts[at], questions[at].reference or "") for at in chosen)
+    return sum(normalised(text) == normalised(reference) for text, reference in pairs) / len(chosen)
 
 
 def answers_to(

@@ -32,7 +32,6 @@ class EvalSettings:
 
     @property
     def how(self) -> str:
-        """The form of a question."""
         return "in the chat template" if self.chat_template else "as bare text"
 
     def for_record(self) -> dict[str, int | str | None]:

@@ -64,36 +64,22 @@ def register_attention() -> None:
 
 
 def per_row_mask(
-    batch_size: int,
-    q_length: int,
-    kv_length: int,
-    *args: Any,
-    mask_function: Callable[..., Any],
-    attention_mask: torch.Tensor | None = None,
-    allow_is_causal_skip: bool = True,
-    local_size: int | None = None,
-    **kwargs: Any,
+    batch_size: int, q_length: int, kv_length: int, *args: Any, **kwargs: Any
 ) -> torch.Tensor | None:
     """Build transformers' SDPA mask, or for a padding-free batch what :func:`per_row_attention` needs of it.
 
     That is None where a token sees all of its row before it, and under a sliding window a vector as long as
-    the window: its length is all that it says, and reading that waits for no GPU. transformers forbids the
-    causal short cut exactly when it finds that ``position_ids`` start again inside a row. A mask with a
-    pattern of the model's own (chunks, blocks) is built as ever.
+    the window: its length is all that it says, and reading that waits for no GPU. A mask with a pattern of
+    the model's own (chunks, blocks) is built as ever.
     """
     from transformers.masking_utils import sdpa_mask
 
-    padding_free = (
-        batch_size == 1 and q_length == kv_length > 1 and attention_mask is None and not allow_is_causal_skip
-    )
-    if padding_free and (parts := _parts(mask_function)) <= {*_PLAIN, _WINDOW}:
-        return None if _WINDOW not in parts else torch.empty(local_size or 0, dtype=torch.bool)
-    kwargs |= {
-        "mask_function": mask_function,
-        "attention_mask": attention_mask,
-        "allow_is_causal_skip": allow_is_causal_skip,
-        "local_size": local_size,
-    }
+    # transformers forbids the causal short cut exactly when it finds that position_ids start again in a row
+    starts_again = not kwargs.get("allow_is_causal_skip", True)
+    one_row = batch_size == 1 and q_length == kv_length > 1 and kwargs.get("attention_mask") is None
+    if one_row and starts_again and (parts := _parts(kwargs["mask_function"])) <= {*_PLAIN, _WINDOW}:
+        window = kwargs.get("local_size") or 0
+        return torch.empty(window, dtype=torch.bool) if _WINDOW in parts else None
     built: torch.Tensor | None = sdpa_mask(batch_size, q_length, kv_length, *args, **kwargs)
     return built
 

@@ -13,14 +13,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Parameters:
-    """Counts of a model: all, those outside the input embedding, and those in matrix products for one token.
-
-    The last leaves out an embedding that is only looked up (one tied to the head is multiplied with) and
-    experts that a token is not routed to.
-    """
+    """Counts of a model."""
 
     total: int
-    non_embedding: int
+    non_embedding: int  # outside the input embedding
+    # in matrix products for one token: without experts that it is not routed to, and without an embedding
+    # that is only looked up (one tied to the head is multiplied with)
     multiplied: int
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TokenizerInfo:
-    """Special tokens and chat template; ``stop_token_trained`` is None without generation markers."""
+    """Special tokens and chat template."""
 
     size: int
     fits_embedding: bool
@@ -25,15 +25,12 @@ class TokenizerInfo:
     pad_token: str | None
     chat_template: bool
     generation_markers: bool
-    stop_token_trained: bool | None
+    stop_token_trained: bool | None  # None without generation markers
 
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """Answer of ``podtune model info``; its fields are the keys of ``--json``.
-
-    ``flops_per_token`` are forward and backward, in a row of ``sequence_length`` tokens.
-    """
+    """Answer of ``podtune model info``; its fields are the keys of ``--json``."""
 
     model: str
     architecture: str
@@ -45,7 +42,7 @@ class ModelInfo:
     context: int | None
     parameters: Parameters
     sequence_length: int
-    flops_per_token: float
+    flops_per_token: float  # forward and backward, in a row of that length
     tokenizer: TokenizerInfo
 
 

@@ -47,6 +47,7 @@ def load_model(
         logging.disable_progress_bar()  # a bar in a log is a hundred lines
     options: dict[str, Any] = {"dtype": dtype, "attn_implementation": attn_implementation}
     options["trust_remote_code"] = trust_remote_code
+    # a None would hide the quantization that the model's own config.json names
     if quantization_config is not None:
         options["quantization_config"] = quantization_config
     if origin.is_adapter:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -53,6 +53,8 @@ class Copy:
 
 def _complete(url: str) -> Copy | None:
     """Read what is known of the copy of ``url``; None if there is none."""
+    if url.startswith("file://"):  # it is here, and is read where it lies
+        return Copy(url, "", "")
     try:
         found = Copy(**json.loads((_entry(url) / MANIFEST).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
@@ -60,14 +62,14 @@ def _complete(url: str) -> Copy | None:
     return found if copy_of(url).exists() else None
 
 
-def local(url: str, *, unwanted: Sequence[str] = ()) -> Path:
+def local(url: str) -> Path:
     """Return the copy of ``url``, fetched only if there is none: during a run it stays what it was."""
-    return copy_of(url) if url.startswith("file://") or _complete(url) else fetch(url, unwanted=unwanted)
+    return copy_of(url) if _complete(url) else fetch(url)
 
 
 def known(name: str, where: str) -> str:
     """Return ``name``, which the file ``where`` gives. Raises :class:`NotFound` for a URL without a copy."""
-    if is_url(name) and not name.startswith("file://") and _complete(name) is None:
+    if is_url(name) and _complete(name) is None:
         raise NotFound(
             f"{name} is not on this machine, and a URL is fetched only where you write it yourself",
             where=where,
@@ -78,10 +80,8 @@ def known(name: str, where: str) -> str:
 
 def version(url: str) -> str:
     """Hash the objects at ``url`` as they are now; where the store is unreachable return the copy's."""
-    if url.startswith("file://"):
-        return ""
     copy = _complete(url)
-    if copy and hub.offline():
+    if copy and (hub.offline() or url.startswith("file://")):
         return copy.version
     try:
         return _version_of(_objects(url))
@@ -104,11 +104,11 @@ def _version_of(objects: Mapping[str, Entry]) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
-def fetch(url: str, *, unwanted: Sequence[str] = ()) -> Path:
+def fetch(url: str) -> Path:
     """Return the copy of ``url`` as the store has it now: fetched, or kept where nothing has changed.
 
-    Under HF_HUB_OFFLINE, or where the store cannot be reached, a copy is used as it is. ``unwanted`` are
-    patterns of objects that are left out. Of several processes one fetches, the others wait.
+    Under HF_HUB_OFFLINE, or where the store cannot be reached, a copy is used as it is. Pickled weights are
+    left out. Of several processes one fetches, the others wait.
 
     Raises:
         NotFound: nothing is there.
@@ -116,8 +116,6 @@ def fetch(url: str, *, unwanted: Sequence[str] = ()) -> Path:
         NoPermission: access is denied.
     """
     current, entry = version(url), _entry(url)
-    if url.startswith("file://"):
-        return copy_of(url)
 
     def done() -> bool:
         copy = _complete(url)
@@ -128,18 +126,19 @@ def fetch(url: str, *, unwanted: Sequence[str] = ()) -> Path:
         lock = entry.with_suffix(".lock")
         with hold(lock, until=done, wait_s=WAIT_S, what=f"fetching {url}") as held:
             if held and not done():
-                _fetch(url, entry, current, unwanted)
+                _fetch(url, entry, current)
     return copy_of(url)
 
 
-def _fetch(url: str, entry: Path, current: str, unwanted: Sequence[str]) -> None:
+def _fetch(url: str, entry: Path, current: str) -> None:
     """Download the version ``current`` of ``url`` as ``entry``; under its lock."""
     objects = _objects(url)
     if _version_of(objects) != current:
         raise Unavailable("changed while it was fetched", where=url, fix="start again")
     name = copy_of(url).name
     folder = set(objects) != {name} or objects[name].path != Remote(url).path()
-    wanted = {key: each for key, each in objects.items() if not any(fnmatch(key, like) for like in unwanted)}
+    unwanted = {key for key in objects if any(fnmatch(key, pattern) for pattern in hub.UNWANTED)}
+    wanted = {key: each for key, each in objects.items() if key not in unwanted}
     size = sum(each.bytes for each in wanted.values()) / 2**20
     print(f"podtune: fetching {url}: {len(wanted)} objects, {size:,.1f} MiB", flush=True)
     remove_parts(entry.parent, entry.name)

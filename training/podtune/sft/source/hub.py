@@ -9,14 +9,17 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from podtune.run.errors import DataError, NoPermission, NotFound, Unavailable, first_line
+
+if TYPE_CHECKING:
+    from datasets import Dataset, IterableDataset
 
 Kind = Literal["dataset", "model"]
 TIMEOUT_S = 4.0
 # Pickled weights run code when they are loaded, and safetensors lie beside them nearly everywhere.
-UNWANTED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5", "*.msgpack", "*.onnx", "*.gguf", "original/*")
+UNWANTED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5", "*.msgpack", "*.onnx", "*.gguf")
 
 
 def offline() -> bool:
@@ -139,7 +142,7 @@ def split_names(name: str, config: str | None) -> list[str]:
         return []
 
 
-def load(name: str, config: str | None, split: str, *, streaming: bool = False) -> Any:
+def load(name: str, config: str | None, split: str, *, streaming: bool = False) -> Dataset | IterableDataset:
     """Load one split of a data set on the hub, a ``Dataset``, or stream it without a copy.
 
     Raises :class:`UserError` as :func:`look_up`; or names the configurations and splits that there are.

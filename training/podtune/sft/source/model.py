@@ -26,16 +26,13 @@ class HubArguments(TypedDict):
 
 @dataclass(frozen=True)
 class Origin:
-    """Location of a model that exists, with its file names; ``local_files_only`` forbids the network.
+    """Location of a model that exists, with its file names."""
 
-    ``name`` is a folder or a hub id; ``url``, if the model was named by one, is where the folder came from.
-    """
-
-    name: str
+    name: str  # a folder or a hub id
     revision: str | None
     files: tuple[str, ...]
-    local_files_only: bool
-    url: str = ""
+    local_files_only: bool  # forbids the network
+    url: str = ""  # where the folder came from, if the model was named by one
 
     @property
     def is_adapter(self) -> bool:
@@ -71,7 +68,7 @@ def locate_model(
             the hub cannot be reached and there is no copy in the cache.
     """
     url = str(name) if object_store.is_url(name) else ""
-    folder = copies.local(url, unwanted=hub.UNWANTED) if url else Path(name).expanduser()
+    folder = copies.local(url) if url else Path(name).expanduser()
     origin = _in_folder(folder, revision) if folder.is_dir() else _on_hub(url or str(name), revision)
     origin = replace(origin, url=url)
     tokenizers = {"tokenizer.json", "tokenizer_config.json"} if tokenizer_alone else set()

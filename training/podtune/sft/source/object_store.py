@@ -114,7 +114,6 @@ class Remote:
 
     @property
     def fs(self) -> AbstractFileSystem:
-        """Its file system."""
         return file_system(self.url.partition("://")[0])
 
     def path(self, name: str = "") -> str:

@@ -37,9 +37,6 @@ class Meter:
     On a GPU the forward pass is timed by CUDA events, and that of the logged step alone is read. A step takes
     all ranks equally long, because they wait for each other; a slow one shows by what it does before it first
     waits: its data and its forward pass.
-
-    Args:
-        tokens_before: real tokens of all ranks in earlier starts.
     """
 
     def __init__(self, world: World, strategy: str = "", *, tokens_before: int = 0) -> None:

@@ -15,7 +15,7 @@ import torch
 from accelerate import DistributedDataParallelKwargs, DistributedType, PartialState
 from datasets import Dataset, IterableDataset
 from peft import PeftModel
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Sampler
 from transformers import PrinterCallback
 from transformers.integrations import KubeflowCallback
 from trl import SFTConfig, SFTTrainer
@@ -60,14 +60,7 @@ def _pad_to_multiple_of(trainer: PodtuneTrainer) -> int:
 
 
 class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
-    """TRL's trainer with complete checkpoints, real token counts, a cheaper loss and one stop for all ranks.
-
-    Args:
-        writer: of checkpoints and of ``final/``.
-        stop: ends training; among ``callbacks`` too where signals shall be heard.
-        resume_key: for the manifest of every checkpoint.
-        fused: take podtune's loss where it equals TRL's, see :func:`fused_loss_unsupported_reason`.
-    """
+    """TRL's trainer with complete checkpoints, real token counts, a cheaper loss, one stop for all ranks."""
 
     trls_loss_reason: str  # why TRL's own loss is taken; empty where podtune's is
     frozen: int  # parameters for images and sound, which rows of text never reach
@@ -83,9 +76,9 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
         world: World,
         meter: Meter,
         writer: CheckpointWriter,
-        stop: CoordinatedStop,
-        resume_key: ResumeKey,
-        fused: bool = True,
+        stop: CoordinatedStop,  # among the callbacks, too, where signals shall be heard
+        resume_key: ResumeKey,  # for the manifest of every checkpoint
+        fused: bool = True,  # take podtune's loss where it equals TRL's
         **kwargs: Any,
     ) -> None:
         self.world, self.meter, self.writer, self.stop = world, meter, writer, stop
@@ -166,10 +159,11 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
         if self._streamed and ROW not in columns:
             self._signature_columns = [*columns, ROW]
 
-    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+    def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int] | None:
         rows = self.train_dataset if train_dataset is None else train_dataset
         if self.args.train_sampling_strategy != "group_by_length" or not isinstance(rows, Dataset):
-            return super()._get_train_sampler(train_dataset)
+            usual: Sampler[int] | None = super()._get_train_sampler(train_dataset)
+            return usual
         batch = self.args.train_batch_size * self.args.gradient_accumulation_steps
         return LengthGrouped(
             row_lengths(rows),

@@ -62,7 +62,7 @@ class CheckpointUploader:
 
     def steps(self, objects: Mapping[str, Entry] | None = None) -> list[str]:
         """List the checkpoints there, or of a listing, oldest step first, complete or not."""
-        names = {name.partition("/")[0] for name in (self.remote.listing() if objects is None else objects)}
+        names = {name.partition("/")[0] for name in objects or self.remote.listing()}
         return sorted(filter(checkpoint.is_name, names), key=lambda name: int(name[11:]))
 
     def _manifest(self, name: str, objects: Mapping[str, Entry]) -> Manifest:
@@ -80,7 +80,7 @@ class CheckpointUploader:
         Raises :class:`Damaged` if something else arrives than was uploaded.
         """
         target, parts = self.output_dir / name, self.output_dir / SAVING
-        objects = self.remote.listing(name) if objects is None else objects
+        objects = objects or self.remote.listing(name)
         manifest = self._manifest(name, objects)
         text = manifest.text()
         if not (target / MANIFEST).is_file() or (target / MANIFEST).read_text(encoding="utf-8") != text:
