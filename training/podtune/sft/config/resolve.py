@@ -215,6 +215,7 @@ def resolve(settings: Settings, world: World, architecture: Architecture | None 
     if without_effect := [key for key, value in ours.items() if values.get(key, value) != value]:
         notes.append(f"without effect: {', '.join(without_effect)}")
     values |= ours
+    # transformers has DDP look for them in every step that does not recompute
     values.setdefault("ddp_find_unused_parameters", False)
     # a language model's buffers are constants, and each forward would wait for rank 0
     values.setdefault("ddp_broadcast_buffers", False)

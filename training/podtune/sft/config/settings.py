@@ -232,14 +232,10 @@ def _text(value: Value) -> Value:
     return ast.literal_eval(text) if "'" in text else json.loads(text)
 
 
-def _items(value: Value) -> list[Value]:
-    return list(value) if isinstance(value, list | tuple) else [value]
-
-
 _KINDS: dict[str, tuple[Callable[[Value], Value], str]] = {
     "bool": (_boolean, "true or false"),
     "int": (_whole, "a whole number"),
     "float": (_number, "a number"),
     "str": (_text, "text or a JSON mapping"),
-    "list": (_items, "a list"),
+    "list": (lambda value: list(value) if isinstance(value, list | tuple) else [value], "a list"),
 }

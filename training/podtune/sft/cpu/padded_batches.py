@@ -31,7 +31,7 @@ class PaddedBatches:
     def __init__(self, collate: Callable[[list[dict[str, Any]]], dict[str, Any]], multiple: int) -> None:
         self.collate, self.multiple = collate, multiple
 
-    def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    def __call__(self, rows: list[dict[str, Any]]) -> dict[str, torch.Tensor | int]:
         batch = self.collate(rows)
         length = batch["input_ids"].shape[1]
         batch[REAL_TOKENS] = torch.tensor(length)

@@ -19,9 +19,7 @@ _EPSILON = ("variance_epsilon", "eps")  # its names in models
 def patch_rms_norm(model: nn.Module) -> int:
     """Replace the forward of each RMSNorm that :class:`RMSNorm` equals; return how many were replaced.
 
-    The replacement acts under autocast alone. Equality is tried on random numbers, for one module of each
-    class: models write norms in their own ways (Gemma adds one to the weight), and those are left as they
-    are.
+    The replacement acts under autocast alone. Equality is tried on random numbers, once for each class.
     """
     same: dict[type, bool] = {}
     count = 0
@@ -30,7 +28,7 @@ def patch_rms_norm(model: nn.Module) -> int:
         epsilon = next((getattr(module, name) for name in _EPSILON if hasattr(module, name)), None)
         if not kind.__name__.endswith("RMSNorm") or not isinstance(epsilon, float):
             continue
-        if kind not in same:
+        if kind not in same:  # models write norms in their own ways: Gemma adds one to the weight
             same[kind] = _computes_the_same(module, epsilon)
         if same[kind]:
             module.forward = MethodType(_forward(module.forward, epsilon), module)

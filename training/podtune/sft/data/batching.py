@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from torch import Generator
+from torch import Generator, Tensor
 from torch.utils.data import BatchSampler
 from transformers.trainer_pt_utils import LengthGroupedSampler
 
@@ -54,11 +54,10 @@ class BalancedBatches(BatchSampler):
 
 
 class LengthGrouped(LengthGroupedSampler):  # type: ignore[misc]
-    """transformers' order for group_by_length, drawn anew for each epoch from ``seed`` and ``epoch()`` alone.
+    """transformers' order for group_by_length, drawn for each epoch from ``seed`` and ``epoch()`` alone."""
 
-    Its own draws from torch's global generator when an epoch begins, and a resumed process has another state
-    there than the one that began the epoch: some rows would come twice, others never.
-    """
+    # Its own draws from torch's global generator when an epoch begins, and a resumed process has another
+    # state there than the one that began the epoch: some rows would come twice, others never.
 
     def __init__(
         self, lengths: Sequence[int], batch_size: int, *, seed: int, epoch: Callable[[], int]
@@ -94,7 +93,7 @@ class NumberedBatches:
     def __init__(self, collate: Callable[[list[dict[str, Any]]], dict[str, Any]]) -> None:
         self.collate = collate
 
-    def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Tensor | int | list[int]]:
         positions = [row.pop(ROW) for row in rows if ROW in row]  # rows of an evaluation have none
         return self.collate(rows) | ({ROW: positions} if positions else {})
 

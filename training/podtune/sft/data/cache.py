@@ -87,6 +87,7 @@ def _write(folder: Path, key: str, make: Callable[[Path], Info]) -> tuple[Path, 
         size = (staging_dir / DATA_FILE).stat().st_size
         info |= {"xxh3_128": digest(staging_dir / DATA_FILE), "bytes": size}
         (staging_dir / INFO_FILE).write_text(json.dumps(info, indent=2) + "\n", encoding="utf-8")
+        # the rename could otherwise reach the disk before the content
         for name in (DATA_FILE, INFO_FILE):
             with (staging_dir / name).open("rb") as file:
                 os.fsync(file.fileno())

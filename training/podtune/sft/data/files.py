@@ -131,6 +131,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _folder(root: Path) -> Folder:
+    # other programs leave _SUCCESS, .crc and the like beside the data
     def hidden(path: Path) -> bool:
         return any(part.startswith((".", "_")) for part in path.relative_to(root).parts)
 

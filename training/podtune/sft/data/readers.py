@@ -104,6 +104,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
     with pa.input_stream(str(path), compression="detect") as stream:
         for number, line in enumerate(io.BufferedReader(stream), 1):
             try:
+                # spreadsheets begin a file with a byte order mark
                 yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
             except UnicodeDecodeError as error:
                 byte = f"byte 0x{error.object[error.start]:02x} at position {error.start + 1} of the line"

@@ -214,13 +214,10 @@ def _hashes(dataset: Dataset) -> Iterator[int]:
 
 
 def filled(rows: Dataset, multiple: int) -> Dataset:
-    """``rows`` and as many unscored copies of the first one as make the count a multiple of ``multiple``.
-
-    Otherwise accelerate evens out the ranks' batches with scored rows, and the evaluation depends on the
-    world's size.
-    """
+    """Add as many unscored copies of the first row as make the count a multiple of ``multiple``."""
     import datasets
 
+    # accelerate would even out the ranks' batches with scored rows, more or fewer by the world's size
     missing = -len(rows) % multiple
     if not missing:
         return rows

@@ -1,8 +1,5 @@
 """Token rows that are read and tokenised while they are trained, for a set that is larger than the disk.
 
-    stream = TokenStream(sources.train, tokenizer, TokenizeOptions(max_length=1024), vocabulary=4096)
-    stream.dataset(position)                                   # continues behind the first ``position`` rows
-
 Nothing is counted or cached, so there are no epochs: when the source ends it begins again. A row's position
 is its number among all rows read so far, of all passes; a checkpoint keeps the position after its last row,
 and a resumed run begins there instead of training on rows twice or reading them as token rows again.

@@ -1,8 +1,4 @@
-"""Rows into token rows, ``input_ids`` and ``labels``, as TRL makes them, but fast and cached.
-
-made = tokenised(source, tokenizer, TokenizeOptions(max_length=1024), cache_dir=folder)
-made.dataset, made.stats
-"""
+"""Rows into token rows, ``input_ids`` and ``labels``, as TRL makes them, but fast and cached."""
 
 from __future__ import annotations
 
@@ -175,11 +171,8 @@ def _all_cores() -> Iterator[None]:
 
 
 def cache_key(content: str, tokenizer: PreTrainedTokenizerBase, options: TokenizeOptions) -> str:
-    """The hash of all that decides the tokens of the rows that ``content`` identifies.
-
-    A template that writes today's date gives other tokens tomorrow. The date is left out on purpose: a run
-    that is resumed after midnight keeps the tokens it started with.
-    """
+    """Hash all that decides the tokens of the rows that ``content`` identifies."""
+    # but for the date, which some templates write: a run resumed after midnight keeps its tokens
     from importlib.metadata import version
 
     import tokenizers

@@ -91,6 +91,7 @@ def compare_with_base(
         texts = answers[which] = answers_to(model, tokenizer, questions, batch_size, max_new_tokens)
         match: Score = {"exact_match": _share(questions, texts, asked)} if asked else {}
         scores[which] = match | loss_of(model, tokenizer, questions, batch_size)
+        # the second model must not find the first one in memory
         del model
         gc.collect()
     kinds: dict[str, list[int]] = {}

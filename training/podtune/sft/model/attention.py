@@ -181,10 +181,7 @@ def _row_by_row(
     scaling: float | None,
     sliding_window: int | None,
 ) -> torch.Tensor:
-    """Attend by one call a row.
-
-    Splitting and ``cat`` keep the backward pass linear in T: a slice's gradient fills all of T.
-    """
+    """Attend by one call a row."""
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     on_cpu = query.device.type == "cpu"
     whole = sliding_window is None or max(lengths) <= sliding_window
@@ -195,6 +192,7 @@ def _row_by_row(
     with torch.autocast(query.device.type, enabled=False):
         wide = torch.float32 if on_cpu else dtype
         rows = []
+        # splitting and cat keep the backward pass linear in T: a slice's gradient fills all of T
         for q, k, v in zip(
             *(x.to(wide).split_with_sizes(lengths, 2) for x in (query, key, value)), strict=True
         ):

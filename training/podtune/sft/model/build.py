@@ -134,11 +134,7 @@ def train_tokenizer(corpus: list[str], shape: Dimensions) -> PreTrainedTokenizer
 
 
 def model_config(shape: Dimensions, tokenizer: PreTrainedTokenizerFast) -> SmolLM3Config:
-    """Configure SmolLM3 at ``shape``: grouped queries, tied embeddings, NoPE in a layer of four.
-
-    SmolLM3 draws its weights with a deviation of 0.02, at a width of 2,048; a narrow model needs
-    larger ones to learn as fast, here 0.5 over the root of its width.
-    """
+    """Configure SmolLM3 at ``shape``: grouped queries, tied embeddings, NoPE in a layer of four."""
     from transformers import SmolLM3Config
 
     return SmolLM3Config(
@@ -150,6 +146,7 @@ def model_config(shape: Dimensions, tokenizer: PreTrainedTokenizerFast) -> SmolL
         rope_parameters={"rope_type": "default", "rope_theta": 50_000.0},
         architectures=["SmolLM3ForCausalLM"],
         dtype="float32",
+        # SmolLM3's own is 0.02, at a width of 2,048; a narrow model needs larger weights to learn as fast
         initializer_range=0.5 / shape.hidden_size**0.5,
     )
 

@@ -32,8 +32,7 @@ def _tried() -> tuple[dict[str, list[str]], dict[str, str]]:
 def architecture(config: PreTrainedConfig, trust_remote_code: bool = False) -> Architecture:
     """Name the class that holds a model's weights: of a multimodal model all of it, as TRL loads it.
 
-    The text part alone would lose tensors on saving, and an adapter of it would fit nothing published. Code
-    of the model's own, where it is trusted, comes before the class of that ``model_type`` in transformers.
+    Code of the model's own, where it is trusted, comes before transformers' class of that ``model_type``.
     """
     from transformers.models.auto.modeling_auto import (
         MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
@@ -42,6 +41,7 @@ def architecture(config: PreTrainedConfig, trust_remote_code: bool = False) -> A
 
     named: str = (config.architectures or [""])[0]
     remote = (getattr(config, "auto_map", None) or {}).get("AutoModelForCausalLM")
+    # the text part alone would lose tensors on saving, and an adapter of it would fit nothing published
     if named not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.values():
         named = str(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type, named))
         if remote and trust_remote_code:

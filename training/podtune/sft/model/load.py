@@ -59,6 +59,7 @@ def load_model(
         model, report = kind.from_pretrained(
             origin.name,
             **(options | origin.arguments | (model_init_kwargs or {})),
+            # also where pickled weights lie beside them
             use_safetensors=True,
             output_loading_info=True,
         )

@@ -27,6 +27,7 @@ def merge_adapter(adapter: str | os.PathLike[str], output: Path, *, trust_remote
     model = load_model(origin, trust_remote_code=trust_remote_code)
     with new_folder(output) as part:
         try:
+            # a safe merge refuses weights that are not finite
             merged = model.merge_and_unload(safe_merge=True)
         except ValueError as error:
             raise DataError(f"cannot be merged: {error}", where=origin.name) from None

@@ -71,6 +71,7 @@ def _ask(name: str, kind: Kind, revision: str | None) -> tuple[str, ...]:
 
     try:
         info = HfApi().repo_info(name, repo_type=kind, revision=revision, timeout=TIMEOUT_S)
+        # the list of a gated one is public, its files are not
         if getattr(info, "gated", False):
             HfApi().auth_check(name, repo_type=kind)
         return tuple(item.rfilename for item in getattr(info, "siblings", None) or ())

@@ -125,6 +125,7 @@ class Remote:
         """List the objects by name (a single one by its own), or those below a folder; empty if none."""
 
         def find() -> dict[str, dict[str, Any]]:
+            # fsspec keeps what it has listed as long as the process lives
             self.fs.invalidate_cache()
             objects: dict[str, dict[str, Any]] = self.fs.find(self.path(below), detail=True)
             # a web server says sizes only when asked for each
@@ -174,6 +175,7 @@ class Remote:
 
         def put(name: str) -> None:
             with open_regular(files[name]) as file:
+                # by the open file: a link that takes its place meanwhile is not followed
                 self.fs.put_file(f"/dev/fd/{file.fileno()}", self.path(name))
 
         self._each(files, put)

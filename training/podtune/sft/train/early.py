@@ -9,11 +9,7 @@ from transformers.trainer_utils import SaveStrategy
 
 
 class EarlyStopping(EarlyStoppingCallback):  # type: ignore[misc]
-    """transformers' callback, with a checkpoint where it stops.
-
-    A pod that starts again then finds the run finished. Every rank sees the same evaluation and so decides
-    the same.
-    """
+    """transformers' callback, with a checkpoint where it stops. Every rank sees the same evaluation."""
 
     @property
     def stopped(self) -> bool:
@@ -30,6 +26,7 @@ class EarlyStopping(EarlyStoppingCallback):  # type: ignore[misc]
     ) -> None:
         super().on_evaluate(args, state, control, metrics, **kwargs)
         if self.stopped and args.save_strategy != SaveStrategy.NO:
+            # a pod that starts again finds the run finished
             control.should_save = True
 
 

@@ -12,12 +12,9 @@ FAILURES = 3  # in a row; each holds a step for up to 5 s
 
 
 class JobStatus(KubeflowCallback):  # type: ignore[misc]
-    """Takes the place of the callback that transformers adds in a TrainJob whose controller offers it.
+    """Takes the place of the callback that transformers adds in a TrainJob whose controller offers it."""
 
-    A controller that cannot be reached, as through a closed NetworkPolicy, would else cost every rank 5 of
-    each 10 seconds.
-    """
-
+    # a controller that a NetworkPolicy closes off would else cost every rank 5 of each 10 seconds
     _failures = 0
 
     def _update_status(self, *args: Any, **kwargs: Any) -> bool:

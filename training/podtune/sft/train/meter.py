@@ -91,16 +91,14 @@ class Meter:
             self._forward_s += sign * time.monotonic()
 
     def count(self, inputs: dict[str, torch.Tensor], places: Sequence[int] | None = None) -> None:
-        """Count the real tokens of a micro-batch, and the ``places`` of its rows in a stream.
-
-        Counted where the batch lies and read when a line is logged: a GPU is not waited for.
-        """
+        """Count the real tokens of a micro-batch, and the ``places`` of its rows in a stream."""
         if places:
             self._rows_read = max(places) + 1
         mask = inputs.get("attention_mask")
         tokens = (
             inputs.get(REAL_TOKENS, torch.tensor(inputs["input_ids"].numel())) if mask is None else mask.sum()
         )
+        # where the batch lies: a GPU is not waited for before a line is logged
         self._local_tokens = self._local_tokens.to(tokens.device) + tokens
 
     def global_tokens(self) -> int:
@@ -185,10 +183,9 @@ def evaluation_of(logs: Mapping[str, object]) -> str:
 
 
 class EvaluationLoss:
-    """The loss of an evaluation by scored tokens, over all ranks.
+    """The loss of an evaluation by scored tokens, over all ranks."""
 
-    transformers averages the batches' means, which depends on how rows fall into batches.
-    """
+    # transformers averages the batches' means, which depends on how rows fall into batches
 
     def __init__(self, world: World) -> None:
         self._world = world

@@ -13,17 +13,14 @@ def trained_parameters(model: Any) -> int:
 
 
 def freeze_unreached(model: Any) -> int:
-    """Freeze a multimodal model's towers, which rows of text never reach; return how many parameters.
-
-    They get no gradient, and DDP would end the run at step 2, waiting for it.
-    """
+    """Freeze a multimodal model's towers, which rows of text never reach; return how many parameters."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     if not type(base).__name__.endswith("ForConditionalGeneration"):
         return 0
     reached = [base.get_decoder(), base.get_output_embeddings()]
     text = {id(each) for part in reached if part is not None for each in part.parameters()}
     unreached = [each for each in model.parameters() if each.requires_grad and id(each) not in text]
-    for parameter in unreached:
+    for parameter in unreached:  # DDP would end the run at step 2, waiting for their gradients
         parameter.requires_grad_(False)
     return sum(each.numel() for each in unreached)
 
@@ -46,10 +43,8 @@ def estimated_checkpoint_bytes(trainer: Any) -> int:
 
 
 def leave_casts_to_autocast(model: Any) -> None:
-    """Leave out LoRA's cast of each layer's input to fp32, which autocast undoes at once.
-
-    The same bits for half of an adapter's memory traffic.
-    """
+    """Leave out LoRA's cast of each layer's input to fp32, which autocast undoes at once."""
+    # the same bits for half of an adapter's memory traffic
     for module in model.modules():
         if hasattr(module, "cast_input_dtype_enabled"):
             module.cast_input_dtype_enabled = False

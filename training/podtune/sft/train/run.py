@@ -150,6 +150,7 @@ class FineTune:
     def save_final(self, trainer: PodtuneTrainer, files: Sequence[Path] = ()) -> None:
         """Write ``final/``, with ``files`` beside the model. A collective call."""
         card = model_card({**self._record, "measurements": self.progress.measurements().to_json()})
+        # otherwise transformers would push the model to the hub by itself
         save_model = functools.partial(trainer.save_model, _internal_call=True)
         write_final(self._folder, save_model, card, files)
 
@@ -230,6 +231,7 @@ class FineTune:
         lost, uploader = peer_failure(error), self.writer.uploader
         # a peer that is gone has others wait for this process
         self.writer.abandon(LEAVING_S if lost else self._arguments.run.timeout_s)
+        # the run had ended well, and an upload failed after it
         if self._record["status"] != "running":
             return
         reason = lost or error

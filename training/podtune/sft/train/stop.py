@@ -81,6 +81,7 @@ class CoordinatedStop(TrainerCallback):  # type: ignore[misc]
         self.stopped = False  # by a signal, on all ranks
         self._signals, self._world, self._writer = signals, world, writer
         self._nonfinite = torch.zeros((), dtype=torch.bool)
+        # the verdict on the step before, on its way from a GPU
         self._late: tuple[torch.Tensor, torch.cuda.Event | None] = self._nonfinite.clone(), None
 
     def watch(self, value: torch.Tensor) -> None:

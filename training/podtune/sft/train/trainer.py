@@ -155,6 +155,7 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
     # ---- rows ----
     def _set_signature_columns_if_needed(self) -> None:
         super()._set_signature_columns_if_needed()
+        # the trainer drops columns that the model's forward does not name
         columns = self._signature_columns or []
         if self._streamed and ROW not in columns:
             self._signature_columns = [*columns, ROW]
@@ -223,6 +224,7 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> torch.Tensor | tuple[torch.Tensor, object]:
+        # a model refuses arguments that it does not know
         inputs.pop(REAL_TOKENS, None)
         training = self.model.training
         if not self.trls_loss_reason and training and not return_outputs:
@@ -278,6 +280,7 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
             super()._issue_warnings_after_load(load_result)
 
     def _load_best_model(self) -> None:
+        # the best one may still be on its way to the volume
         self.writer.finish()
         super()._load_best_model()
 

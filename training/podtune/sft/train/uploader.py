@@ -148,6 +148,7 @@ class CheckpointUploader:
             finally:
                 self.busy.remove(name)
 
+        # a daemon: a store that hangs must not keep the process from ending
         self._running = threading.Thread(target=work, name="publish", daemon=True)
         self._running.start()
 
@@ -157,6 +158,7 @@ class CheckpointUploader:
         self.remote.remove([f"{name}/{MANIFEST}"])  # of the same step, by an earlier start
         self.remote.upload({f"{name}/{file}": self.output_dir / name / file for file in files})
         self.publish_record()
+        # the last of its files: without it the checkpoint is not there
         self.remote.write(f"{name}/{MANIFEST}", content)
         self._rotate(best)
 
@@ -174,6 +176,7 @@ class CheckpointUploader:
         """Upload run.json and metrics.jsonl as they are now, to the last whole line."""
         for file in (RUN_FILE, METRICS_FILE):
             with contextlib.suppress(FileNotFoundError):
+                # the last line may be half written
                 content = (self.output_dir / file).read_bytes()
                 self.remote.write(file, content if file == RUN_FILE else content[: content.rfind(b"\n") + 1])
 
