@@ -353,6 +353,8 @@ def test_a_split_that_is_named_is_the_one_that_is_taken(tmp_path: Path) -> None:
         assert load_split(source)["text"][:] == texts
     with pytest.raises(UserError, match="there is no split 'validation'; found train, test"):
         evaluation("validation")
+    with pytest.raises(UserError, match=r"there is no split 'test\[:1\]'; found train, test"):
+        evaluation("test[:1]")
 
 
 def test_rows_that_nothing_evaluates_are_not_read(tmp_path: Path) -> None:
