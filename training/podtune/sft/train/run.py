@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import secrets
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,6 +17,7 @@ from podtune.run.collect import emit_record
 from podtune.run.distributed import on_main
 from podtune.run.errors import OK, PREEMPTED, PeerLost, UserError, exit_code, out_of_memory, warn, working
 from podtune.run.exit import peer_failure
+from podtune.run.files import open_new
 from podtune.run.follow import read_record
 from podtune.run.lock import Lock
 from podtune.run.log_lines import head_line
@@ -50,6 +53,8 @@ if TYPE_CHECKING:
     from podtune.sft.source.model import Origin
     from podtune.sft.train.trainer import PodtuneTrainer
 
+# space on the volume for the record of how the run ended, also when nothing else is left
+RESERVE_FILE, RESERVED = ".reserve", 2**17
 FAILED_WAIT_S = 30.0  # for the uploads, after an error: the other ranks are waiting for this one to end
 LEAVING_S = 5.0  # for a save in flight when another rank is lost
 
@@ -88,7 +93,7 @@ class FineTune:
 
     # ---- before training ----
     def begin(self) -> None:
-        """Write run.json, with the attempts of earlier starts. Rank 0."""
+        """Write run.json, with the attempts of earlier starts, and reserve space for its end. Rank 0."""
         record, earlier = self._record, read_record(self._folder) or {}
         # of the start that this one continues, or that ended before its first checkpoint
         if not self._step and earlier.get("status") == "ok":
@@ -96,6 +101,14 @@ class FineTune:
         record["started_at"] = earlier.get("started_at", record["started_at"])
         record["attempts"] = [*earlier.get("attempts", []), {"started_at": now(), "from_step": self._step}]
         self._write()
+        with contextlib.suppress(OSError), open_new(self._reserve()) as stream:
+            stream.write(secrets.token_hex(RESERVED // 2))
+
+    def _reserve(self) -> Path:
+        """Free the space that is reserved, and return its file."""
+        reserve = self._folder / RESERVE_FILE
+        reserve.unlink(missing_ok=True)
+        return reserve
 
     def _write(self) -> None:
         write_json(self._folder / "run.json", self._record)
@@ -255,6 +268,7 @@ class FineTune:
             return
         folder = self._folder
         try:
+            self._reserve()
             self._write()
         except OSError as error:
             warn(f"run.json cannot be written: {error}; the log has the record, podtune collect reads it")
