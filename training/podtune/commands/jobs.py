@@ -53,8 +53,8 @@ def submit(
     if manifest:
         try:
             text = manifest.read_text(encoding="utf-8")
-        except OSError as error:
-            raise NotFound(f"cannot be read: {error.strerror}", where=str(manifest)) from error
+        except (OSError, UnicodeDecodeError) as error:
+            raise NotFound(f"cannot be read: {error}", where=str(manifest)) from error
     else:
         name = name or (values[0].stem if values else "run")
         text = chart_manifests(values or [], sets or [], name, namespace or "default")

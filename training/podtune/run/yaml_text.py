@@ -2,25 +2,43 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from podtune.run.errors import ConfigError, NotFound
+
+if TYPE_CHECKING:
+    import yaml
 
 MAX_VALUES = 100_000  # with aliases written out: a few lines of them can stand for more than memory holds
 
 
+@functools.cache
+def _loader() -> type[yaml.SafeLoader]:
+    """Build a loader of what JSON has, too: as in helm, a date stays the text that it is."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        yaml_implicit_resolvers = {
+            first: [(tag, form) for tag, form in forms if not tag.endswith(":timestamp")]
+            for first, forms in yaml.SafeLoader.yaml_implicit_resolvers.items()
+        }
+
+    return Loader
+
+
 def load(text: str, where: str) -> object:
-    """Return the content of one YAML document.
+    """Return the content of one YAML document: mappings, lists, texts, numbers, booleans and None.
 
     Raises:
         ConfigError: at ``where``: it is not YAML, too deep, or too large; a key stands twice in one mapping;
-            or a number has too many digits.
+            a number has too many digits; or a value is of another kind, such as ``!!set``.
     """
     import yaml
 
-    loader = yaml.SafeLoader(text)
     try:
+        loader = _loader()(text)
         root = loader.get_single_node()
         _refuse_doubles(root, where)
         content = loader.construct_document(root) if root else None
@@ -36,7 +54,11 @@ def load(text: str, where: str) -> object:
         count += 1
         if count > MAX_VALUES:
             raise ConfigError(f"holds more than {MAX_VALUES} values, aliases written out", where=where)
-        waiting += value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        if isinstance(value, dict | list):
+            waiting += [*value, *value.values()] if isinstance(value, dict) else value
+        elif not isinstance(value, str | int | float | None):
+            kind = type(value).__name__
+            raise ConfigError(f"holds a {kind}, which is no text, number, list or mapping", where=where)
     return content
 
 

@@ -50,8 +50,8 @@ class Cluster:
                 default = (chosen.get("context") or {}).get("namespace") or "default"
         except (kubernetes.config.ConfigException, OSError) as error:
             raise _no_cluster(" ".join(str(error).split())[:200]) from error
-        # of a file that holds something else than a mapping
-        except (yaml.YAMLError, TypeError, AttributeError) as error:
+        # of a file that holds something else than a mapping, or is made to exhaust its reader
+        except (yaml.YAMLError, TypeError, AttributeError, ValueError, RecursionError) as error:
             raise _no_cluster("the file is not a kubeconfig") from error
         # several tries of some seconds each would hide a dead API server for a minute
         configuration.retries = 0
