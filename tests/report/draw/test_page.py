@@ -10,7 +10,9 @@ import re
 import shutil
 import subprocess
 import sys
+from base64 import b64encode
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -59,18 +61,24 @@ CATCH = (
 )
 
 
+def source(script: str) -> str:
+    """A script as a Content-Security-Policy names it."""
+    return f"'sha256-{b64encode(sha256(script.encode()).digest()).decode()}'"
+
+
 def podtune(*words: str) -> Result:
     return CliRunner().invoke(app, words)
 
 
-def dumped(page: Path, tmp_path: Path, size: str = "1200,900") -> str:
-    """The page as a browser has it after its scripts; none of them may complain."""
+def dumped(page: Path, tmp_path: Path, size: str = "1200,900", complains: str = "") -> str:
+    """The page as a browser has it after its scripts; none of them may complain of anything else."""
     assert CHROMIUM
     flags = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--enable-logging=stderr"]
     flags += ["--disable-background-networking", f"--user-data-dir={tmp_path / 'profile'}"]
     command = [CHROMIUM, *flags, f"--window-size={size}", "--dump-dom", page.as_uri()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert "CONSOLE" not in done.stderr, done.stderr
+    lines = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+    assert all(complains and complains in line for line in lines), done.stderr
     return done.stdout
 
 
@@ -95,7 +103,11 @@ def test_in_a_browser_the_page_draws_its_curves_and_does_what_a_reader_asks_of_i
 ) -> None:
     text = compared.read_text()
     probed = tmp_path / "probed.html"
-    probed.write_text(text.replace("<head>", "<head>" + CATCH, 1).replace("</body>", PROBE + "</body>"))
+    probe = PROBE.strip().removeprefix("<script>").removesuffix("</script>")
+    text = text.replace("script-src ", f"script-src {source(probe)} ", 1).replace(
+        "</body>", PROBE + "</body>"
+    )
+    probed.write_text(text.replace("<head>", "<head>" + CATCH, 1))
     shown = dumped(probed, tmp_path, size)
     match = re.search(r'data-seen="([^"]*)"', shown)
     assert match, shown[-2000:]
@@ -120,7 +132,10 @@ def test_the_page_needs_no_network_and_may_not_use_it(compared: Path) -> None:
     text = compared.read_text()
     assert text.count(get_plotlyjs()) == 1
     own = text.replace(get_plotlyjs(), "")
-    assert "default-src 'none'; script-src 'unsafe-inline'" in own
+    policy = re.search(r"default-src 'none'; script-src ([^;]*);", own)
+    scripts = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
+    assert policy
+    assert policy[1].split() == [source(script) for script in scripts], "nothing else may run"
     assert not re.findall(r'(?:src|href)="(?!#|data:)[^"]*"', own)
     assert not re.search(r"fetch\(|XMLHttpRequest|import\(|WebSocket|EventSource|sendBeacon", own)
     assert "@import" not in own
@@ -159,6 +174,9 @@ def test_what_the_script_draws_of_a_runs_text_is_text(make_run: RunMaker, tmp_pa
     podtune("compare", *map(str, runs), "--html", str(file))
     shown = dumped(file, tmp_path)
     assert "data-evil" not in shown
+    added = "<script>document.body.dataset.evil = 1</script>" + evil
+    file.write_text(file.read_text().replace("<main", added + "<main", 1))
+    assert "data-evil" not in dumped(file, tmp_path, complains="Content Security Policy")
     assert "<img" not in re.sub(r"<script.*?</script>", "", shown, flags=re.DOTALL)
 
 

@@ -8,6 +8,8 @@ charts. Plotly's script is embedded once, whatever the number of charts. No torc
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import html
 import json
 from collections.abc import Mapping, Sequence
@@ -93,6 +95,7 @@ def page(
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
+    environment.filters["source"] = _source
     embedded = json.dumps(finite(data or {}), ensure_ascii=False, separators=(",", ":"))
     text = environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         title=title,
@@ -103,6 +106,11 @@ def page(
         footer=footer,
     )
     return text.encode("utf-8", "backslashreplace").decode()  # half a surrogate pair is no UTF-8
+
+
+def _source(script: str) -> str:
+    """Name a script by its hash, for a Content-Security-Policy."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
 
 
 def markdown(title: str, sections: Sequence[Section], *, subtitle: str = "") -> str:
