@@ -2,30 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from podtune.run.errors import ConfigError, NotFound
 
-if TYPE_CHECKING:
-    import yaml
-
 MAX_VALUES = 100_000  # with aliases written out: a few lines of them can stand for more than memory holds
-
-
-@functools.cache
-def _loader() -> type[yaml.SafeLoader]:
-    """Build a loader of what JSON has, too: as in helm, a date stays the text that it is."""
-    import yaml
-
-    class Loader(yaml.SafeLoader):
-        yaml_implicit_resolvers = {
-            first: [(tag, form) for tag, form in forms if not tag.endswith(":timestamp")]
-            for first, forms in yaml.SafeLoader.yaml_implicit_resolvers.items()
-        }
-
-    return Loader
 
 
 def load(text: str, where: str) -> object:
@@ -38,7 +20,12 @@ def load(text: str, where: str) -> object:
     import yaml
 
     try:
-        loader = _loader()(text)
+        loader = yaml.SafeLoader(text)
+        # of what JSON has, too: a date stays the text that it is, as in helm
+        loader.yaml_implicit_resolvers = {
+            first: [(tag, form) for tag, form in forms if not tag.endswith(":timestamp")]
+            for first, forms in loader.yaml_implicit_resolvers.items()
+        }
         root = loader.get_single_node()
         _refuse_doubles(root, where)
         content = loader.construct_document(root) if root else None
