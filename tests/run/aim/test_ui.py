@@ -22,7 +22,7 @@ import psutil
 import pytest
 from support.launch import free_port
 
-from podtune.run.aim.repository import open_repo
+from podtune.run.aim.repository import aim_folder, open_repo
 from podtune.run.aim.ui import serve
 from podtune.run.errors import UNAVAILABLE, UserError
 
@@ -31,9 +31,12 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # of Aim's own dependencies
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, psutil.Process]]:
-    """The page of an empty repository, started where somebody left a module; its port and first process."""
+    """The page of an empty repository, started where somebody left modules; its port and first process."""
     folder, port = tmp_path_factory.mktemp("ui"), free_port()
-    open_repo(str(folder / "repo"))
+    with contextlib.chdir(folder):
+        (folder / "aim.py").write_text("open(__file__ + '.run', 'w')")
+        open_repo("repo")
+    assert not (folder / "aim.py.run").exists(), "the migrations imported it"
     (folder / "uvicorn.py").write_text("raise SystemExit('foreign code')")
     command = "import sys; from podtune.cli import main; sys.argv = ['podtune', *sys.argv[1:]]; main()"
     words = [sys.executable, "-P", "-c", command, "aim-ui", "--repo", "repo", "--port", str(port)]
@@ -97,6 +100,7 @@ def test_a_link_to_the_page_can_be_followed(page: tuple[int, psutil.Process]) ->
 def test_no_process_of_the_page_has_the_users_environment(page: tuple[int, psutil.Process]) -> None:
     for process in (page[1], *page[1].children(recursive=True)):
         assert "s3cr3t-of-mine" not in str(process.environ())
+        assert process.cwd() == str(aim_folder())  # not /, where a claim may be mounted at /aim
 
 
 def test_the_page_ends_with_its_process(page: tuple[int, psutil.Process]) -> None:

@@ -10,6 +10,7 @@ import builtins
 import contextlib
 import datetime
 import fcntl
+import importlib.util
 import math
 import os
 import time
@@ -100,6 +101,17 @@ def tags(record: Json) -> list[str]:
     return [str(tag) for tag in (record.get("mode"), record.get("strategy"), world) if tag]
 
 
+def aim_folder() -> Path:
+    """Name the folder that Aim is installed in.
+
+    Aim's migrations (alembic) import from the working directory, which may be anybody's; there, it is Aim.
+    """
+    spec = importlib.util.find_spec("aim")
+    if spec is None or spec.origin is None:
+        raise ModuleNotFoundError("No module named 'aim'", name="aim")
+    return Path(spec.origin).parents[1]
+
+
 def open_repo(repo: str) -> Repo:
     """Aim's Repo for a folder, made if there is none, or for aim://host:port."""
     os.environ.setdefault("AIM_UI_TELEMETRY_ENABLED", "0")
@@ -111,9 +123,9 @@ def open_repo(repo: str) -> Repo:
 
         client.raise_exception = _raise
         return Repo.from_path(repo)
-    folder = Path(repo).parent if Path(repo).name == ".aim" else Path(repo)
+    folder = (Path(repo).parent if Path(repo).name == ".aim" else Path(repo)).resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".aim-init.lock").open("a") as lock:
+    with contextlib.chdir(aim_folder()), (folder / ".aim-init.lock").open("a") as lock:
         try:  # of processes that initialise one repository at once, all but one fail
             fcntl.lockf(lock, fcntl.LOCK_EX)
         except OSError as error:  # some network volumes, and Aim's own database would fail there, too

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import urlsplit
 
+from podtune.run.aim.repository import aim_folder
 from podtune.run.errors import Unavailable
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def serve(repo: Path, host: str, port: int, names: Iterable[str] = ()) -> NoRetu
     environment = {name: os.environ[name] for name in KEPT if name in os.environ}
     environment |= {"PYTHONSAFEPATH": "1", "AIM_UI_TELEMETRY_ENABLED": "0"}
     words = ["-m", "podtune.run.aim.ui", str(repo.resolve()), str(listener.fileno()), *LOCAL, *names]
-    os.chdir("/")
+    os.chdir(aim_folder())
     os.execve(sys.executable, [sys.executable, *words], environment)
 
 
