@@ -314,6 +314,20 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.parametrize(
+    ("layers", "heads", "width", "billions"),
+    [(32, 32, 4096, 6.66), (40, 40, 5120, 12.85), (60, 52, 6656, 32.25)],
+)
+def test_a_gpt_of_any_size_is_planned(layers: int, heads: int, width: int, billions: float) -> None:
+    words = ("--model", "tinygpt-124m", "--layers", str(layers), "--heads", str(heads), "--width", str(width))
+    result = run(*words, "--context", "2048", "--strategy", "fsdp", "--world-size", "64", "--json")
+    found = json.loads(result.stdout)
+    assert found["parameters"] / 1e9 == pytest.approx(billions, abs=0.01)
+    states = found["weights_gib"] + found["gradients_gib"] + found["optimizer_gib"]
+    assert states == pytest.approx(found["parameters"] * 16 / 64 / 2**30, rel=0.01)
+    assert run(*words[2:], "--params", "7e9").returncode == 2
+
+
 def test_the_command_gives_the_promised_json_and_needs_no_torch() -> None:
     words = ("--params", "7.5e9", "--strategy", "zero3", "--world-size", "64", "--json")
     result = run(*words, "--precision", "bf16-mixed")

@@ -33,6 +33,10 @@ def plan(
     params: Annotated[
         float, typer.Option(help="The count of parameters alone, for example 7.5e9.", min=0, max=1e15)
     ] = 0,
+    layers: Annotated[int, typer.Option(help="Another size of a TinyGPT.", min=0)] = 0,
+    heads: Annotated[int, typer.Option(help="Another size of a TinyGPT.", min=0)] = 0,
+    width: Annotated[int, typer.Option(help="Another size of a TinyGPT or ResNet.", min=0)] = 0,
+    context: Annotated[int, typer.Option(help="Another size of a TinyGPT, in tokens.", min=0)] = 0,
     strategy: Annotated[
         str,
         typer.Option(help="A strategy, or all, side by side.", autocompletion=lambda: ["all", *PLANNED]),
@@ -70,12 +74,13 @@ def plan(
     \b
     Examples:
       podtune bench plan --model tinygpt-124m --strategy all --world-size 8 --hardware H100
+      podtune bench plan --model tinygpt-124m --layers 60 --heads 52 --width 6656 --world-size 64
       podtune bench plan --params 7.5e9 --strategy zero3 --world-size 64 --json
       podtune bench plan --model SmolLM3-3B --strategy single --precision bf16 --lora-r 16 --fused-head
       --activation-checkpointing full --batch-size 8 --sequence-length 1024
     """
     from podtune.plan.hardware import hardware_row
-    from podtune.plan.models import GLOBAL_BATCH_SIZE, KNOWN, shape_of
+    from podtune.plan.models import GLOBAL_BATCH_SIZE, KNOWN, resized, shape_of
     from podtune.plan.plan import estimate, estimate_all
     from podtune.plan.setup import TrainingSetup
     from podtune.plan.shapes import Opaque
@@ -83,11 +88,16 @@ def plan(
     if bool(model) == bool(params):
         where, fix = "podtune bench plan", "--model tinygpt-124m"
         raise UsageError("give --model or --params, one of them", where=where, fix=fix)
+    sizes = {"layers": layers, "heads": heads, "width": width, "context": context}
+    if params and any(sizes.values()):
+        raise UsageError("has no layers to resize", where="--params", fix="--model tinygpt-124m")
     if interconnect and interconnect not in LINKS:
         raise unknown("interconnect", interconnect, LINKS, where="--interconnect")
     parts = max(1, world_size * accumulation)  # what cannot be is refused by estimate
     setup = TrainingSetup(
-        shape_of(model, sequence_length) if model else Opaque(int(params), sequence_length or 1024),
+        resized(shape_of(model, sequence_length), **sizes)
+        if model
+        else Opaque(int(params), sequence_length or 1024),
         strategy,
         world_size,
         precision=precision,
