@@ -9,8 +9,8 @@ ARG PYTHON=python3
 FROM ${BASE_IMAGE} AS dependencies
 ARG PYTHON
 # The extras of pyproject.toml that go in: `train`, `aim` for the page, `deepspeed` for the benchmark's zero2 and zero3, `qlora` for 4-bit weights and
-# 8-bit optimizers, `cluster`.
-ARG EXTRAS="train aim deepspeed qlora s3"
+# 8-bit optimizers, `liger` for its kernels of norms, positions and SwiGLU, `s3` for object storage.
+ARG EXTRAS="train aim deepspeed qlora liger s3"
 # A page of wheels that win over the index, for example torch's for the CPU alone. Their hashes are not in requirements.txt.
 ARG FIND_LINKS=""
 ENV UV_COMPILE_BYTECODE=1 UV_LINK_MODE=copy UV_PYTHON_DOWNLOADS=never UV_NO_CONFIG=1 UV_HTTP_TIMEOUT=180 VIRTUAL_ENV=/opt/podtune

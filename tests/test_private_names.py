@@ -18,12 +18,13 @@ PACKAGE = Path(__file__).parents[1] / "training" / "podtune"
 
 #: name: where it is found, and what uses it
 NAMES = {
+    "_apply_liger_kernel_to_instance": ("liger_kernel.transformers", "sft/train/liger.py"),
     "_cdata": ("torch.UntypedStorage", "bench/case/counted_memory.py"),
     "_compile_jinja_template": ("transformers.utils.chat_template_utils", "sft/data/chat.py"),
     "_dump_snapshot": ("torch.cuda.memory", "bench/case/profiling.py"),
     "_encode_plus": ("transformers.PreTrainedTokenizerFast", "sft/data/tokenizer.py"),
     "_get_grad_norm": ("transformers.Trainer", "sft/train/trainer.py"),
-    "_get_num_items_in_batch": ("transformers.Trainer", "sft/train/fullest_batch.py"),
+    "_get_num_items_in_batch": ("transformers.Trainer", "sft/train/trial.py"),
     "_get_output_dir": ("transformers.Trainer", "sft/train/trainer.py"),
     "_get_train_sampler": ("transformers.Trainer", "sft/train/trainer.py"),
     "_fingerprint": ("datasets.Dataset.from_dict({})", "sft/data/tokenise.py"),

@@ -52,10 +52,13 @@ def test_loras_cast_of_its_input_changes_nothing(
     assert furthest(metrics(tmp_path / "without"), metrics(tmp_path / "with")) < 1e-6
 
 
-def test_ligers_kernels_change_rounding_alone(train: Train, tmp_path: Path) -> None:
+def test_ligers_kernels_are_taken_and_change_rounding_alone(
+    train: Train, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("liger_kernel", reason="liger-kernel is not installed")
-    for name, words in (("own", ()), ("liger", ("--use_liger_kernel",))):
+    for name, words in (("own", ("--use_liger_kernel", "false")), ("liger", ())):
         train(*SHORT, "--bf16", "false", *words, name=name)
+    assert capfd.readouterr().out.count("Liger's kernels: norm, rope, SwiGLU; loss") == 1
     assert furthest(metrics(tmp_path / "liger"), metrics(tmp_path / "own")) < 1e-4
 
 

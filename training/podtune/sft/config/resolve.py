@@ -54,6 +54,7 @@ class Arguments:
     strategy: str
     notes: tuple[str, ...]  # what was chosen for this hardware, for the start line
     checkpointing_open: bool = False  # the user leaves it to the memory that there is
+    liger_open: bool = False  # the user leaves use_liger_kernel to the trial of the first batch
 
     @property
     def name(self) -> str:
@@ -240,9 +241,9 @@ def resolve(settings: Settings, world: World, architecture: Architecture | None 
     if not model.use_peft and (unused := [key for key in values if key.startswith("lora_")]):
         notes.append(f"all parameters trained ({', '.join(unused)} without use_peft has no effect)")
     asked = any(settings.given(key) for key in ("activation_checkpointing", "gradient_checkpointing"))
-    return Arguments(
-        script, training, model, mixture, run, settings.sources, strategy, tuple(notes), not asked
-    )
+    liger_open = not settings.given("use_liger_kernel")
+    parts = script, training, model, mixture, run
+    return Arguments(*parts, settings.sources, strategy, tuple(notes), not asked, liger_open)
 
 
 def check_best_metric(training: SFTConfig, sets: dict[str, str] | str | None) -> None:

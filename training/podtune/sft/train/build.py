@@ -65,4 +65,6 @@ def build_trainer(
         stop=stop,
         resume_key=arguments.resume_key(rows.info.fingerprint),
         fused=arguments.run.loss == "lean",
+        # torch.compile fuses the same passes by itself
+        try_liger=arguments.liger_open and not training.torch_compile,
     )

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import torch
-from trl import SFTTrainer
 
 from podtune.machine.facts import GIB
 from podtune.sft.data.batching import row_lengths
+from podtune.sft.train.trial import trial_step
 
 
 def try_fullest_batch(trainer: Any) -> str:
     """Train the longest rows forward and backward on gradients that are thrown away.
 
-    Random numbers, TRL's figures and the weights are those of a run without it. In a world of several ranks
-    each takes its share of the longest rows, as :class:`~podtune.sft.data.batching.BalancedBatches` deals
-    them.
+    In a world of several ranks each takes its share of the longest rows, as
+    :class:`~podtune.sft.data.batching.BalancedBatches` deals them.
 
     Returns:
         What was tried, and the peak of the allocator on a GPU.
@@ -31,14 +29,9 @@ def try_fullest_batch(trainer: Any) -> str:
     longest = longest[: args.train_batch_size * world.world_size]
     longest = longest[world.rank :: world.world_size] or longest[:1]
     batch = trainer.data_collator(list(trainer._remove_unused_columns(rows.select(longest), "training")))
-    metrics, tokens = copy.deepcopy(trainer._metrics), trainer._total_train_tokens
-    device = args.device
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        items = trainer._get_num_items_in_batch([batch], device)
-        SFTTrainer.training_step(trainer, trainer.model_wrapped, batch, items)
-    trainer.model_wrapped.zero_grad()
-    trainer._metrics, trainer._total_train_tokens = metrics, tokens
+    with trial_step(trainer, batch):
+        pass
     said = f"the fullest batch fits: {len(longest)} rows of up to {lengths[longest[0]]} tokens"
-    if device.type == "cuda":
-        said += f"; peak {torch.cuda.max_memory_allocated(device) / GIB:.1f} GiB"
+    if args.device.type == "cuda":
+        said += f"; peak {torch.cuda.max_memory_allocated(args.device) / GIB:.1f} GiB"
     return said

@@ -29,6 +29,7 @@ from podtune.sft.data.batching import ROW, LengthGrouped, NumberedBatches, balan
 from podtune.sft.train.early import stopped_early
 from podtune.sft.train.fullest_batch import try_fullest_batch
 from podtune.sft.train.job_status import JobStatus
+from podtune.sft.train.liger import LigerKernels, kernels_can_run, take_liger_kernels
 from podtune.sft.train.lora import fuse_adapters
 from podtune.sft.train.loss import fused_loss, fused_loss_unsupported_reason, score_as_on_a_gpu
 from podtune.sft.train.meter import EvaluationLoss, Meter, evaluation_of
@@ -79,6 +80,7 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
         stop: CoordinatedStop,  # among the callbacks, too, where signals shall be heard
         resume_key: ResumeKey,  # for the manifest of every checkpoint
         fused: bool = True,  # take podtune's loss where it equals TRL's
+        try_liger: bool = False,  # take Liger's kernels where they compute the same
         **kwargs: Any,
     ) -> None:
         self.world, self.meter, self.writer, self.stop = world, meter, writer, stop
@@ -120,6 +122,8 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
         if self.pop_callback(KubeflowCallback):
             self.add_callback(JobStatus)
         self._evaluation = EvaluationLoss(world)
+        self._liger: LigerKernels | None = None
+        self._liger_untried = try_liger and kernels_can_run(world)
         self._fullest_untried = world.gpu_path and isinstance(self.train_dataset, Dataset)
 
     # ---- accelerate ----
@@ -200,6 +204,12 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
                 print(tried, flush=True)
         timed = self.meter.batches(epoch_iterator)
         samples, num_items = super().get_batch_samples(timed, num_batches, device)
+        if self._liger_untried and samples:
+            self._liger_untried = False
+            batch = {name: values for name, values in samples[0].items() if name != ROW}
+            self._liger, tried = take_liger_kernels(self, batch)
+            if self.world.rank == 0:
+                print(tried, flush=True)
         return samples, num_items
 
     # ---- steps ----
@@ -310,6 +320,8 @@ class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
     def release(self) -> None:
         """Drop model and optimizer before the process group is closed: gloo's threads end badly otherwise."""
         self.writer.close()
+        if self._liger:
+            self._liger.off()
         self.accelerator.free_memory()
         self.model = self.model_wrapped = self.optimizer = self.lr_scheduler = None
         for held in ("model", "optimizer", "lr_scheduler", "train_dataloader", "eval_dataloader"):
