@@ -44,7 +44,8 @@ def strategy_settings(strategy: str, world: World) -> dict[str, object]:
                 # full shard frees the weights after the forward pass; grad-op keeps them until the backward
                 # pass
                 "reshard_after_forward": strategy != "fsdp-grad-op",
-                # DCP describes its shards by a pickle, which torch reads without restriction (security)
+                # of the weights for final/ and for every reader of a checkpoint; what training continues
+                # from is sharded (podtune.sft.train.sharded_state)
                 "state_dict_type": "FULL_STATE_DICT",
             },
         }

@@ -18,8 +18,12 @@ if TYPE_CHECKING:
 
 Kind = Literal["dataset", "model"]
 TIMEOUT_S = 4.0
-# Pickled weights run code when they are loaded, and safetensors lie beside them nearly everywhere.
-UNWANTED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5", "*.msgpack", "*.onnx", "*.gguf")
+# Pickled weights run code when they are loaded, and safetensors lie beside them nearly everywhere. The last two
+# are another format's copy of the weights, and the shards from which FSDP resumes.
+UNWANTED = (
+    *("*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5", "*.msgpack", "*.onnx", "*.gguf"),
+    *("original/*.safetensors", "sharded/*.safetensors"),
+)
 
 
 def offline() -> bool:

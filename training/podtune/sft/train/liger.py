@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import math
 import os
 import sys
 from typing import Any
@@ -132,7 +133,9 @@ def take_liger_kernels(trainer: Any, batch: dict[str, Any]) -> tuple[LigerKernel
         agreed = f"loss and gradient norm agree to {max(difference, 1e-7):.0e}"
         return kernels, f"Liger's kernels: norm, rope, SwiGLU; {agreed}"
     kernels.off()
-    reason = reason or f"loss or gradient norm differs by {difference:.0e}, more than {limit:.0e}"
+    if not reason:
+        differs = f"differs by {difference:.0e}, more than {limit:.0e}"
+        reason = f"loss or gradient norm {'is not finite' if math.isnan(difference) else differs}"
     return None, f"Liger's kernels: not taken ({reason})"
 
 

@@ -37,7 +37,7 @@ def estimated_checkpoint_bytes(trainer: Any) -> int:
     parameters, model_only = trainer.model.parameters(), trainer.args.save_only_model
     size = max((each.element_size() for each in parameters if each.requires_grad), default=0)
     weights = trained_parameters(trainer.model) * size
-    # accelerate keeps FSDP's own copy of the weights beside the model's
+    # shards hold the weights, too, by the names that the model has for them
     own_copy = weights if trainer.is_fsdp_enabled and not model_only else 0
     return checkpoint_bytes(weights, trainer.args.optim, model_only=model_only) + own_copy
 

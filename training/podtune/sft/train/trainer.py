@@ -41,6 +41,7 @@ from podtune.sft.train.parameters import (
 )
 from podtune.sft.train.refusals import refusals_as_sentences
 from podtune.sft.train.saving import CheckpointWriter
+from podtune.sft.train.sharded_state import ShardedCheckpoints
 from podtune.sft.train.stop import CoordinatedStop
 
 
@@ -60,7 +61,7 @@ def _pad_to_multiple_of(trainer: PodtuneTrainer) -> int:
     )
 
 
-class PodtuneTrainer(SFTTrainer):  # type: ignore[misc]
+class PodtuneTrainer(ShardedCheckpoints, SFTTrainer):  # type: ignore[misc]
     """TRL's trainer with complete checkpoints, real token counts, a cheaper loss, one stop for all ranks."""
 
     trls_loss_reason: str  # why TRL's own loss is taken; empty where podtune's is
