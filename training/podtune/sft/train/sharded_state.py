@@ -7,8 +7,10 @@ reads without restriction: whoever can write to the volume could run code. Here 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,8 @@ from podtune.run.errors import ConfigError
 
 FOLDER, NUMBERS = "sharded", "optimizer.json"
 SCHEDULER, UNSHARDED = "scheduler.pt", "pytorch_model_fsdp.bin"  # names of transformers and accelerate
+#: of all ranks' shards in files of one number: torch holds a file in memory a second time when it writes it
+FILE_BYTES = 4 * 2**30
 #: what is not trained is in the base model
 OPTIONS = StateDictOptions(ignore_frozen_params=True, strict=False)
 
@@ -58,9 +62,9 @@ class ShardedCheckpoints:
             load_weights(self.model if model is None else model, checkpoint)
         elif self.is_fsdp_enabled and not (checkpoint / UNSHARDED).exists():  # which TRL wrote
             raise ConfigError(
-                "FSDP resumes from shards, and the checkpoint was saved by a run without FSDP",
+                "FSDP resumes from shards, and the checkpoint has none",
                 where=resume_from_checkpoint,
-                fix="the strategy that saved it, or its weights as model_name_or_path for another run",
+                fix="resume with the strategy that saved it, or begin anew with model_name_or_path set to it",
             )
         else:
             super()._load_from_checkpoint(resume_from_checkpoint, model)  # type: ignore[misc]
@@ -91,12 +95,16 @@ def save_shards(model: Any, optimizer: Any, checkpoint: Path) -> None:
         OSError: on every rank, where one of them cannot write.
     """
     tensors, numbers = _optimizer_state(model, optimizer)
-    state = {"model": _weights(model), "optimizer": tensors}
+    state = {f"model.{name}": tensor for name, tensor in _weights(model).items()}
+    for parameter, values in tensors.items():
+        state |= {f"optimizer.{parameter}.{name}": tensor for name, tensor in values.items()}
+    files, size = dict[str, int](), 0
+    for name, tensor in state.items():
+        size += tensor.numel() * tensor.element_size()
+        files[name] = 1 + size // FILE_BYTES
     folder = checkpoint / FOLDER
-    try:
-        save(state, storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
-    except CheckpointException as error:
-        raise next(iter(error.failures.values()))[0] from error  # that of the first rank that failed
+    with _first_failure():
+        save(state, storage_writer=HuggingFaceStorageWriter(str(folder), files, save_distributed=True))
     if dist.get_rank() == 0:
         (folder / NUMBERS).write_text(json.dumps(numbers), encoding="utf-8")
 
@@ -141,4 +149,14 @@ def _load(state: dict[str, Any], checkpoint: Path) -> None:
         warnings.filterwarnings(
             "ignore", message="torch.distributed is disabled, unavailable or uninitialized"
         )
-        load(state, storage_reader=HuggingFaceStorageReader(str(checkpoint / FOLDER)))
+        with _first_failure():
+            load(state, storage_reader=HuggingFaceStorageReader(str(checkpoint / FOLDER)))
+
+
+@contextlib.contextmanager
+def _first_failure() -> Iterator[None]:
+    """Raise the error of the first rank that failed, which DCP wraps in one that is no Exception."""
+    try:
+        yield
+    except CheckpointException as error:
+        raise next(iter(error.failures.values()))[0] from error
