@@ -30,7 +30,16 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-PRELOADED = ["podtune.benchmark", "podtune.sft.train.trainer", "podtune.bench.case.loop"]
+PRELOADED = [
+    *(
+        "podtune.benchmark",
+        "podtune.bench.case.loop",
+        "podtune.sft.config.resolve",
+        "podtune.sft.train.build",
+    ),
+    *("podtune.sft.train.run", "podtune.sft.data.rows", "podtune.sft.model.load", "matplotlib.figure"),
+    *("matplotlib.backends.backend_agg", "transformers.models.smollm3.modeling_smollm3"),
+]
 
 
 @dataclass(frozen=True)
