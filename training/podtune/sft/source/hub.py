@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 Kind = Literal["dataset", "model"]
 TIMEOUT_S = 4.0
-# Pickled weights run code when they are loaded, and safetensors lie beside them nearly everywhere. The last two
-# are another format's copy of the weights, and the shards from which FSDP resumes.
+# Pickled weights run code when they are loaded, and safetensors lie beside them nearly everywhere. The last
+# two are another format's copy of the weights, and the shards from which FSDP resumes.
 UNWANTED = (
     *("*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5", "*.msgpack", "*.onnx", "*.gguf"),
     *("original/*.safetensors", "sharded/*.safetensors"),
