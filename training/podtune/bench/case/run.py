@@ -13,7 +13,7 @@ from podtune.bench.case.measure import memory_gib, synchronise
 from podtune.bench.models import Size, build
 from podtune.bench.models.stack import Stack
 from podtune.bench.options import Options
-from podtune.bench.strategies.contract import Batch, Strategy
+from podtune.bench.strategies.contract import Batch, SetupContext, Strategy
 from podtune.bench.strategies.step import optimizer_factory
 from podtune.bench.strategies.table import STRATEGIES
 from podtune.run.world import World
@@ -39,7 +39,8 @@ class CaseRun:
 
     def setup(self, strategy: str, world: World, options: Options) -> Strategy:
         """The strategy, ready to step."""
-        return STRATEGIES[strategy].load()(self.build_model, optimizer_factory(options), world, options)
+        context = SetupContext(self.build_model, optimizer_factory(options), world, options)
+        return STRATEGIES[strategy].load()(context)
 
     def batches(self, rows: tuple[int, int], count: int) -> list[Batch]:
         """This rank's part of the first ``count`` global batches, pinned where they go to a GPU."""

@@ -1,4 +1,4 @@
-"""The contract of a strategy: ``setup`` from factories and the world, then ``train_step(batch) -> loss``.
+"""The contract of a strategy: ``setup(context)``, then ``train_step(batch) -> loss``.
 
 The loop knows nothing else of a strategy, and a strategy knows nothing of clocks, records or other
 strategies.
@@ -7,6 +7,7 @@ strategies.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -69,9 +70,14 @@ class Strategy(Protocol):
         ...
 
 
-class Setup(Protocol):
-    """The signature of every strategy's ``setup``; a collective call."""
+@dataclass(frozen=True)
+class SetupContext:
+    """The factories, the place and the options of which every strategy's ``setup`` makes its part."""
 
-    def __call__(
-        self, build_model: BuildModel, build_optimizer: BuildOptimizer, world: World, options: Options
-    ) -> Strategy: ...
+    build_model: BuildModel
+    build_optimizer: BuildOptimizer
+    world: World
+    options: Options
+
+
+Setup = Callable[[SetupContext], Strategy]  # a collective call

@@ -18,10 +18,8 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from podtune.bench.options import Options
-from podtune.bench.strategies.contract import BuildModel, BuildOptimizer
-from podtune.bench.strategies.step import Arithmetic, WholeModel, prepare
-from podtune.run.world import World
+from podtune.bench.strategies.contract import SetupContext
+from podtune.bench.strategies.step import WholeModel, prepare
 
 HOOKS: dict[str, Callable[..., Any]] = {
     "fp16": fp16_compress_hook,
@@ -49,16 +47,14 @@ class InOrder(dist.ProcessGroup):
         return work
 
 
-def setup(
-    build_model: BuildModel, build_optimizer: BuildOptimizer, world: World, options: Options
-) -> WholeModel:
+def setup(context: SetupContext) -> WholeModel:
     """Every rank: all weights, its share of the rows."""
+    world, options = context.world, context.options
     model = DistributedDataParallel(
-        prepare(build_model(), options, world.device),
+        prepare(context.build_model(), context),
         device_ids=[world.local_rank] if world.device_type == "cuda" else None,
         gradient_as_bucket_view=options.gradient_as_bucket_view is not False,
     )
-
     if options.gradient_compression != "none":
         state = None  # the casts' hooks need none: they reduce in the default group
         if options.gradient_compression == "powersgd":
@@ -69,11 +65,4 @@ def setup(
     def reduce_in_the_last(last: bool) -> AbstractContextManager[object]:
         return contextlib.nullcontext() if last else model.no_sync()
 
-    return WholeModel(
-        model,
-        build_optimizer(model.parameters()),
-        Arithmetic(options, world),
-        options.accumulation,
-        rows=(world.rank, world.world_size),
-        before_piece=reduce_in_the_last,
-    )
+    return WholeModel(context, model, (world.rank, world.world_size), before_piece=reduce_in_the_last)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from podtune.bench.options import Options
-from podtune.bench.strategies.contract import Batch, BuildModel, BuildOptimizer
+from podtune.bench.strategies.contract import Batch, SetupContext
 from podtune.bench.strategies.step import Arithmetic, mean_over, prepare
 from podtune.machine.building import deepspeed_that_builds_nothing
 from podtune.run.errors import Unavailable
@@ -28,18 +28,17 @@ REDUCE_BUCKET = 500_000_000  # DeepSpeed's default
 class Zero:
     """Every rank: its share of the rows, and of the states that the stage cuts."""
 
-    def __init__(
-        self, build_model: BuildModel, build_optimizer: BuildOptimizer, world: World, options: Options
-    ) -> None:
+    def __init__(self, context: SetupContext) -> None:
+        world, options = context.world, context.options
         deepspeed = _import_deepspeed(world)
         self.rows = (world.rank, world.world_size)
         self.accumulation = options.accumulation
-        self.arithmetic = Arithmetic(options, world)
-        self.model = prepare(build_model(), options, world.device)
+        self.arithmetic = Arithmetic(context)
+        self.model = prepare(context.build_model(), context)
         deepspeed.init_distributed(dist_init_required=False)
         self.engine: Any = deepspeed.initialize(
             model=self.model,
-            optimizer=build_optimizer(self.model.parameters()),
+            optimizer=context.build_optimizer(self.model.parameters()),
             config=configuration(
                 options,
                 world,

@@ -25,31 +25,22 @@ from torch.distributed.fsdp import (
 
 from podtune.bench.models.stack import Stack
 from podtune.bench.options import Options
-from podtune.bench.strategies.contract import BuildModel, BuildOptimizer
-from podtune.bench.strategies.step import Arithmetic, WholeModel, prepare
+from podtune.bench.strategies.contract import SetupContext
+from podtune.bench.strategies.step import AUTOCAST, WholeModel, prepare
 from podtune.run.world import World
 
 
-def setup(
-    build_model: BuildModel, build_optimizer: BuildOptimizer, world: World, options: Options
-) -> WholeModel:
+def setup(context: SetupContext) -> WholeModel:
     """Every rank: a shard of every parameter, its share of the rows."""
-    arithmetic = Arithmetic(options, world)
-    model = prepare(build_model(), options, world.device)
-    sharded = shard(model, device_mesh(world, options), arithmetic.dtype, options)
+    world, options = context.world, context.options
+    model = prepare(context.build_model(), context)
+    sharded = shard(model, device_mesh(world, options), AUTOCAST.get(options.precision), options)
 
     def reduce_in_the_last(last: bool) -> AbstractContextManager[object]:
         sharded.set_requires_gradient_sync(last)  # until then the gradients are kept whole
         return contextlib.nullcontext()
 
-    return WholeModel(
-        model,
-        build_optimizer(model.parameters()),
-        arithmetic,
-        options.accumulation,
-        rows=(world.rank, world.world_size),
-        before_piece=reduce_in_the_last,
-    )
+    return WholeModel(context, model, (world.rank, world.world_size), before_piece=reduce_in_the_last)
 
 
 def device_mesh(world: World, options: Options) -> DeviceMesh:

@@ -15,10 +15,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from podtune.bench.options import Options
-from podtune.bench.strategies.contract import Batch, BuildModel, BuildOptimizer
+from podtune.bench.strategies.contract import Batch
 from podtune.bench.strategies.stage import Stage
-from podtune.run.world import World
 
 
 class GPipe(Stage):
@@ -33,6 +31,4 @@ class GPipe(Stage):
         return self.update(losses)
 
 
-def setup(build_model: BuildModel, build_optimizer: BuildOptimizer, world: World, options: Options) -> GPipe:
-    """This rank's blocks."""
-    return GPipe(build_model, build_optimizer, world, options, options.micro_batches)
+setup = GPipe

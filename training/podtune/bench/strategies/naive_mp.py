@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from podtune.bench.options import Options
-from podtune.bench.strategies.contract import Batch, BuildModel, BuildOptimizer
+from podtune.bench.strategies.contract import Batch
 from podtune.bench.strategies.stage import Stage
-from podtune.run.world import World
 
 
 class NaiveModelParallel(Stage):
@@ -22,8 +20,4 @@ class NaiveModelParallel(Stage):
         return self.update([self.backward(self.forward(piece)) for piece in batch.split(self.pieces)])
 
 
-def setup(
-    build_model: BuildModel, build_optimizer: BuildOptimizer, world: World, options: Options
-) -> NaiveModelParallel:
-    """This rank's blocks."""
-    return NaiveModelParallel(build_model, build_optimizer, world, options, options.accumulation)
+setup = NaiveModelParallel

@@ -15,11 +15,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.nn.parallel import DistributedDataParallel
 
-from podtune.bench.options import Options
-from podtune.bench.strategies.contract import Batch, BuildModel, BuildOptimizer
+from podtune.bench.strategies.contract import Batch, SetupContext
 from podtune.bench.strategies.split import cut
 from podtune.bench.strategies.step import Arithmetic, TorchState, mean_over
-from podtune.run.world import World
 
 SCHEDULES: dict[str, type[ScheduleGPipe | Schedule1F1B]] = {
     "pipeline-gpipe": ScheduleGPipe,
@@ -45,16 +43,15 @@ class Autocast(nn.Module):
 class Pipeline(TorchState):
     """Every rank: some blocks, all rows. The first reads the inputs, the last the targets."""
 
-    def __init__(
-        self, build_model: BuildModel, build_optimizer: BuildOptimizer, world: World, options: Options
-    ) -> None:
+    def __init__(self, context: SetupContext) -> None:
+        world, options = context.world, context.options
         stages = options.shard_size or world.world_size
         copies = world.world_size // stages
         self.rows = (world.rank // stages, copies)
         self.stage, self.last, self.device = world.rank % stages, stages - 1, world.device
-        part, self.tied = cut(build_model, world, options, copies)
-        self.optimizer = build_optimizer(part.parameters())
-        self.arithmetic = Arithmetic(options, world)
+        part, self.tied = cut(context, copies)
+        self.optimizer = context.build_optimizer(part.parameters())
+        self.arithmetic = Arithmetic(context)
         self.model: nn.Module = Autocast(part, self.arithmetic)
         mesh = init_device_mesh(world.device_type, (copies, stages), mesh_dim_names=("copy", "stage"))
         if copies > 1:  # the stage reduces in the backward pass of its last micro-batch

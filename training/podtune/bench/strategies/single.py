@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from podtune.bench.options import Options
-from podtune.bench.strategies.contract import BuildModel, BuildOptimizer
-from podtune.bench.strategies.step import Arithmetic, WholeModel, prepare
-from podtune.run.world import World
+from podtune.bench.strategies.contract import SetupContext
+from podtune.bench.strategies.step import WholeModel, prepare
 
 
-def setup(
-    build_model: BuildModel, build_optimizer: BuildOptimizer, world: World, options: Options
-) -> WholeModel:
+def setup(context: SetupContext) -> WholeModel:
     """The whole model and the whole batch here."""
-    model = prepare(build_model(), options, world.device)
-    optimizer = build_optimizer(model.parameters())
-    return WholeModel(model, optimizer, Arithmetic(options, world), options.accumulation)
+    return WholeModel(context, prepare(context.build_model(), context))

@@ -11,10 +11,8 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from podtune.bench.models.stack import Stack
-from podtune.bench.options import Options
-from podtune.bench.strategies.contract import BuildModel
+from podtune.bench.strategies.contract import BuildModel, SetupContext
 from podtune.bench.strategies.step import prepare
-from podtune.run.world import World
 
 
 def forward_flops_by_block(blocks: Sequence[nn.Module], inputs: torch.Tensor) -> list[int]:
@@ -59,17 +57,14 @@ def even_parts(costs: Sequence[float], parts: int) -> list[tuple[int, int]]:
     return list(zip((0, *ends[:-1]), ends, strict=True))
 
 
-def cut(
-    build_model: BuildModel, world: World, options: Options, copies: int = 1
-) -> tuple[Stack, TiedGradients]:
+def cut(context: SetupContext, copies: int = 1) -> tuple[Stack, TiedGradients]:
     """This rank's blocks, on its device, and what keeps its tied weights equal. A collective call.
 
     ``copies`` of the model lie one after the other on the ranks.
     """
-    whole, stages = build_model(), world.world_size // copies
-    parts = parts_by_cost(build_model, options.sequence_length, stages)
-    part = prepare(whole.part(*parts[world.rank % stages]), options, world.device)
-    return part, TiedGradients(whole, parts, world.rank, copies)
+    whole, rank, stages = context.build_model(), context.world.rank, context.world.world_size // copies
+    parts = parts_by_cost(context.build_model, context.options.sequence_length, stages)
+    return prepare(whole.part(*parts[rank % stages]), context), TiedGradients(whole, parts, rank, copies)
 
 
 class TiedGradients:

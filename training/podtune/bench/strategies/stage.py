@@ -12,11 +12,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from podtune.bench.options import Options
-from podtune.bench.strategies.contract import Batch, BuildModel, BuildOptimizer
+from podtune.bench.strategies.contract import Batch, SetupContext
 from podtune.bench.strategies.split import cut
 from podtune.bench.strategies.step import Arithmetic, TorchState
-from podtune.run.world import World
 
 DTYPES = (torch.float32, torch.bfloat16)
 HEADER = 8  # dtype, number of dimensions, then the dimensions
@@ -34,20 +32,14 @@ class Stage(TorchState):
 
     rows = (0, 1)
 
-    def __init__(
-        self,
-        build_model: BuildModel,
-        build_optimizer: BuildOptimizer,
-        world: World,
-        options: Options,
-        pieces: int,
-    ) -> None:
-        self.stage = world.rank
-        self.rank, self.last, self.device = world.rank, world.world_size - 1, world.device
-        self.model, self.tied = cut(build_model, world, options)
-        self.optimizer = build_optimizer(self.model.parameters())
-        self.arithmetic = Arithmetic(options, world)
-        self.pieces = pieces
+    def __init__(self, context: SetupContext) -> None:
+        world, options = context.world, context.options
+        self.stage = self.rank = world.rank
+        self.last, self.device = world.world_size - 1, world.device
+        self.model, self.tied = cut(context)
+        self.optimizer = context.build_optimizer(self.model.parameters())
+        self.arithmetic = Arithmetic(context)
+        self.pieces = options.micro_batches or options.accumulation  # no strategy takes both
         self._incoming: tuple[torch.dtype, list[int]] | None = None
         self._announced = False
         self._sending: list[tuple[dist.Work | None, Tensor]] = []  # a tensor may not go before its message

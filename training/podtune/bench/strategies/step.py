@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,7 @@ from torch.optim import Optimizer
 
 from podtune.bench.models.stack import Stack, cross_entropy
 from podtune.bench.options import Options
-from podtune.bench.strategies.contract import Batch, BuildOptimizer
-from podtune.run.world import World
+from podtune.bench.strategies.contract import Batch, BuildOptimizer, SetupContext
 
 BeforePiece = Callable[[bool], AbstractContextManager[object]]
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
@@ -33,11 +31,11 @@ class Arithmetic:
     (training/podtune/bench/strategies/float8.py), the rest is bf16.
     """
 
-    def __init__(self, options: Options, world: World) -> None:
-        self.device_type = world.device_type
+    def __init__(self, context: SetupContext) -> None:
+        options, self.device_type = context.options, context.world.device_type
         self.dtype = AUTOCAST.get(options.precision)
         self.scaler = torch.amp.GradScaler(
-            world.device_type, enabled=options.precision == "fp16", init_scale=2.0**12
+            self.device_type, enabled=options.precision == "fp16", init_scale=2.0**12
         )
         self.loss: Callable[[Tensor, Tensor], Tensor] = (
             torch.compile(cross_entropy) if options.compile else cross_entropy
@@ -54,34 +52,9 @@ class Arithmetic:
         optimizer.zero_grad(set_to_none=True)
 
 
-def no_context(last: bool) -> AbstractContextManager[object]:
-    """The context of a piece where there is nothing to hold back."""
-    return contextlib.nullcontext()
-
-
-def forward_backward(
-    model: nn.Module,
-    batch: Batch,
-    arithmetic: Arithmetic,
-    pieces: int,
-    before_piece: BeforePiece = no_context,
-) -> Tensor:
-    """Accumulate the gradients of ``pieces`` equal parts of ``batch``; the mean loss of its rows, detached.
-
-    ``before_piece(last)`` gives the context of a part.
-    """
-    losses = []
-    for index, piece in enumerate(batch.split(pieces)):
-        with before_piece(index == pieces - 1):
-            with arithmetic.autocast():
-                loss = arithmetic.loss(model(piece.inputs), piece.targets) / pieces
-            torch.autograd.backward(arithmetic.scaler.scale(loss))
-        losses.append(loss.detach())
-    return torch.stack(losses).sum()
-
-
-def prepare(model: Stack, options: Options, device: str) -> Stack:
+def prepare(model: Stack, context: SetupContext) -> Stack:
     """Move a model, or a rank's part of one, to its device; apply fp8, checkpointing and compilation."""
+    options, device = context.options, context.world.device
     model.to(device)
     if options.precision == "fp8":
         from podtune.bench.strategies.float8 import multiply_in_float8
@@ -157,27 +130,41 @@ class TorchState:
         return {f"stage{self.stage}": {"model": model, "optimizer": optimizer, "scaler": scaler}}
 
 
-@dataclass
 class WholeModel(TorchState):
     """One rank of a strategy whose ranks each run the whole model, forward and backward, on their rows.
 
-    ``model`` may be wrapped, sharded or cut inside its layers; ``before_piece`` holds back what the wrapper
-    communicates until the last piece of an accumulation.
+    Args:
+        model: it may be wrapped, sharded or cut inside its layers.
+        rows: see :class:`podtune.bench.strategies.contract.Strategy`.
+        groups: the optimizer's parameter groups; by default one of all.
+        before_piece: gives the context of a piece of an accumulation, told whether it is the last: until then
+            the wrapper may hold back what it communicates.
     """
 
-    model: nn.Module
-    optimizer: Optimizer
-    arithmetic: Arithmetic
-    accumulation: int
-    rows: tuple[int, int] = (0, 1)
-    before_piece: BeforePiece = no_context
+    def __init__(
+        self,
+        context: SetupContext,
+        model: nn.Module,
+        rows: tuple[int, int] = (0, 1),
+        groups: list[dict[str, Any]] | None = None,
+        before_piece: BeforePiece = contextlib.nullcontext,
+    ) -> None:
+        self.model, self.rows, self.before_piece = model, rows, before_piece
+        self.optimizer = context.build_optimizer(groups or model.parameters())
+        self.arithmetic, self.accumulation = Arithmetic(context), context.options.accumulation
 
     def train_step(self, batch: Batch) -> Tensor:
-        """Accumulate, update; the loss of the global batch."""
-        loss = forward_backward(self.model, batch, self.arithmetic, self.accumulation, self.before_piece)
+        """Accumulate the gradients of equal pieces, update; the mean loss of the global batch."""
+        losses = []
+        for index, piece in enumerate(batch.split(self.accumulation)):
+            with self.before_piece(index == self.accumulation - 1):
+                with self.arithmetic.autocast():
+                    loss = self.arithmetic.loss(self.model(piece.inputs), piece.targets) / self.accumulation
+                torch.autograd.backward(self.arithmetic.scaler.scale(loss))
+            losses.append(loss.detach())
         self.arithmetic.update(self.optimizer)
-        parts = self.rows[1]
-        return mean_over(loss, dist.get_world_size()) if parts > 1 else loss
+        total = torch.stack(losses).sum()
+        return mean_over(total, dist.get_world_size()) if self.rows[1] > 1 else total
 
     def predict(self, batch: Batch) -> Tensor:
         """The forward pass alone."""

@@ -18,19 +18,17 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from podtune.bench.models.stack import Stack
 from podtune.bench.options import Options
-from podtune.bench.strategies.contract import BuildModel, BuildOptimizer
-from podtune.bench.strategies.step import Arithmetic, WholeModel, prepare
+from podtune.bench.strategies.contract import SetupContext
+from podtune.bench.strategies.step import WholeModel, prepare
 from podtune.run.errors import ConfigError
-from podtune.run.world import World
 
 STYLES = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
 
 
-def setup(
-    build_model: BuildModel, build_optimizer: BuildOptimizer, world: World, options: Options
-) -> WholeModel:
+def setup(context: SetupContext) -> WholeModel:
     """Every rank: a slice of every block, all rows; all ranks end a step with the same loss."""
-    model = prepare(build_model(), options, world.device)
+    world, options = context.world, context.options
+    model = prepare(context.build_model(), context)
     ranks = options.shard_size or world.world_size
     shape = (world.world_size // ranks, ranks)
     mesh = init_device_mesh(world.device_type, shape, mesh_dim_names=("data", "tensor"))
@@ -42,9 +40,8 @@ def setup(
     whole = [p for p in parameters if not isinstance(p, DTensor)]
     if shape[0] > 1:
         cut, whole = _shard(model, mesh["data"], cut)
-    optimizer = build_optimizer([{"params": cut}, {"params": whole}])  # a fused step takes one kind of tensor
-    rows = (world.rank // ranks, shape[0])
-    return WholeModel(model, optimizer, Arithmetic(options, world), options.accumulation, rows)
+    groups = [{"params": cut}, {"params": whole}]  # a fused step takes one kind of tensor
+    return WholeModel(context, model, (world.rank // ranks, shape[0]), groups)
 
 
 def _shard(
