@@ -18,6 +18,7 @@ from podtune.run.record import finite
 if TYPE_CHECKING:
     from podtune.sweep.case_runner import CaseRunner
     from podtune.sweep.cases import CaseSweep
+    from podtune.sweep.runner import Running
 
 app = typer.Typer(
     help="Measure and predict the cost of each way to distribute the work.", no_args_is_help=True
@@ -67,15 +68,14 @@ def run(
       podtune bench report results/smoke
     """
     from podtune.commands.preflight import step_zero
+    from podtune.commands.sweep import refuse_cluster_options, run_to_end
     from podtune.sweep import cases
-    from podtune.sweep.runner import SweepStopped
 
     if bool(preset) == bool(sweep):
         names = " or ".join(cases.preset_names())
         raise UsageError("give --preset or --sweep, one of them", fix=f"--preset {names}, or --sweep FILE")
-    if not values and (sets or namespace or context or at_once > 1):
-        what = "--set, --at-once, --namespace and --context are for a sweep in a cluster"
-        raise UsageError(what, fix="add -f VALUES, or leave them out")
+    if not values:
+        refuse_cluster_options(sets, namespace, context, at_once)
     if values and in_job:
         raise UsageError("--in-job is for the pods of a job", fix="leave it or --values out")
     requested = cases.read_sweep(sweep or cases.preset(preset))
@@ -86,12 +86,7 @@ def run(
         if preflight and runner.pod and (code := step_zero(sweep, wait_s=wait)):
             # final: only training has something to resume
             raise typer.Exit(UNAVAILABLE if code == PEER_LOST else code)
-    try:
-        states = runner.run()
-    except SweepStopped as stopped:
-        left = "; jobs continue, `podtune delete NAME` ends one" if values else ""
-        typer.echo(f"stopped; finished cases are in {output}, and the same command resumes{left}", err=True)
-        raise typer.Exit(stopped.code) from None
+    states = run_to_end(runner, "cases", in_cluster=bool(values))
     failed = list(states.values()).count("error")
     if as_json:
         summary = {"cells": states, "impossible": runner.expansion.impossible, "output": str(output)}
@@ -135,26 +130,22 @@ def _in_the_cluster(
         UserError: the chart, lint or the cluster would refuse one of them; nothing is created then.
     """
     from podtune.cluster.chart.render import effective_values, merged_values
-    from podtune.cluster.live.client import connect
-    from podtune.cluster.live.release import Release
-    from podtune.commands.manifests import checked_jobs
+    from podtune.commands.manifests import job_starter
     from podtune.sweep import cases
-    from podtune.sweep.case_runner import CaseJobs
-    from podtune.sweep.runner import to_stderr
+    from podtune.sweep.case_runner import CaseRunner
 
     own = merged_values(values, sets)
     most = effective_values(own)["distributed"]
     place = json.dumps(own, sort_keys=True, default=str)
     expansion = cases.expand(requested, nodes=most["nodes"], nproc_per_node=most["nprocPerNode"], place=place)
-    cluster = connect(namespace, context)
-    jobs = checked_jobs(
-        cluster, {f"{case.name}-{case.key}": cases.values_of(case, own) for case in expansion.cases}
-    )
+    # by the key too: the job of a case that was measured otherwise may still be there
+    jobs = {f"{case.name}-{case.key}": cases.values_of(case, own) for case in expansion.cases}
+    start = job_starter(namespace, context, jobs, delete=True)
 
-    def begin(case: cases.Case, folder: Path) -> Release:
-        return Release(cluster, jobs[f"{case.name}-{case.key}"], folder, to_stderr)
+    def begin(case: cases.Case, folder: Path) -> Running:
+        return start(f"{case.name}-{case.key}", folder)
 
-    return CaseJobs(requested, expansion, output, begin, at_once=at_once)
+    return CaseRunner(requested, expansion, output, begin, at_once=at_once)
 
 
 def _presets() -> list[str]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from podtune.commands.options import Release, Sets, Values
+from podtune.commands.options import ReleaseName, Sets, Values
 from podtune.run.errors import UsageError
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def dry_run(
     values: Values = None,
     sets: Sets = None,
-    name: Release = "dry-run",
+    name: ReleaseName = "dry-run",
     model: Annotated[
         str,
         typer.Option(help="tiny or micro: a small model and question-answer set in place of the real ones."),

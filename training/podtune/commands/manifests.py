@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from podtune.commands.options import Release, Sets, Values
+from podtune.commands.options import ReleaseName, Sets, Values
 from podtune.run.errors import DataError
 
 if TYPE_CHECKING:
     from podtune.cluster.chart.render import Values as ChartValues
     from podtune.cluster.job.manifest import Json
-    from podtune.cluster.live.client import Cluster
+    from podtune.cluster.live.release import Release
 
 NAME_LENGTH = 40  # of a job: its pods' names are longer, and end at 63
 
@@ -24,7 +24,7 @@ NAME_LENGTH = 40  # of a job: its pods' names are longer, and end at 63
 def render(
     values: Values = None,
     sets: Sets = None,
-    name: Release = "run",
+    name: ReleaseName = "run",
     namespace: Annotated[
         str, typer.Option("-n", "--namespace", help="Namespace of the manifests.")
     ] = "default",
@@ -83,16 +83,24 @@ def job_name(name: str) -> str:
     return short if short[0].isalpha() else f"run-{short}"
 
 
-def checked_jobs(cluster: Cluster, jobs: Mapping[str, ChartValues]) -> dict[str, list[Json]]:
-    """The documents of each job of the chart, by its name. Creates nothing.
+def job_starter(
+    namespace: str, context: str, jobs: Mapping[str, ChartValues], *, delete: bool = False
+) -> Callable[[str, Path], Release]:
+    """Check the jobs of a sweep, by name; return what starts one by its name, its record for a folder.
+
+    Creates nothing yet. ``delete``: a job goes when it has ended.
 
     Raises:
         UserError: the chart, lint or the cluster would refuse one of them.
     """
     from podtune.cluster.chart.render import rendered
     from podtune.cluster.live import submit
+    from podtune.cluster.live.client import connect
+    from podtune.cluster.live.release import Release
     from podtune.run.errors import printable, working
+    from podtune.sweep.runner import to_stderr
 
+    cluster = connect(namespace, context)
     documents: dict[str, list[Json]] = {}
     notes: dict[str, None] = {}
     with working(f"checking {len(jobs)} jobs"):
@@ -103,4 +111,8 @@ def checked_jobs(cluster: Cluster, jobs: Mapping[str, ChartValues]) -> dict[str,
                 notes |= dict.fromkeys(submit.check(cluster, documents[name]))
     for each in notes:
         print(f"podtune: note: {printable(each)}", file=sys.stderr)
-    return documents
+
+    def start(name: str, folder: Path) -> Release:
+        return Release(cluster, documents[name], folder, to_stderr, delete=delete)
+
+    return start

@@ -28,6 +28,6 @@ Sets = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", he
 Namespace = Annotated[str, typer.Option("-n", "--namespace", help="Namespace; default: the kubeconfig's.")]
 Context = Annotated[str, typer.Option(help="Context of the kubeconfig; default: its current one.")]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The job.")]
-Release = Annotated[str, typer.Option("--name", help="The release, and so the run.")]
+ReleaseName = Annotated[str, typer.Option("--name", help="The release, and so the run.")]
 TrustRemoteCode = Annotated[bool, typer.Option(help="Run Python code that the model brings.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,7 +12,8 @@ from podtune.commands.options import AsJson, Context, Namespace, Sets, Values
 from podtune.run.errors import SOFTWARE, ConfigError, UsageError, printable
 
 if TYPE_CHECKING:
-    from podtune.sweep.trials import Begin, Trial
+    from podtune.sweep.runner import Begin, State, Sweep
+    from podtune.sweep.trials import Trial
 
 
 def sweep(
@@ -52,22 +53,14 @@ def sweep(
       runs: [{}, {use_peft: true}]           # and a list of its own, each with every point of the grid
       processes: 1                           # of each run on this machine, or gpu
     """
-    from podtune.sweep.runner import SweepStopped
     from podtune.sweep.trials import TrialRunner, read_sweep, start_here
 
     if values:
         trials, begin = _in_the_cluster(file, values, sets or [], namespace, context)
     else:
-        if sets or namespace or context or at_once > 1:
-            what = "--set, --at-once, --namespace and --context are for a sweep in a cluster"
-            raise UsageError(what, fix="add -f VALUES, or leave them out")
+        refuse_cluster_options(sets, namespace, context, at_once)
         trials, begin = read_sweep(file), start_here
-    try:
-        states = TrialRunner(trials, output, begin, at_once=at_once).run()
-    except SweepStopped as stopped:
-        left = "; jobs continue, `podtune delete NAME` ends one" if values else ""
-        typer.echo(f"stopped; finished runs are in {output}, and the same command resumes{left}", err=True)
-        raise typer.Exit(stopped.code) from None
+    states = run_to_end(TrialRunner(trials, output, begin, at_once=at_once), "runs", in_cluster=bool(values))
     if as_json:
         typer.echo(json.dumps({"runs": states, "output": str(output)}, indent=2))
     _compare([output / name for name in states if states[name] != "failed"], output, quiet=as_json)
@@ -77,7 +70,7 @@ def sweep(
 
 def _in_the_cluster(
     file: Path, values: list[Path], sets: list[str], namespace: str, context: str
-) -> tuple[list[Trial], Begin]:
+) -> tuple[list[Trial], Begin[Trial]]:
     """The sweep on top of the values' config, and the starter of its trials.
 
     Raises:
@@ -86,11 +79,8 @@ def _in_the_cluster(
     import yaml
 
     from podtune.cluster.chart.render import effective_values, merged_values
-    from podtune.cluster.live.client import connect
-    from podtune.cluster.live.release import Release
-    from podtune.commands.manifests import checked_jobs
+    from podtune.commands.manifests import job_starter
     from podtune.run.yaml_text import load
-    from podtune.sweep.runner import to_stderr
     from podtune.sweep.trials import read_sweep
 
     own = merged_values(values, sets)
@@ -99,16 +89,29 @@ def _in_the_cluster(
         raise ConfigError("is not a mapping of keys to values", where="config of the values")
     own.pop("config", None)
     trials = read_sweep(file, place=json.dumps(own, sort_keys=True, default=str), below=below)
-    cluster = connect(namespace, context)
-    jobs = checked_jobs(
-        cluster,
-        {trial.name: {**own, "config": yaml.safe_dump(trial.content, sort_keys=False)} for trial in trials},
-    )
+    configs = {trial.name: yaml.safe_dump(trial.content, sort_keys=False) for trial in trials}
+    start = job_starter(namespace, context, {name: {**own, "config": text} for name, text in configs.items()})
+    return trials, lambda trial, folder: start(trial.name, folder)
 
-    def begin(trial: Trial, folder: Path) -> Release:
-        return Release(cluster, jobs[trial.name], folder, to_stderr)
 
-    return trials, begin
+def refuse_cluster_options(sets: list[str] | None, namespace: str, context: str, at_once: int) -> None:
+    """Raise :class:`UsageError` for an option that says nothing to a sweep on this machine."""
+    if sets or namespace or context or at_once > 1:
+        what = "--set, --at-once, --namespace and --context are for a sweep in a cluster"
+        raise UsageError(what, fix="add -f VALUES, or leave them out")
+
+
+def run_to_end(runner: Sweep[Any], what: str, *, in_cluster: bool) -> dict[str, State]:
+    """Run the sweep of ``what``; Ctrl-C and SIGTERM end the command, with a line on how to go on."""
+    from podtune.sweep.runner import SweepStopped
+
+    try:
+        return runner.run()
+    except SweepStopped as stopped:
+        left = "; jobs continue, `podtune delete NAME` ends one" if in_cluster else ""
+        text = f"stopped; finished {what} are in {runner.output}, and the same command resumes{left}"
+        typer.echo(text, err=True)
+        raise typer.Exit(stopped.code) from None
 
 
 def _compare(folders: list[Path], output: Path, *, quiet: bool) -> None:

@@ -6,37 +6,36 @@ Files below the output folder: ``sweep.json`` (the sweep, and how each case ende
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shutil
 import signal
-from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO
 
 from podtune.bench.case.record import case_record, identity, summary
 from podtune.machine.provenance import provenance
 from podtune.run.collect import emit_record
-from podtune.run.errors import OUT_OF_MEMORY, PEER_LOST, SOFTWARE, NotFound
+from podtune.run.errors import OUT_OF_MEMORY, PEER_LOST, SOFTWARE
 from podtune.run.follow import read_record
 from podtune.run.record import RUN_FILE, Json, Status, end_record, write_json
 from podtune.run.world import PodPlace
 from podtune.sweep.cases import Case, CaseSweep, Expansion, code_hash
 from podtune.sweep.processes import ForkServer, torchrun
-from podtune.sweep.runner import LOG_FILE, Outcome, Running, Say, State, Sweep, to_stderr
+from podtune.sweep.runner import LOG_FILE, Begin, Outcome, Running, Say, State, Sweep, to_stderr
 
 CASE_FILE = "cell.json"
 START_S = 120.0  # for the imports, on top of the case's own time limit, where processes start from nothing
 
 
 class CaseRunner(Sweep[Case]):
-    """A sweep of benchmark cases, one after another.
+    """A sweep of benchmark cases, one after another, or as jobs of a cluster.
 
     Kept are cases that have a record of the same arguments by the same code; ok and oom, and inside a job,
     where all pods must decide alike, error too.
 
     Args:
+        begin: starts a case elsewhere; None for processes of this machine.
         pod: this pod's place, inside a job; only the first pod writes records.
         emit: where to print each record between markers; None for nowhere.
     """
@@ -46,6 +45,7 @@ class CaseRunner(Sweep[Case]):
         sweep: CaseSweep,
         expansion: Expansion,
         output: Path,
+        begin: Begin[Case] | None = None,
         *,
         pod: PodPlace | None = None,
         at_once: int = 1,
@@ -53,12 +53,12 @@ class CaseRunner(Sweep[Case]):
         emit: IO[str] | None = None,
     ) -> None:
         super().__init__(expansion.cases, output, at_once=at_once, say=say)
-        self.sweep, self.expansion, self.pod, self.emit = sweep, expansion, pod, emit
+        self.sweep, self.expansion, self.begin, self.pod, self.emit = sweep, expansion, begin, pod, emit
         self.writes = pod is None or pod.node_rank == 0
         self._waited_s = 0.0
         self._kills_before = 0
         self._server: ForkServer | None = None
-        if sweep.launch == "fork" and pod is None:
+        if sweep.launch == "fork" and pod is None and begin is None:
             self._server = ForkServer({case.options.strategy for case in expansion.cases})
         for name, why in expansion.impossible.items():
             say(f"skipped {name}: {why}")
@@ -74,15 +74,22 @@ class CaseRunner(Sweep[Case]):
         return None
 
     def limit_s(self, case: Case) -> float:
-        """The sweep's, and what it takes to start, or to meet the other pods."""
+        """The sweep's, and what it takes to start, or to meet the other pods.
+
+        None of a job elsewhere: a queue may hold it back, and its pods keep the limit.
+        """
+        if self.begin:
+            return float("inf")
         return self.sweep.timeout_per_cell_s + (0.0 if self._server else START_S + self._waited_s)
 
     def start(self, case: Case) -> Running:
-        """Fork the ranks, or start torchrun, in an empty folder."""
+        """Fork the ranks, start torchrun, or begin a job, in an empty folder."""
         folder = self._folder(case)
         if self.writes:
             shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True, exist_ok=True)
+        if self.begin:
+            return self.begin(case, folder)
         self._kills_before = _kernel_kills()
         arguments = [*case.arguments, "--output", str(folder)]
         log = folder / (LOG_FILE if self.pod is None or self.writes else f"log.pod{self.pod.node_rank}.txt")
@@ -167,54 +174,6 @@ class CaseRunner(Sweep[Case]):
             reason = f"ended with exit code {outcome.code} and no record"
         words = _last_words(self._folder(case) / LOG_FILE)
         return end_record(record, status, code, f"{reason}; last words: {words}")
-
-
-class Job(Running, Protocol):
-    """A case's job in a cluster."""
-
-    def delete(self) -> None:
-        """Delete it."""
-
-
-class CaseJobs(CaseRunner):
-    """A sweep of benchmark cases as jobs of a cluster, each deleted when its record is here.
-
-    Args:
-        begin: creates the job of a case, or finds it, and copies its record to the folder.
-    """
-
-    def __init__(
-        self,
-        sweep: CaseSweep,
-        expansion: Expansion,
-        output: Path,
-        begin: Callable[[Case, Path], Job],
-        *,
-        at_once: int = 1,
-        say: Say = to_stderr,
-    ) -> None:
-        super().__init__(replace(sweep, launch="torchrun"), expansion, output, at_once=at_once, say=say)
-        self.begin = begin
-        self._jobs: dict[str, Job] = {}
-
-    def limit_s(self, case: Case) -> float:
-        """None: a queue may hold the job back; its pods keep the limit of a case."""
-        return float("inf")
-
-    def start(self, case: Case) -> Running:
-        """Begin its job, in an empty folder."""
-        folder = self._folder(case)
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        self._jobs[case.name] = self.begin(case, folder)
-        return self._jobs[case.name]
-
-    def conclude(self, case: Case, outcome: Outcome) -> State:
-        """Complete the record, then delete the job."""
-        state = super().conclude(case, outcome)
-        with contextlib.suppress(NotFound):  # somebody else has deleted it
-            self._jobs.pop(case.name).delete()
-        return state
 
 
 def _last_words(log: Path) -> str:

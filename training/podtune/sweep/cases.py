@@ -13,7 +13,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from podtune.bench.case.command_line import read_options, words_of
 from podtune.bench.options import Options
@@ -27,23 +27,6 @@ from podtune.sweep.sweep_file import check_keys, check_values
 PRESETS = Path(__file__).with_name("presets")
 ROOT = Path(__file__).parents[1]
 AXES = ("model", "strategy", "output")  # options of a case that the sweep itself sets
-
-#: keys that hold one value or a list of them
-LISTS: dict[str, type] = {
-    "models": str,
-    "strategies": str,
-    "world_sizes": int,
-    "precisions": str,
-    "global_batch_sizes": int,
-    "compile": bool,
-}
-KINDS = LISTS | {
-    "options": dict,
-    "per_model": dict,
-    "timeout_per_cell_s": float,
-    "skip_impossible": bool,
-    "launch": str,
-}
 
 Flags = dict[str, str | int | float | bool]
 
@@ -64,6 +47,13 @@ class CaseSweep:
     skip_impossible: bool = False
     launch: Literal["torchrun", "fork"] = "torchrun"
     """``fork``: torch is loaded once and every rank is forked; for cases of a few seconds on a CPU."""
+
+
+#: kinds of the sweep's keys, by their annotations; those that hold one value or a list of them by its own
+_HINTS = get_type_hints(CaseSweep)
+LISTS = {name: get_args(hint)[0] for name, hint in _HINTS.items() if get_origin(hint) is tuple}
+KINDS = {name: LISTS.get(name) or get_origin(hint) or hint for name, hint in _HINTS.items()}
+KINDS["launch"] = str
 
 
 @dataclass(frozen=True)
@@ -178,25 +168,14 @@ def expand(
 
 def _alone(sweep: CaseSweep) -> Iterator[CaseSweep]:
     """Yield every combination as a sweep of its own."""
-    for model, world_size, strategy, precision, batch, compiled in itertools.product(
-        sweep.models,
-        sweep.world_sizes,
-        sweep.strategies,
-        sweep.precisions,
-        sweep.global_batch_sizes,
-        sweep.compile or (None,),
-    ):
-        yield replace(
-            sweep,
-            models=(model,),
-            strategies=(strategy,),
-            world_sizes=(world_size,),
-            precisions=(precision,),
-            global_batch_sizes=(batch,),
-            compile=() if compiled is None else (compiled,),
-            per_model={model: sweep.per_model[model]} if model in sweep.per_model else {},
-            launch="torchrun",
-        )
+    axes = ("models", "world_sizes", "strategies", "precisions", "global_batch_sizes", "compile")
+    # of an empty list, compile's, one combination that is empty too
+    choices: list[list[Any]] = [[(value,) for value in getattr(sweep, axis)] or [()] for axis in axes]
+    for point in itertools.product(*choices):
+        chosen: dict[str, Any] = dict(zip(axes, point, strict=True))
+        alone = replace(sweep, **chosen, launch="torchrun")
+        own = {model: flags for model, flags in sweep.per_model.items() if model in alone.models}
+        yield replace(alone, per_model=own)
 
 
 def _name(alone: CaseSweep) -> str:

@@ -50,6 +50,7 @@ class Configuration(Protocol):
 
 
 C = TypeVar("C", bound=Configuration)
+Begin = Callable[[C, Path], Running]  # starts a configuration, which leaves its record in the folder
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import hashlib
 import itertools
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from podtune.run.yaml_text import read_mapping
 from podtune.sft.config import settings as config
 from podtune.sft.config.keys import known_keys
 from podtune.sweep.processes import Process
-from podtune.sweep.runner import LOG_FILE, Outcome, Running, Say, State, Sweep, to_stderr
+from podtune.sweep.runner import LOG_FILE, Begin, Outcome, Running, Say, State, Sweep, to_stderr
 from podtune.sweep.sweep_file import check_keys, check_values
 
 NAMED = ("output_dir", "run_name")  # the sweep says where
@@ -118,9 +118,6 @@ def _axes(content: Json, path: Path) -> dict[str, list[Any]]:
     return axes
 
 
-Begin = Callable[[Trial, Path], Running]  # a trial, and its folder
-
-
 def start_here(trial: Trial, folder: Path) -> Running:
     """Start ``podtune train`` on this machine, its output in ``log.txt``."""
     import yaml
@@ -142,7 +139,7 @@ class TrialRunner(Sweep[Trial]):
         self,
         trials: Sequence[Trial],
         output: Path,
-        begin: Begin = start_here,
+        begin: Begin[Trial] = start_here,
         *,
         at_once: int = 1,
         say: Say = to_stderr,

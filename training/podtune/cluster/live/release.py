@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -25,15 +26,22 @@ class Release:
 
     Args:
         say: takes what keeps its pods from running, each line once.
+        delete: delete the job, and what was made for it, once its record is copied.
 
     Raises:
         UserError: the cluster refuses it, or does not answer.
     """
 
     def __init__(
-        self, cluster: Cluster, documents: list[Json], folder: Path, say: Callable[[str], None]
+        self,
+        cluster: Cluster,
+        documents: list[Json],
+        folder: Path,
+        say: Callable[[str], None],
+        *,
+        delete: bool = False,
     ) -> None:
-        self._cluster, self._folder, self._say = cluster, folder, say
+        self._cluster, self._folder, self._say, self._delete = cluster, folder, say, delete
         self._said = set[str]()
         self._name = name_of(documents[-1])
         if not cluster.exists(documents[-1]):
@@ -59,15 +67,18 @@ class Release:
             self._tell(f"podtune delete {self._name}, and the same sweep makes the job again")
         if not job.ended:
             return None
+        if self._delete:
+            self._remove()
         return OK if job.condition == "Succeeded" else SOFTWARE
 
     def end(self) -> None:
         """Leave it running; the same sweep comes back to it."""
 
-    def delete(self) -> None:
-        """Delete the job and what was made for it, claims too; its pods have their grace time to save."""
-        job = self._cluster.job(self._name)
-        submit.delete(self._cluster, job, submit.parts_of(self._cluster, job, volumes=True))
+    def _remove(self) -> None:
+        """Delete the job and what was made for it, claims too."""
+        with contextlib.suppress(NotFound):  # somebody else has deleted it
+            job = self._cluster.job(self._name)
+            submit.delete(self._cluster, job, submit.parts_of(self._cluster, job, volumes=True))
 
     def _copy(self, job: JobStatus) -> None:
         if job.ended and (records := collect(logs_of(self._cluster, self._name)).records):
