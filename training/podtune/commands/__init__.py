@@ -1,1 +1,1 @@
-"""The subcommands of podtune, one file a group. Heavy imports happen when a command runs."""
+"""The subcommands of podtune, one file a group. What loads torch is imported when a command runs."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from podtune.run.aim.sync import sync
+from podtune.run.aim.ui import serve
 from podtune.run.errors import NotFound, Unavailable, working
 
 
@@ -34,8 +37,6 @@ def aim_sync(
       podtune aim-sync demo/run --repo aim://aim:53800     # to an Aim server
     """
     with working("opening the Aim repository"):
-        from podtune.run.aim.sync import sync
-
         if not follow:
             raise typer.Exit(sync(run_dir, repo, follow=False, as_json=as_json))
     raise typer.Exit(sync(run_dir, repo, follow=True, as_json=as_json))
@@ -60,10 +61,6 @@ def aim_ui(
     Examples:
       podtune aim-ui --repo demo/aim
     """
-    import importlib.util
-
-    from podtune.run.aim.ui import serve
-
     if importlib.util.find_spec("aim") is None:
         raise Unavailable("Aim is not installed", fix="pip install 'podtune[aim]'")
     if not (repo / ".aim").is_dir():

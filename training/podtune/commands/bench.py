@@ -6,19 +6,24 @@ import dataclasses
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from podtune.commands.bench_plan import plan
 from podtune.commands.options import AsJson, Context, Namespace, Sets, Values
-from podtune.run.errors import PEER_LOST, SOFTWARE, UNAVAILABLE, UsageError, working
+from podtune.commands.preflight import step_zero
+from podtune.commands.sweep import refuse_cluster_options, run_to_end
+from podtune.plan.predicted_vs_measured import plans
+from podtune.report.bench.report import report as write_report
+from podtune.report.draw.tables import terminal_width
+from podtune.run.errors import PEER_LOST, SOFTWARE, UNAVAILABLE, UsageError, printable, working
 from podtune.run.record import finite
-
-if TYPE_CHECKING:
-    from podtune.sweep.case_runner import CaseRunner
-    from podtune.sweep.cases import CaseSweep
-    from podtune.sweep.runner import Running
+from podtune.run.world import in_pod, read_pod
+from podtune.sweep import cases
+from podtune.sweep.case_runner import CaseRunner
+from podtune.sweep.cases import CaseSweep, preset_names
+from podtune.sweep.runner import Running
 
 app = typer.Typer(
     help="Measure and predict the cost of each way to distribute the work.", no_args_is_help=True
@@ -67,10 +72,6 @@ def run(
       podtune bench run --preset node -f cluster.yaml --output results/node
       podtune bench report results/smoke
     """
-    from podtune.commands.preflight import step_zero
-    from podtune.commands.sweep import refuse_cluster_options, run_to_end
-    from podtune.sweep import cases
-
     if bool(preset) == bool(sweep):
         names = " or ".join(cases.preset_names())
         raise UsageError("give --preset or --sweep, one of them", fix=f"--preset {names}, or --sweep FILE")
@@ -102,10 +103,6 @@ def run(
 
 def _here(requested: CaseSweep, output: Path, *, in_job: bool, emits: bool) -> CaseRunner:
     """The runner of cases in processes of this machine, or in every pod of a job."""
-    from podtune.run.world import in_pod, read_pod
-    from podtune.sweep import cases
-    from podtune.sweep.case_runner import CaseRunner
-
     pod = read_pod() if in_job else None
     nodes, nproc_per_node = (pod.nnodes, pod.nproc_per_node) if pod else (1, None)
     expansion = cases.expand(requested, nodes=nodes, nproc_per_node=nproc_per_node)
@@ -129,10 +126,9 @@ def _in_the_cluster(
     Raises:
         UserError: the chart, lint or the cluster would refuse one of them; nothing is created then.
     """
+    # the cluster is loaded for a sweep in it alone
     from podtune.cluster.chart.render import effective_values, merged_values
     from podtune.commands.manifests import job_starter
-    from podtune.sweep import cases
-    from podtune.sweep.case_runner import CaseRunner
 
     own = merged_values(values, sets)
     most = effective_values(own)["distributed"]
@@ -149,8 +145,6 @@ def _in_the_cluster(
 
 
 def _presets() -> list[str]:
-    from podtune.sweep.cases import preset_names
-
     return preset_names()
 
 
@@ -172,13 +166,7 @@ def report(
       podtune bench report results/smoke
       podtune collect --job my-bench --output results/job && podtune bench report results/job
     """
-    from podtune.plan.predicted_vs_measured import plans
-    from podtune.report.draw.tables import terminal_width
-    from podtune.run.errors import printable
-
     with working("reading records, drawing plots"):
-        from podtune.report.bench.report import report as write_report
-
         said = write_report(
             folder,
             lambda records: [dataclasses.asdict(plan) if plan else None for plan in plans(list(records))],

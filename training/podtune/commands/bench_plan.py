@@ -5,23 +5,21 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import Annotated, cast
 
 import typer
 
 from podtune.commands.options import AsJson
-from podtune.plan.hardware import LINKS, ROWS
-from podtune.plan.plan import RECOMPUTE
-from podtune.plan.setup import PLANNED
+from podtune.plan.fit import cheapest_fits
+from podtune.plan.hardware import LINKS, ROWS, Hardware, hardware_row
+from podtune.plan.models import GLOBAL_BATCH_SIZE, KNOWN, resized, shape_of
+from podtune.plan.plan import RECOMPUTE, Plan, estimate, estimate_all
+from podtune.plan.setup import PLANNED, TrainingSetup
+from podtune.plan.shapes import Checkpointing, Opaque
 from podtune.plan.states import OPTIMIZERS, PRECISIONS
+from podtune.report.bench.groups import simplicity
+from podtune.report.draw.tables import Column, Table, Value
 from podtune.run.errors import UsageError, unknown
-
-if TYPE_CHECKING:
-    from podtune.plan.hardware import Hardware
-    from podtune.plan.plan import Plan
-    from podtune.plan.setup import TrainingSetup
-    from podtune.plan.shapes import Checkpointing
-    from podtune.report.draw.tables import Value
 
 CLOSE = 1.01  # times the fastest within which formulas see no difference
 
@@ -79,12 +77,6 @@ def plan(
       podtune bench plan --model SmolLM3-3B --strategy single --precision bf16 --lora-r 16 --fused-head
       --activation-checkpointing full --batch-size 8 --sequence-length 1024
     """
-    from podtune.plan.hardware import hardware_row
-    from podtune.plan.models import GLOBAL_BATCH_SIZE, KNOWN, resized, shape_of
-    from podtune.plan.plan import estimate, estimate_all
-    from podtune.plan.setup import TrainingSetup
-    from podtune.plan.shapes import Opaque
-
     if bool(model) == bool(params):
         where, fix = "podtune bench plan", "--model tinygpt-124m"
         raise UsageError("give --model or --params, one of them", where=where, fix=fix)
@@ -133,9 +125,6 @@ def plan(
 
 def _advice(plans: list[Plan], setup: TrainingSetup, row: Hardware) -> str:
     """The plan to take, or what would hold the model where none fits."""
-    from podtune.plan.fit import cheapest_fits
-    from podtune.report.bench.groups import simplicity
-
     offloaded = [plan for plan in plans if plan.host_gib and plan.fits]
     plans = [plan for plan in plans if not plan.host_gib] or plans
     known = {
@@ -165,8 +154,6 @@ def _advice(plans: list[Plan], setup: TrainingSetup, row: Hardware) -> str:
 
 def _table(plans: list[Plan]) -> str:
     """The plans side by side, GiB a rank."""
-    from podtune.report.draw.tables import Column, Table
-
     first = plans[0]
     memory = ("weights", "gradients", "optimizer", "activations", "head", "buffers", "total GiB", "on host")
     titles = (*memory, "sent GB", "bubble", "step", "fits", "limited by")

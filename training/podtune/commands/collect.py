@@ -6,15 +6,17 @@ import json
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from podtune.cluster.live.client import connect
+from podtune.cluster.live.follow import logs_of
 from podtune.commands.options import Namespace
+from podtune.run import collect as records
+from podtune.run.collect import Collection
 from podtune.run.errors import CannotCreate, DataError, NotFound, UsageError, printable
-
-if TYPE_CHECKING:
-    from podtune.run.collect import Collection
+from podtune.run.record import write_json
 
 
 def collect(
@@ -65,12 +67,7 @@ def collect(
 
 
 def _collected(logs: list[str], job: str, namespace: str) -> Collection:
-    from podtune.run import collect as records
-
     if job:
-        from podtune.cluster.live.client import connect
-        from podtune.cluster.live.follow import logs_of
-
         return records.collect(logs_of(connect(namespace), job))
     if logs == ["-"]:
         sys.stdin.reconfigure(errors="replace")  # type: ignore[union-attr]
@@ -101,8 +98,6 @@ def _write(collection: Collection, output: Path, *, quiet: bool) -> None:
 
 def _keep(folder: Path, record: dict[str, Any]) -> None:
     """Write the record below ``folder``, which may hold the same one already and no other."""
-    from podtune.run.record import write_json
-
     if folder.is_symlink():
         raise CannotCreate("is a link", where=str(folder), fix="remove it")
     folder.mkdir(parents=True, exist_ok=True)

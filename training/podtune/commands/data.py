@@ -5,19 +5,23 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from podtune.commands.options import PASS_ON, AsJson
+from podtune.demo_data.build import build as build_set
 from podtune.run.errors import warn, working
+from podtune.sft.config import settings
+from podtune.sft.config.keys import Settings
+from podtune.sft.data.source import Sources, check_source
+from podtune.sft.data.tokenizer import TokenizeOptions, load_tokenizer
+from podtune.sft.source.model import Origin, locate_model, vocabulary_size
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-    from podtune.sft.config.keys import Settings
-    from podtune.sft.source.model import Origin
 
 app = typer.Typer(
     help="Build a question-answer set or CIFAR-10, see what would be trained, tokenise ahead of a job.",
@@ -43,8 +47,6 @@ def build(
       podtune data build --output work/data
       podtune data build --output /tmp/qa --rows 2000 --seed 1 --json
     """
-    from podtune.demo_data.build import build as build_set
-
     card = build_set(output, rows=rows, seed=seed)
     if as_json:
         print(json.dumps(card, indent=2))
@@ -73,9 +75,7 @@ def cifar10(
       podtune data cifar10 --made 10000 --output work/cifar10
       python -m podtune.benchmark --model resnet18-cifar --strategy single --data work/cifar10 --epochs 10
     """
-    import tempfile
-
-    from podtune.bench.case import cifar10 as data
+    from podtune.bench.case import cifar10 as data  # loads torch
 
     if archive is None and not made:
         with tempfile.TemporaryDirectory() as folder:
@@ -93,8 +93,6 @@ Model = Annotated[str | None, typer.Option(help="Folder or hub id: short for --m
 
 def _settings(context: typer.Context, config: Path | None, data: str | None, model: str | None) -> Settings:
     """The configuration that training would read, of which data, model and tokens are used here."""
-    from podtune.sft.config import settings
-
     named = {"config": config, "dataset_name": data, "model_name_or_path": model}
     words = [word for key, value in named.items() if value is not None for word in (f"--{key}", str(value))]
     return settings.read(["--output_dir", ".", *words, *context.args])  # nothing is written there
@@ -102,9 +100,6 @@ def _settings(context: typer.Context, config: Path | None, data: str | None, mod
 
 def _model_files(settings: Settings) -> tuple[Origin, PreTrainedTokenizerBase, int]:
     """Place, tokenizer and vocabulary of the model that would be trained."""
-    from podtune.sft.data.tokenizer import load_tokenizer
-    from podtune.sft.source.model import locate_model, vocabulary_size
-
     origin = locate_model(settings.value("model_name_or_path"), settings.value("model_revision"))
     options = ("eos_token", "pad_token", "chat_template_path", "trust_remote_code")
     tokenizer = load_tokenizer(origin, **{key: settings.value(key) for key in options})
@@ -135,11 +130,9 @@ def inspect(
     source = settings.sources.train
     source = dataclasses.replace(source, split=split or source.split)
     with working("reading rows, tokenising"):
-        # some of these import transformers, which takes seconds
+        # it imports transformers, which takes seconds
         from podtune.sft.data.inspect import inspect as inspect_rows
         from podtune.sft.data.inspect import stop_ids_of
-        from podtune.sft.data.source import check_source
-        from podtune.sft.data.tokenizer import TokenizeOptions
 
         source.fetch()
         check_source(source)
@@ -182,9 +175,7 @@ def prepare_rows(
     """
     settings = _settings(context, config, data, model)
     with working("reading rows, tokenising"):
-        from podtune.sft.data.source import Sources
         from podtune.sft.data.tokenise import tokenised
-        from podtune.sft.data.tokenizer import TokenizeOptions
 
         # an evaluation split is prepared, too, whatever asks for it later
         sources = Sources.of({"eval_strategy": "steps", **settings.values, "tokenized_cache": output})

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import sys
+from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from podtune.cluster.live.doctor import DEADLINE_S, check_cluster
 from podtune.commands.options import Context, Namespace
+from podtune.machine.checks import Check, exit_code, run_checks
+from podtune.machine.doctor import machine_checks
 
 
 def doctor(
@@ -36,20 +43,10 @@ def doctor(
       podtune doctor --output-dir /outputs
       podtune doctor --cluster --namespace training --json
     """
-    import json
-    import sys
-    from dataclasses import asdict
-    from importlib.util import find_spec
-
-    from podtune.machine.checks import Check, exit_code, run_checks
-    from podtune.machine.doctor import machine_checks
-
     if cluster and find_spec("kubernetes") is None:
         raise ModuleNotFoundError(name="kubernetes")  # podtune.cli names the extra
     checks = machine_checks(output_dir)
     if cluster:
-        from podtune.cluster.live.doctor import DEADLINE_S, check_cluster
-
         fix = "start it, or set KUBECONFIG or --context to one that answers"
         checks.append(Check("cluster", lambda: check_cluster(namespace, context), fix, DEADLINE_S))
     results = run_checks(checks)

@@ -7,15 +7,19 @@ import sys
 import threading
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from podtune.cluster.chart.render import effective_values, merged_values
+from podtune.cluster.dry_run import dry_run as engine
+from podtune.cluster.dry_run.dry_run import Result
+from podtune.cluster.dry_run.shrink import SIZES, devices, small_model
+from podtune.cluster.job.pods import one_job, pods_of
+from podtune.commands.manifests import chart_manifests, linted
 from podtune.commands.options import ReleaseName, Sets, Values
+from podtune.pod.launch import terminable
 from podtune.run.errors import UsageError
-
-if TYPE_CHECKING:
-    from podtune.cluster.dry_run.dry_run import Result
 
 
 def dry_run(
@@ -54,13 +58,6 @@ def dry_run(
       podtune dry-run -f deploy/values/two-node.yaml --print-env
       podtune dry-run -f deploy/values/two-node.yaml --model tiny --steps 20 --kill worker-0@10
     """
-    from podtune.cluster.chart.render import effective_values, merged_values
-    from podtune.cluster.dry_run import dry_run as engine
-    from podtune.cluster.dry_run.shrink import SIZES, devices, small_model
-    from podtune.cluster.job.pods import one_job, pods_of
-    from podtune.commands.manifests import chart_manifests, linted
-    from podtune.pod.launch import terminable
-
     files, sets = values or [], sets or []
     config: dict[str, Any] = {}
     if model and model not in SIZES:

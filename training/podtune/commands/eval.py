@@ -7,16 +7,20 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from podtune.commands.generate import load, resolve_run
 from podtune.commands.options import AsJson, TrustRemoteCode
+from podtune.report.draw.tables import Column, Table
+from podtune.run.aim.sync import sync
 from podtune.run.errors import CannotCreate, NotFound, UsageError, UserError, printable, warn
+from podtune.run.follow import read_record, state
 from podtune.run.record import RUN_FILE, Json, mapping, now, write_json
-
-if TYPE_CHECKING:
-    from podtune.sft.source.model import Origin
+from podtune.sft.generate import harness
+from podtune.sft.source import copies
+from podtune.sft.source.model import Origin, locate_model
 
 
 def eval(
@@ -57,11 +61,6 @@ def eval(
       podtune eval runs/demo --tasks lambada_openai --bare
       podtune eval HuggingFaceTB/SmolLM3-3B --tasks gsm8k --chat-template --json
     """
-    from podtune.commands.generate import load, resolve_run
-    from podtune.run.follow import read_record, state
-    from podtune.sft.generate import harness
-    from podtune.sft.source.model import locate_model
-
     names = list(dict.fromkeys(name for name in map(str.strip, tasks.split(",")) if name))
     if not names:
         raise UsageError("there is no name in it", where="--tasks", fix="--tasks arc_easy")
@@ -102,9 +101,6 @@ def eval(
 
 
 def _base(record: Json, run_dir: Path) -> Origin:
-    from podtune.sft.source import copies
-    from podtune.sft.source.model import locate_model
-
     config = mapping(record.get("config"))
     name = config.get("model_name_or_path")
     if not isinstance(name, str):
@@ -119,8 +115,6 @@ def _base(record: Json, run_dir: Path) -> Origin:
 def _save(run_dir: Path, result: Json, results: dict[str, Json]) -> None:
     """Add ``result`` to the scores in run.json as it is by now; write the harness's results beside it."""
     from lm_eval.utils import handle_non_serializable
-
-    from podtune.run.follow import read_record
 
     record = read_record(run_dir) or {}
     measured = mapping(record.get("measurements"))
@@ -139,8 +133,6 @@ def _save(run_dir: Path, result: Json, results: dict[str, Json]) -> None:
 
 def _show_in_aim(run_dir: Path, repo: str) -> None:
     """Update the run in ``repo``; those that its aim.json names may be anybody's choice."""
-    from podtune.run.aim.sync import sync
-
     try:
         with contextlib.redirect_stdout(sys.stderr):
             sync(run_dir, repo, follow=False, as_json=False)
@@ -150,8 +142,6 @@ def _show_in_aim(run_dir: Path, repo: str) -> None:
 
 def table(result: Json, models: list[str], how: str) -> str:
     """Format the scores: a row for each metric of a task, or part of a group, a column for each model."""
-    from podtune.report.draw.tables import Column, Table
-
     rows = [
         [task, metric, *(_cell(score, model, metric) for model in models), score.get("rows")]
         for task, score in result["scores"].items()

@@ -7,14 +7,18 @@ import re
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+import yaml
 
+from podtune.plan.hardware import hardware_row
+from podtune.plan.models import shape_of
+from podtune.plan.plan import Plan, estimate
+from podtune.plan.setup import TrainingSetup
 from podtune.run.errors import CannotCreate, UsageError, UserError
-
-if TYPE_CHECKING:
-    from podtune.plan.plan import Plan
+from podtune.sft.config.settings import check_yaml
+from podtune.sft.data.source import DataSource, check_source
 
 BATCHES = (16, 8, 4, 2, 1)  # rows a GPU, the largest that fits
 LORA_R = 32
@@ -40,10 +44,6 @@ def init(
       podtune init --data trl-lib/Capybara --model HuggingFaceTB/SmolLM3-3B --gpus 1 --nodes 2 --hardware L40S
       podtune init --data rows.csv --model Qwen/Qwen3-0.6B --output mine.yaml
     """
-    import yaml
-
-    from podtune.sft.config.settings import check_yaml
-
     if output.exists() and not force:
         raise UsageError("is there already", where=str(output), fix="--force, or another --output")
     rows = look_at(data)
@@ -74,8 +74,6 @@ def look_at(data: str) -> str:
         return f"rows of {data}, from the hub"
     if find_spec("pyarrow") is None:
         return f"rows of {data}, not looked at: pip install 'podtune[train]' could"
-    from podtune.sft.data.source import DataSource, check_source
-
     check_source(DataSource(data))
     return f"rows of {data}, with columns that can be trained"
 
@@ -103,11 +101,6 @@ def choose(model: str, gpus: int, nodes: int, hardware: str, max_length: int) ->
         return Choice(simple, False, 8, "no GPU: for a try, not for a model of size")
     if not hardware:
         return Choice(simple, True, 4, "LoRA, because without --hardware no memory was planned")
-    from podtune.plan.hardware import hardware_row
-    from podtune.plan.models import shape_of
-    from podtune.plan.plan import estimate
-    from podtune.plan.setup import TrainingSetup
-
     row = hardware_row(hardware)
     try:
         shape = shape_of(model, max_length)

@@ -7,17 +7,22 @@ import sys
 import threading
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from podtune.cluster.job.manifest import Json, name_of
+from podtune.cluster.live import submit as steps
+from podtune.cluster.live.client import Cluster, connect
+from podtune.cluster.live.follow import follow, log_of
+from podtune.cluster.live.status import scene_of, status_of
+from podtune.cluster.why.answer import explain
+from podtune.cluster.why.state import state
+from podtune.commands.manifests import chart_manifests, linted
 from podtune.commands.options import Context, Name, Namespace, Sets, Values
+from podtune.commands.why import as_text
 from podtune.run.errors import DataError, NotFound, UsageError
-
-if TYPE_CHECKING:
-    from podtune.cluster.job.manifest import Json
-    from podtune.cluster.live.client import Cluster
-    from podtune.run.job_snapshot import JobStatus
+from podtune.run.job_snapshot import JobStatus
 
 
 def submit(
@@ -45,11 +50,6 @@ def submit(
       podtune submit -f deploy/values/two-node.yaml --name my-run --follow
       podtune submit -f deploy/values/two-node.yaml --dry-run
     """
-    from podtune.cluster.job.manifest import name_of
-    from podtune.cluster.live import submit as steps
-    from podtune.cluster.live.client import connect
-    from podtune.commands.manifests import chart_manifests, linted
-
     if manifest:
         try:
             text = manifest.read_text(encoding="utf-8")
@@ -90,10 +90,6 @@ def status(
       podtune status
       podtune status my-run --json
     """
-    from podtune.cluster.job.manifest import name_of
-    from podtune.cluster.live.client import connect
-    from podtune.cluster.why.state import state
-
     cluster = connect(namespace, context)
     if name:
         print_status(cluster, cluster.job(name), as_json=as_json)
@@ -124,10 +120,6 @@ def logs(
       podtune logs my-run
       podtune logs my-run --all --follow
     """
-    from podtune.cluster.job.manifest import name_of
-    from podtune.cluster.live.client import connect
-    from podtune.cluster.live.follow import log_of
-
     cluster = connect(namespace, context)
     if follow:
         follow_job(cluster, name)
@@ -158,10 +150,6 @@ def delete(
       podtune delete my-run
       podtune delete my-run --volumes --yes
     """
-    from podtune.cluster.job.manifest import name_of
-    from podtune.cluster.live import submit as steps
-    from podtune.cluster.live.client import connect
-
     cluster = connect(namespace, context)
     job = cluster.job(name)
     parts = steps.parts_of(cluster, job, volumes=volumes)
@@ -179,11 +167,6 @@ def follow_job(cluster: Cluster, name: str) -> None:
 
     Ctrl-C only detaches.
     """
-    from podtune.cluster.live.follow import follow
-    from podtune.cluster.live.status import scene_of
-    from podtune.cluster.why.answer import explain
-    from podtune.commands.why import as_text
-
     lock = threading.Lock()
 
     def emit(who: str, line: str) -> None:
@@ -203,8 +186,6 @@ def follow_job(cluster: Cluster, name: str) -> None:
 
 def print_status(cluster: Cluster, job: Json, *, as_json: bool = False) -> None:
     """Print a job's condition, its pods, and what is wrong with them."""
-    from podtune.cluster.live.status import status_of
-
     found = status_of(cluster, job)
     content = {"schema": "podtune.status/1", **asdict(found)}
     print(json.dumps(content, indent=2) if as_json else _status_text(found))

@@ -7,6 +7,11 @@ from typing import Annotated, Literal
 
 import typer
 
+from podtune.cluster.lint import check, output
+from podtune.cluster.lint.explain import explanation
+from podtune.cluster.lint.rules import find
+from podtune.cluster.lint.sources import read_sources
+from podtune.cluster.lint.targets import parse
 from podtune.run.errors import DATA, UsageError
 
 
@@ -49,12 +54,6 @@ def lint(
       podtune lint deploy/ --format sarif --target trainer=2.3 > lint.sarif
       podtune lint --explain PT104
     """
-    from podtune.cluster.lint import check, output
-    from podtune.cluster.lint.explain import explanation
-    from podtune.cluster.lint.rules import find
-    from podtune.cluster.lint.sources import read_sources
-    from podtune.cluster.lint.targets import parse
-
     if explain:
         print(explanation(explain))
         return

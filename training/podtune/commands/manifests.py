@@ -6,17 +6,24 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from podtune.cluster.chart.render import Values as ChartValues
+from podtune.cluster.chart.render import effective_values, merged_values, rendered
+from podtune.cluster.job.manifest import Json
+from podtune.cluster.job.pods import one_job
+from podtune.cluster.lint.check import lint
+from podtune.cluster.lint.documents import read
+from podtune.cluster.lint.output import as_text
+from podtune.cluster.live import submit
+from podtune.cluster.live.client import connect
+from podtune.cluster.live.release import Release
 from podtune.commands.options import ReleaseName, Sets, Values
-from podtune.run.errors import DataError
-
-if TYPE_CHECKING:
-    from podtune.cluster.chart.render import Values as ChartValues
-    from podtune.cluster.job.manifest import Json
-    from podtune.cluster.live.release import Release
+from podtune.run.errors import DataError, printable, working
+from podtune.sft.config.settings import check_yaml
+from podtune.sweep.runner import to_stderr
 
 NAME_LENGTH = 40  # of a job: its pods' names are longer, and end at 63
 
@@ -45,9 +52,6 @@ def chart_manifests(values: list[Path], sets: list[str], name: str, namespace: s
     Raises:
         UserError: as :func:`podtune.cluster.chart.render.rendered`, or an unknown key or a wrong value there.
     """
-    from podtune.cluster.chart.render import effective_values, merged_values, rendered
-    from podtune.sft.config.settings import check_yaml
-
     own = merged_values(values, sets)
     text, effective = rendered(own, name, namespace), effective_values(own)
     if effective.get("mode") == "sft":
@@ -61,11 +65,6 @@ def linted(text: str, *, tell: bool = True) -> list[Json]:
     Raises:
         DataError: no job or several, or one that the cluster would refuse.
     """
-    from podtune.cluster.job.pods import one_job
-    from podtune.cluster.lint.check import lint
-    from podtune.cluster.lint.documents import read
-    from podtune.cluster.lint.output import as_text
-
     verdict = lint([("manifest", text)])
     documents = [document.content for document in read(text, "manifest")[0] if not document.holder]
     if verdict.count("error") or (tell and verdict.count("warning")):
@@ -93,13 +92,6 @@ def job_starter(
     Raises:
         UserError: the chart, lint or the cluster would refuse one of them.
     """
-    from podtune.cluster.chart.render import rendered
-    from podtune.cluster.live import submit
-    from podtune.cluster.live.client import connect
-    from podtune.cluster.live.release import Release
-    from podtune.run.errors import printable, working
-    from podtune.sweep.runner import to_stderr
-
     cluster = connect(namespace, context)
     documents: dict[str, list[Json]] = {}
     notes: dict[str, None] = {}

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
+import yaml
 
+from podtune.cluster.job.manifest import Json
+from podtune.cluster.job.pytorchjob import LABEL
+from podtune.cluster.lint.check import lint
+from podtune.cluster.lint.documents import Document, read
+from podtune.cluster.lint.sources import read_sources
+from podtune.cluster.lint.targets import parse
+from podtune.cluster.migrate.compare import compare, differences
+from podtune.cluster.migrate.migrate import migrate as rewrite
 from podtune.run.errors import DATA, DataError, printable
-
-if TYPE_CHECKING:
-    from podtune.cluster.job.manifest import Json
-    from podtune.cluster.lint.documents import Document
 
 
 def migrate(
@@ -33,14 +38,6 @@ def migrate(
       podtune migrate job.yaml > trainjob.yaml
       kubectl get pytorchjob my-run -o yaml | podtune migrate - --to job | kubectl apply -f -
     """
-    import yaml
-
-    from podtune.cluster.job.pytorchjob import LABEL
-    from podtune.cluster.lint.check import lint
-    from podtune.cluster.lint.targets import parse
-    from podtune.cluster.migrate.compare import compare, differences
-    from podtune.cluster.migrate.migrate import migrate as rewrite
-
     documents, known = _read(file)
     written: list[Json] = []
     lost: list[str] = []
@@ -71,10 +68,6 @@ def migrate(
 
 def _read(file: Path) -> tuple[list[Document], set[str]]:
     """The documents of ``file``, and the codes of what lint finds in them already."""
-    from podtune.cluster.lint.check import lint
-    from podtune.cluster.lint.documents import read
-    from podtune.cluster.lint.sources import read_sources
-
     (source,) = read_sources([str(file)])
     before = lint([source]).findings
     for finding in before:

@@ -11,6 +11,9 @@ import typer
 
 from podtune.commands.options import AsJson, TrustRemoteCode
 from podtune.run.errors import working
+from podtune.sft.model.build import build_model
+from podtune.sft.model.info import model_info
+from podtune.sft.model.merge import merge_adapter
 
 app = typer.Typer(
     help="Build a small model, look at any model before using it, merge an adapter.",
@@ -37,8 +40,6 @@ def build(
       podtune model build --size micro --data rows.jsonl --output /tmp/micro
     """
     with working("learning a tokenizer and drawing weights"):
-        from podtune.sft.model.build import build_model
-
         record = build_model(size, data, output, seed=seed)
     made = (
         f"{output}: {record['parameters']:,} parameters, {record['vocabulary']} tokens learned from "
@@ -65,8 +66,6 @@ def info(
       podtune model info HuggingFaceTB/SmolLM3-3B --sequence-length 4096 --json
     """
     with working("reading the configuration"):
-        from podtune.sft.model.info import model_info
-
         described = asdict(
             model_info(
                 model, sequence_length=sequence_length, revision=revision, trust_remote_code=trust_remote_code
@@ -95,8 +94,6 @@ def merge(
       podtune model merge runs/lora/final --output models/merged
       vllm serve models/merged
     """
-    from podtune.sft.model.merge import merge_adapter
-
     with working("merging"):
         merge_adapter(adapter, output, trust_remote_code=trust_remote_code)
     print(f"{output}: merged")

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from podtune.commands.options import Context, Namespace
-from podtune.run.errors import CannotCreate, NotFound, UsageError, UserError
+from podtune.report.compare import page, view
+from podtune.report.compare.comparison import compare as compare_runs
+from podtune.report.draw.tables import terminal_width
+from podtune.report.runs import listing
+from podtune.report.runs.runs import load_run
+from podtune.report.runs.watch import watch as watch_run
+from podtune.run.errors import CannotCreate, NotFound, UsageError, UserError, printable, warn
+from podtune.run.follow import find_runs
+from podtune.run.record import finite
 
 
 def runs(
@@ -29,15 +40,6 @@ def runs(
       podtune runs /outputs --sort best_loss
       podtune runs . --json | jq '.[] | select(.status == "ok" and .loss < 1)'
     """
-    import json
-    from dataclasses import asdict
-
-    from podtune.report.draw.tables import terminal_width
-    from podtune.report.runs import listing
-    from podtune.run.errors import warn
-    from podtune.run.follow import find_runs
-    from podtune.run.record import finite
-
     roots = folders or [Path()]
     for root in roots:
         if not root.is_dir():
@@ -71,15 +73,6 @@ def compare(
       podtune compare runs/a runs/b runs/c --html compare.html
       podtune compare runs/a runs/b --json | jq .verdict.text
     """
-    import json
-
-    from podtune.report.compare import page, view
-    from podtune.report.compare.comparison import compare as compare_runs
-    from podtune.report.draw.tables import terminal_width
-    from podtune.report.runs.runs import load_run
-    from podtune.run.errors import printable
-    from podtune.run.record import finite
-
     if len(folders) < 2:
         raise UsageError(
             "one run cannot be compared",
@@ -129,11 +122,10 @@ def watch(
       podtune watch demo/run --once
       podtune watch my-run -n team-a
     """
-    import sys
-
     if (Path(run).exists() or "/" in run) and not (namespace or context):
         _watch_folder(Path(run), once=once)
         return
+    # a list of runs need not load what speaks with a cluster
     from podtune.cluster.live.client import connect
     from podtune.commands.jobs import follow_job, print_status
 
@@ -150,11 +142,6 @@ def watch(
 
 
 def _watch_folder(folder: Path, *, once: bool) -> None:
-    import sys
-
-    from podtune.report.runs.runs import load_run
-    from podtune.report.runs.watch import watch as watch_run
-
     try:
         watch_run(lambda: load_run(folder, curves=False), once=once)
     except KeyboardInterrupt:

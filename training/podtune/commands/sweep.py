@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+import yaml
 
 from podtune.commands.options import AsJson, Context, Namespace, Sets, Values
+from podtune.report.compare import page
+from podtune.report.compare.comparison import compare
+from podtune.report.runs.runs import load_run
 from podtune.run.errors import SOFTWARE, ConfigError, UsageError, printable
-
-if TYPE_CHECKING:
-    from podtune.sweep.runner import Begin, State, Sweep
-    from podtune.sweep.trials import Trial
+from podtune.run.record import RUN_FILE
+from podtune.run.yaml_text import load
+from podtune.sweep.runner import Begin, State, Sweep, SweepStopped
+from podtune.sweep.trials import Trial, TrialRunner, read_sweep, start_here
 
 
 def sweep(
@@ -53,8 +57,6 @@ def sweep(
       runs: [{}, {use_peft: true}]           # and a list of its own, each with every point of the grid
       processes: 1                           # of each run on this machine, or gpu
     """
-    from podtune.sweep.trials import TrialRunner, read_sweep, start_here
-
     if values:
         trials, begin = _in_the_cluster(file, values, sets or [], namespace, context)
     else:
@@ -76,12 +78,9 @@ def _in_the_cluster(
     Raises:
         UserError: the chart, lint or the cluster would refuse one of the runs; nothing is created then.
     """
-    import yaml
-
+    # the cluster is loaded for a sweep in it alone
     from podtune.cluster.chart.render import effective_values, merged_values
     from podtune.commands.manifests import job_starter
-    from podtune.run.yaml_text import load
-    from podtune.sweep.trials import read_sweep
 
     own = merged_values(values, sets)
     below = load(effective_values(own).get("config") or "{}", "config of the values")
@@ -103,8 +102,6 @@ def refuse_cluster_options(sets: list[str] | None, namespace: str, context: str,
 
 def run_to_end(runner: Sweep[Any], what: str, *, in_cluster: bool) -> dict[str, State]:
     """Run the sweep of ``what``; Ctrl-C and SIGTERM end the command, with a line on how to go on."""
-    from podtune.sweep.runner import SweepStopped
-
     try:
         return runner.run()
     except SweepStopped as stopped:
@@ -116,11 +113,6 @@ def run_to_end(runner: Sweep[Any], what: str, *, in_cluster: bool) -> dict[str, 
 
 def _compare(folders: list[Path], output: Path, *, quiet: bool) -> None:
     """Print the verdict, and write the page."""
-    from podtune.report.compare import page
-    from podtune.report.compare.comparison import compare
-    from podtune.report.runs.runs import load_run
-    from podtune.run.record import RUN_FILE
-
     # a job whose log was rotated leaves none
     runs = [load_run(folder) for folder in folders if (folder / RUN_FILE).exists()]
     if len(runs) < 2:

@@ -9,7 +9,10 @@ from typing import Annotated
 
 import typer
 
+from podtune.run.aim.sync import sync as sync_to_aim
 from podtune.run.errors import DataError, NotFound, Unavailable, warn, working
+from podtune.run.follow import find_runs
+from podtune.run.trackers import TRACKERS, read_run
 
 
 class Tracker(StrEnum):
@@ -49,12 +52,7 @@ def sync(
     if to is Tracker.aim:
         if repo is None:
             raise typer.BadParameter("Aim needs a repository", param_hint="--repo")
-        from podtune.run.aim.sync import sync as sync_to_aim
-
         raise typer.Exit(sync_to_aim(run_dir, repo, follow=False, as_json=False))
-    from podtune.run.follow import find_runs
-    from podtune.run.trackers import TRACKERS, read_run
-
     run_dirs = find_runs(run_dir)
     if not run_dirs:
         raise NotFound("no run here", where=str(run_dir), fix="give the --output_dir of a run")

@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from podtune.cluster.live.client import connect
+from podtune.cluster.live.status import scene_of
+from podtune.cluster.why.answer import Answer, explain
+from podtune.cluster.why.scene import from_files
 from podtune.commands.options import Context, Namespace
 from podtune.run.errors import NotFound, printable
-
-if TYPE_CHECKING:
-    from podtune.cluster.why.answer import Answer
 
 OTHERS = 4
 
@@ -43,11 +44,6 @@ def why(
       podtune why work/runs/my-run
       kubectl get pytorchjob,pod,event -o yaml > saved.yaml; podtune why saved.yaml
     """
-    from podtune.cluster.live.client import connect
-    from podtune.cluster.live.status import scene_of
-    from podtune.cluster.why.answer import explain
-    from podtune.cluster.why.scene import from_files
-
     if subject and Path(subject).exists():
         scenes = from_files(Path(subject)).by_job()
     elif "/" in subject or Path(subject).suffix:
