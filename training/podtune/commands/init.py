@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
+import jinja2
 import typer
 import yaml
 
@@ -22,6 +23,7 @@ from podtune.sft.data.source import DataSource, check_source
 
 BATCHES = (16, 8, 4, 2, 1)  # rows a GPU, the largest that fits
 LORA_R = 32
+TEMPLATE = Path(__file__).with_name("init.yaml.jinja")
 
 
 def init(
@@ -140,50 +142,17 @@ def values(data: str, model: str, gpus: int, nodes: int, max_length: int, rows: 
     dataset = f"/data/{Path(data).name} # copy it onto the data claim: docs/how-to.md" if local else data
     if Path(model).expanduser().is_dir():
         model = f"/models/{Path(model).resolve().name} # copy the folder onto the models claim"
-    lines = [
-        f"# Written by podtune init: {rows}.",
-        f"# {choice.reason}.",
-        "prepare:",
-        '  build: "" # nothing is made up: model and data are real',
-        "config: |",
-        f"  model_name_or_path: {model}",
-        f"  dataset_name: {dataset}",
-        f"  max_length: {max_length} # podtune data inspect says what is cut off",
-        f"  per_device_train_batch_size: {choice.batch}"
-        + (" # the largest that fits, by the plan" if choice.plan else ""),
-        f"  learning_rate: {'2.0e-4 # usual: LoRA' if choice.lora else '2.0e-5 # usual: all weights'}",
-        "  lr_scheduler_type: cosine",
-        "  warmup_steps: 0.03",
-        "  num_train_epochs: 1",
-    ]
-    if choice.lora:
-        lines += ["  use_peft: true", f"  lora_r: {LORA_R}", f"  lora_alpha: {2 * LORA_R}"]
-        lines += ["  lora_target_modules: [all-linear]"]
-    if gpus:
-        lines += ["  # bf16, or fp16 on a GPU without it (T4): chosen where it runs"]
-        lines += ["  activation_checkpointing: true # less memory, a third more time"]
-    lines += [
-        "  eval_split_size: 0.02 # held out, where the data has no split of its own",
-        "  eval_strategy: steps",
-        "  eval_steps: 100",
-        "  save_steps: 100 # what a lost pod costs at most",
-        "  save_total_limit: 2",
-        "  answer_rows: 50 # base and tuned model side by side at the end",
-        "distributed:",
-        f"  nodes: {nodes}",
-        f"  nprocPerNode: {max(1, gpus)}",
-        f"  strategy: {choice.strategy}",
-        "resources:",
-        '  requests: {cpu: "4", memory: 32Gi}',
-        '  limits: {cpu: "8", memory: 64Gi' + (f", nvidia.com/gpu: {gpus}" if gpus else "") + "}",
-    ]
-    if gpus:
-        lines += ["tolerations:", "  - {key: nvidia.com/gpu, operator: Exists, effect: NoSchedule}"]
-        lines += ["shm: {sizeLimit: 8Gi}"]
-    if nodes > 1:
-        lines += ["nccl: {preset: ethernet} # rdma for InfiniBand or RoCE"]
-    modes = "[ReadWriteMany]" if nodes > 1 else "[ReadWriteOnce]"
-    lines += ["persistence:" + (" # every pod mounts all three" if nodes > 1 else "")]
-    sizes = {"models": 50, "data": 10, "output": 100}
-    lines += [f"  {claim}: {{size: {size}Gi, accessModes: {modes}}}" for claim, size in sizes.items()]
-    return "\n".join(lines) + "\n"
+    environment = jinja2.Environment(
+        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined
+    )
+    text: str = environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
+        model=model,
+        dataset=dataset,
+        gpus=gpus,
+        nodes=nodes,
+        max_length=max_length,
+        rows=rows,
+        choice=choice,
+        lora_r=LORA_R,
+    )
+    return text
