@@ -15,7 +15,7 @@ from podtune.cluster.live.follow import logs_of
 from podtune.commands.options import Namespace
 from podtune.run import collect as records
 from podtune.run.collect import Collection
-from podtune.run.errors import CannotCreate, DataError, NotFound, UsageError, printable
+from podtune.run.errors import CannotCreate, DataError, NotFound, UsageError, creating, printable
 from podtune.run.record import write_json
 
 
@@ -83,17 +83,13 @@ def _collected(logs: list[str], job: str, namespace: str) -> Collection:
 
 def _write(collection: Collection, output: Path, *, quiet: bool) -> None:
     """Write each record to a folder of its own below ``output``."""
-    try:
+    with creating(output):
         for record, digest in zip(collection.records, collection.digests, strict=True):
             name = re.sub(r"[^A-Za-z0-9._-]+", "-", str(record.get("name") or "run")).strip(".-") or "run"
             folder = output / f"{name[:100]}-{digest}"
             _keep(folder, record)
             if not quiet:
                 typer.echo(f"{folder}/run.json: {printable(str(record.get('status')))}")
-    except OSError as error:
-        raise CannotCreate(
-            f"cannot be written: {error.strerror}", where=str(error.filename or output)
-        ) from None
 
 
 def _keep(folder: Path, record: dict[str, Any]) -> None:

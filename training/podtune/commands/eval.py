@@ -15,7 +15,7 @@ from podtune.commands.generate import load, resolve_run
 from podtune.commands.options import AsJson, TrustRemoteCode
 from podtune.report.draw.tables import Column, Table
 from podtune.run.aim.sync import sync
-from podtune.run.errors import CannotCreate, NotFound, UsageError, UserError, printable, warn
+from podtune.run.errors import NotFound, UsageError, UserError, creating, printable, warn
 from podtune.run.follow import read_record, state
 from podtune.run.record import RUN_FILE, Json, mapping, now, write_json
 from podtune.sft.generate import harness
@@ -120,15 +120,13 @@ def _save(run_dir: Path, result: Json, results: dict[str, Json]) -> None:
     measured = mapping(record.get("measurements"))
     earlier = mapping(measured.get("tasks"))
     tasks = {key: mapping(earlier.get(key)) | added for key, added in result.items()}
-    try:
+    with creating(run_dir):
         for column, scored in results.items():
             text = json.dumps(scored, indent=2, default=handle_non_serializable, ensure_ascii=False)
             (run_dir / f"lm_eval_{column}.json").write_text(text, encoding="utf-8")
         write_json(
             run_dir / RUN_FILE, record | {"measurements": measured | {"tasks": tasks}, "evaluated_at": now()}
         )
-    except OSError as error:
-        raise CannotCreate(f"cannot be written: {error.strerror}", where=str(run_dir)) from None
 
 
 def _show_in_aim(run_dir: Path, repo: str) -> None:

@@ -17,7 +17,7 @@ from podtune.plan.hardware import hardware_row
 from podtune.plan.models import shape_of
 from podtune.plan.plan import Plan, estimate
 from podtune.plan.setup import TrainingSetup
-from podtune.run.errors import CannotCreate, UsageError, UserError
+from podtune.run.errors import UsageError, UserError, creating
 from podtune.sft.config.settings import check_yaml
 from podtune.sft.data.source import DataSource, check_source
 
@@ -52,12 +52,8 @@ def init(
     choice = choose(model, gpus, nodes, hardware, max_length)
     text = values(data, model, gpus, nodes, max_length, rows, choice)
     check_yaml(yaml.safe_load(text)["config"], "config of the values")  # as render and lint check it
-    try:
+    with creating(output, fix="another --output"):
         output.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise CannotCreate(
-            f"cannot be written: {error.strerror}", where=str(output), fix="another --output"
-        ) from error
     print(f"{output}: {rows}; {choice.reason}")
     name = re.sub(r"[^a-z0-9]+", "-", output.stem.lower()).strip("-") or "run"
     print("\nnext:")

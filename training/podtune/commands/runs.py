@@ -17,7 +17,7 @@ from podtune.report.draw.tables import terminal_width
 from podtune.report.runs import listing
 from podtune.report.runs.runs import load_run
 from podtune.report.runs.watch import watch as watch_run
-from podtune.run.errors import CannotCreate, NotFound, UsageError, UserError, printable, warn
+from podtune.run.errors import NotFound, UsageError, UserError, creating, printable, warn
 from podtune.run.follow import find_runs
 from podtune.run.record import finite
 
@@ -82,14 +82,8 @@ def compare(
     loaded = [load_run(folder) for folder in folders]
     comparison = compare_runs(loaded)
     if html is not None:
-        try:
+        with creating(html, fix="give a file in an existing folder"):
             html.write_text(page.html_page(comparison), encoding="utf-8")
-        except OSError as error:
-            raise CannotCreate(
-                f"cannot be written: {error.strerror}",
-                where=str(html),
-                fix="give a file in an existing folder",
-            ) from None
     if as_json:
         print(json.dumps(finite(comparison.as_json()), indent=2))
     else:

@@ -152,6 +152,16 @@ def working(text: str, *, shown: bool = True) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def creating(path: Path, *, fix: str = "") -> Iterator[None]:
+    """Raise :class:`CannotCreate` for an OSError of the block, at the file that it names or ``path``."""
+    try:
+        yield
+    except OSError as error:
+        place = str(error.filename or path)
+        raise CannotCreate(f"cannot be written: {error.strerror}", where=place, fix=fix) from None
+
+
 def reader_left() -> None:
     """End quietly after a BrokenPipeError: the reader of stdout, such as `| head`, has closed it."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -26,6 +26,7 @@ from typing import Literal
 
 from podtune.run.errors import CannotCreate, PeerLost, Unavailable
 from podtune.run.files import remove_parts
+from podtune.run.record import read_as
 
 LOCK_FILE = ".lock"  # of a run's folder
 BEAT_S = 2.0
@@ -62,11 +63,8 @@ class Beat:
     def parse(cls, text: str) -> Beat | None:
         """Read a lock's content; None where it is torn, or no heartbeat."""
         try:
-            read = json.loads(text)
-            pid, host, since = int(read["pid"]), str(read["host"]), float(read["started"])
-            at, step, step_at = float(read["time"]), int(read["step"]), float(read["step_at"])
-            return cls(pid, host, since, str(read["job"]), at, step, step_at)
-        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+            return read_as(cls, json.loads(text))
+        except (ValueError, RecursionError):
             return None
 
     def is_local(self) -> bool:

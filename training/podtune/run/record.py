@@ -24,6 +24,7 @@ RUN_FILE, METRICS_FILE = "run.json", "metrics.jsonl"
 
 Status = Literal["running", "ok", "oom", "preempted", "error"]
 Json = dict[str, Any]
+T = typing.TypeVar("T")
 
 
 def now() -> str:
@@ -76,7 +77,7 @@ class Summary:
         return cls(
             mean=statistics.fmean(every),
             p50=statistics.median(every),
-            p95=percentile(every, 0.95),
+            p95=statistics.quantiles(every, n=20, method="inclusive")[-1] if every[1:] else every[0],
             n=len(every),
             std=statistics.stdev(every) if len(every) > 1 else None,
             p50_by_repeat=tuple(map(statistics.median, (seconds, *repeats))) if repeats else None,
@@ -89,15 +90,6 @@ def timestamp(value: object) -> float:
         return datetime.datetime.fromisoformat(str(value)).timestamp()
     except ValueError:
         return math.nan
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    """The value below which ``share`` of the sorted values lie, linearly between neighbours."""
-    ordered = sorted(values)
-    position = share * (len(ordered) - 1)
-    low = int(position)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (position - low) * (ordered[high] - ordered[low])
 
 
 CUDA_PEAK = "CUDA allocator"
@@ -222,13 +214,18 @@ class Measurements:
     @classmethod
     def read(cls, record: Json) -> Measurements:
         """The measurements of a record; a value of another kind than the field's is absent."""
-        return typing.cast(Measurements, _read(cls, mapping(record.get("measurements"))))
+        return read_as(cls, mapping(record.get("measurements"))) or cls()
 
     def to_json(self) -> Json:
         """The ``measurements`` of run.json."""
         return asdict(
             self, dict_factory=lambda items: {key: value for key, value in items if value is not None}
         )
+
+
+def read_as(kind: type[T], value: object) -> T | None:
+    """``value`` of a JSON file as the dataclass ``kind``; None where a field that is needed is of another."""
+    return typing.cast(T | None, _read(kind, value))
 
 
 @cache

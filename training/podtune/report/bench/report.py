@@ -14,7 +14,7 @@ from podtune.report.bench.verdict import advice, cautions
 from podtune.report.draw.page import Part, Section, Text, Warnings, markdown, page
 from podtune.report.draw.plots import figures
 from podtune.report.draw.tables import Column, Table, Value
-from podtune.run.errors import CannotCreate, printable
+from podtune.run.errors import creating, printable
 from podtune.run.files import write_atomically
 from podtune.run.record import Json
 
@@ -88,14 +88,10 @@ def report(folder: Path, planner: Planner) -> Report:
     title, subtitle, sections = "Benchmark report", _summary(records, groups), _sections(records, groups)
     rows = [list(cell.row().values()) for group in groups for cell in group.cells]
     footer = f"podtune bench report {folder}"
-    try:
+    with creating(folder):
         write_atomically(folder / CSV, Table([Column(name) for name in COLUMNS], rows).csv())
         write_atomically(folder / MARKDOWN, printable(markdown(title, sections, subtitle=subtitle)))
         write_atomically(folder / PAGE, page(title, sections, subtitle=subtitle, footer=footer))
-    except OSError as error:
-        raise CannotCreate(
-            f"cannot be written: {error.strerror}", where=str(error.filename or folder)
-        ) from None
     return Report(folder, records, groups)
 
 
