@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 import torch
-from PIL import Image
 
 from podtune.bench.case.data import Rows, SyntheticImages, SyntheticTokens, open_rows, share
 from podtune.bench.models import find_size
@@ -75,21 +73,3 @@ def test_a_text_file_that_cannot_serve_is_refused(write: object, complaint: str,
     write(file)  # type: ignore[operator]
     with pytest.raises(UserError, match=complaint):
         open_rows(options("tinygpt-test", file), find_size("tinygpt-test"))
-
-
-def test_images_are_read_from_one_folder_per_class(tmp_path: Path) -> None:
-    for label, colour in enumerate((0, 255)):
-        (tmp_path / f"class{label}").mkdir()
-        for number in range(3):
-            Image.fromarray(np.full((40, 40, 3), colour, np.uint8)).save(
-                tmp_path / f"class{label}" / f"{number}.png"
-            )
-    batch = open_rows(options("resnet18-cifar", tmp_path), find_size("resnet18-cifar")).batch(range(6))
-    assert batch.inputs.shape == (6, 3, 32, 32)
-    assert sorted(batch.targets.tolist()) == [0, 0, 0, 1, 1, 1]
-    assert torch.equal(batch.inputs.mean(dim=(1, 2, 3)), batch.targets * 2.0 - 1)
-
-
-def test_an_empty_image_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no images"):
-        open_rows(options("resnet18-cifar", tmp_path), find_size("resnet18-cifar"))

@@ -69,8 +69,7 @@ class Options:
     )
     data: str = _option(
         "synthetic",
-        "synthetic, a Parquet file with a text column, a folder of images in one folder per class, or one of "
-        "podtune data cifar10",
+        "synthetic, a Parquet file with a text column, or a folder of podtune data cifar10",
     )
     epochs: int = _option(
         0,

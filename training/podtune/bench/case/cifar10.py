@@ -60,20 +60,21 @@ class Cifar10:
     def _augmented(self, index: int, number: int) -> Tensor:
         """One of 81 crops, flipped or not, by the seed and the row's number alone."""
         top, left, flip = torch.randint(
-            2 * (2 * PADDING + 1), (3,), generator=_generator(self.seed, number)
+            2 * (2 * PADDING + 1), (3,), generator=generator_of(self.seed, number)
         ).tolist()
         top, left = top % (2 * PADDING + 1), left % (2 * PADDING + 1)
         image = self.images[index, :, top : top + SIDE, left : left + SIDE]
         return image.flip(2) if flip % 2 else image
 
 
-def _generator(seed: int, number: int) -> torch.Generator:
+def generator_of(seed: int, number: int) -> torch.Generator:
+    """A generator of its own for each row, so that no rank needs another's."""
     return torch.Generator().manual_seed(seed * 1_000_003 + number)
 
 
 @functools.lru_cache(maxsize=2)  # a batch may end one epoch and begin the next
 def _shuffled(rows: int, seed: int, epoch: int) -> Tensor:
-    return torch.randperm(rows, generator=_generator(seed, -1 - epoch))
+    return torch.randperm(rows, generator=generator_of(seed, -1 - epoch))
 
 
 def write(folder: Path, splits: dict[Split, tuple[Tensor, Tensor]]) -> Path:
@@ -122,11 +123,11 @@ def make(rows: int) -> dict[Split, tuple[Tensor, Tensor]]:
     ``rows`` to train on, and a fifth as many to test with. Patterns are symmetric, so that a flip keeps the
     class.
     """
-    half = torch.randn(CLASSES, 3, 2, 1, generator=_generator(0, 0))
+    half = torch.randn(CLASSES, 3, 2, 1, generator=generator_of(0, 0))
     patterns = torch.cat([half, half.flip(3)], dim=3)
     splits: dict[Split, tuple[Tensor, Tensor]] = {}
     for number, (split, count) in enumerate({"train": rows, "test": max(1, rows // 5)}.items()):
-        generator = _generator(0, 1 + number)
+        generator = generator_of(0, 1 + number)
         labels = torch.randint(CLASSES, (count,), generator=generator)
         noise = torch.randn(count, 3, SIDE, SIDE, generator=generator)
         images = torch.nn.functional.interpolate(patterns[labels], size=(SIDE, SIDE)) + noise / 4

@@ -1,4 +1,4 @@
-"""The rows that are trained on: synthetic ones with something to learn, or a user's text or images.
+"""The rows that are trained on: synthetic ones with something to learn, CIFAR-10, or a user's text.
 
 Row ``i`` depends on the seed and on ``i`` alone, so every rank makes exactly its part of the one global batch
 and no other, whatever the world size.
@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
-from torch import Tensor
 
 from podtune.bench.case import cifar10
 from podtune.bench.models import Size
@@ -20,7 +19,6 @@ from podtune.plan.shapes import ConvNet
 from podtune.run.errors import DataError
 
 SYNTHETIC_EPOCH = 4096  # rows; there is no end of them
-IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp"}
 
 
 class Rows(Protocol):
@@ -53,16 +51,14 @@ def open_rows(options: Options, size: Size) -> Rows:
     if isinstance(size, ConvNet):
         if options.data == "synthetic":
             return SyntheticImages(size.classes, size.image_size, options.seed)
-        if (path / cifar10.FILE).exists():
-            if (size.classes, size.image_size) != (cifar10.CLASSES, cifar10.SIDE):
-                raise DataError(
-                    f"CIFAR-10 has {cifar10.CLASSES} classes and {cifar10.SIDE} pixels a side, "
-                    f"{options.model} reads {size.classes} and {size.image_size}",
-                    where="--model",
-                    fix="use resnet18-cifar or resnet34-cifar",
-                )
-            return cifar10.Cifar10(path, "train", options.seed)
-        return ImageFolder(path, size.classes, size.image_size)
+        if (size.classes, size.image_size) != (cifar10.CLASSES, cifar10.SIDE):
+            raise DataError(
+                f"CIFAR-10 has {cifar10.CLASSES} classes and {cifar10.SIDE} pixels a side, "
+                f"{options.model} reads {size.classes} and {size.image_size}",
+                where="--model",
+                fix="use resnet18-cifar or resnet34-cifar",
+            )
+        return cifar10.Cifar10(path, "train", options.seed)
     if options.data == "synthetic":
         return SyntheticTokens(size.vocabulary, options.sequence_length, options.seed)
     return TextBytes(path, size.vocabulary, options.sequence_length)
@@ -88,10 +84,6 @@ class HeldOut:
         return self.source.batch(range(self.first + numbers.start, self.first + numbers.stop))
 
 
-def _generator(seed: int, number: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed * 1_000_003 + number)
-
-
 class SyntheticTokens:
     """A Markov chain: nine times of ten the next token is a fixed function of the last one, else any.
 
@@ -102,14 +94,14 @@ class SyntheticTokens:
 
     def __init__(self, vocabulary: int, length: int, seed: int) -> None:
         self.alphabet, self.length, self.seed = min(vocabulary, 256), length, seed
-        self.successor = torch.randperm(self.alphabet, generator=_generator(seed, -1))
+        self.successor = torch.randperm(self.alphabet, generator=cifar10.generator_of(seed, -1))
 
     def batch(self, numbers: range) -> Batch:
         """Ids (rows, length) and, as targets, the same shifted by one."""
         noise = torch.empty(len(numbers), self.length + 1, dtype=torch.long)
         surprise = torch.empty(len(numbers), self.length + 1)
         for row, number in enumerate(numbers):
-            generator = _generator(self.seed, number)
+            generator = cifar10.generator_of(self.seed, number)
             torch.randint(self.alphabet, (self.length + 1,), generator=generator, out=noise[row])
             torch.rand(self.length + 1, generator=generator, out=surprise[row])
         tokens = noise
@@ -125,14 +117,14 @@ class SyntheticImages:
 
     def __init__(self, classes: int, side: int, seed: int) -> None:
         self.classes, self.side, self.seed = classes, side, seed
-        self.patterns = torch.randn(classes, 3, 8, 8, generator=_generator(seed, -1))
+        self.patterns = torch.randn(classes, 3, 8, 8, generator=cifar10.generator_of(seed, -1))
 
     def batch(self, numbers: range) -> Batch:
         """Images (rows, 3, side, side) with mean 0 and deviation about 1.4, and class numbers (rows,)."""
         images = torch.empty(len(numbers), 3, self.side, self.side)
         labels = torch.empty(len(numbers), dtype=torch.long)
         for row, number in enumerate(numbers):
-            generator = _generator(self.seed, number)
+            generator = cifar10.generator_of(self.seed, number)
             labels[row] = torch.randint(self.classes, (), generator=generator)
             torch.randn(3, self.side, self.side, generator=generator, out=images[row])
         images += torch.nn.functional.interpolate(self.patterns[labels], size=(self.side, self.side))
@@ -173,45 +165,3 @@ class TextBytes:
         starts = [number % self.rows * self.length for number in numbers]
         tokens = torch.stack([self.stream[start : start + self.length + 1] for start in starts]).long()
         return Batch(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
-
-
-class ImageFolder:
-    """Images in one folder per class, scaled to the model's size."""
-
-    def __init__(self, path: Path, classes: int, side: int) -> None:
-        folders = sorted(folder for folder in path.iterdir() if folder.is_dir()) if path.is_dir() else []
-        self.files = [
-            (f, label)
-            for label, folder in enumerate(folders)
-            for f in sorted(folder.iterdir())
-            if f.suffix.lower() in IMAGE_SUFFIXES
-        ]
-        self.side, self.rows = side, len(self.files)
-        if not self.files:
-            raise DataError(
-                "no images in one folder per class", where=str(path), fix="lay it out as DIR/CLASS/IMAGE.png"
-            )
-        if len(folders) > classes:
-            raise DataError(f"{len(folders)} classes, and the model knows {classes}", where=str(path))
-        # Neighbours in the listing share a class; a fixed shuffle mixes the classes in every batch.
-        order: list[int] = torch.randperm(len(self.files), generator=_generator(0, 0)).tolist()
-        self.files = [self.files[index] for index in order]
-
-    def batch(self, numbers: range) -> Batch:
-        """Images (rows, 3, side, side) in -1 to 1, and class numbers (rows,)."""
-        chosen = [self.files[number % len(self.files)] for number in numbers]
-        return Batch(
-            torch.stack([self._read(file) for file, _ in chosen]),
-            torch.tensor([label for _, label in chosen]),
-        )
-
-    def _read(self, file: Path) -> Tensor:
-        import numpy as np
-        from PIL import Image, UnidentifiedImageError
-
-        try:
-            with Image.open(file) as image:
-                pixels = np.asarray(image.convert("RGB").resize((self.side, self.side)), dtype=np.float32)
-        except (UnidentifiedImageError, OSError) as error:
-            raise DataError(f"cannot be read as an image: {error}", where=str(file)) from None
-        return torch.from_numpy(pixels).permute(2, 0, 1) / 127.5 - 1
