@@ -12,7 +12,6 @@ import typer
 
 from podtune.commands.bench_plan import plan
 from podtune.commands.options import AsJson, Context, Namespace, Sets, Values
-from podtune.commands.preflight import step_zero
 from podtune.commands.sweep import refuse_cluster_options, run_to_end
 from podtune.plan.predicted_vs_measured import plans
 from podtune.report.bench.report import report as write_report
@@ -84,9 +83,12 @@ def run(
         runner = _in_the_cluster(requested, output, values, sets or [], at_once, namespace, context)
     else:
         runner = _here(requested, output, in_job=in_job, emits=not as_json)
-        if preflight and runner.pod and (code := step_zero(sweep, wait_s=wait)):
-            # final: only training has something to resume
-            raise typer.Exit(UNAVAILABLE if code == PEER_LOST else code)
+        if preflight and runner.pod:
+            from podtune.commands.preflight import step_zero
+
+            if code := step_zero(sweep, wait_s=wait):
+                # final: only training has something to resume
+                raise typer.Exit(UNAVAILABLE if code == PEER_LOST else code)
     states = run_to_end(runner, "cases", in_cluster=bool(values))
     failed = list(states.values()).count("error")
     if as_json:

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from podtune.commands.preflight import step_zero
+from podtune.pod.launch import failed_before, leave_verdict, prepare_first, terminable
+from podtune.pod.launch import launch as run_torchrun
+from podtune.pod.prepare import prepare as prepare_pod
+from podtune.pod.retries import retries
+from podtune.run.errors import report
+from podtune.run.start_phases import begin, hand_on, phase_ended
 
 
 def launch(
@@ -44,14 +54,6 @@ def launch(
       podtune launch -- -m podtune.training --config config.yaml
       podtune launch -- --nproc-per-node 2 -m podtune.training --config config.yaml
     """
-    import sys
-
-    from podtune.commands.preflight import step_zero
-    from podtune.pod.launch import failed_before, prepare_first, terminable
-    from podtune.pod.launch import launch as run
-    from podtune.pod.retries import retries
-    from podtune.run.start_phases import begin, hand_on, phase_ended
-
     begin()
     counted = retries(max_retries)
     if counted and (code := counted.begin()):
@@ -67,7 +69,7 @@ def launch(
                 phase_ended("preflight")
             if not code:
                 hand_on()
-                code = run(arguments, shutdown_timeout_s=shutdown_timeout)
+                code = run_torchrun(arguments, shutdown_timeout_s=shutdown_timeout)
     except SystemExit as stopped:
         code = stopped.code if isinstance(stopped.code, int) else 1
     sys.exit(counted.end(code) if counted else code)
@@ -97,16 +99,12 @@ def prepare(
       podtune prepare --config config.yaml -- --dataset_name /data/rows.parquet
       PREPARE_BUILD=tiny podtune prepare --config config.yaml
     """
-    import os
-
-    from podtune.pod.launch import leave_verdict, terminable
-    from podtune.pod.prepare import prepare as run
-    from podtune.run.errors import report
-
     try:
         with terminable():
             timeout_s = float(os.environ.get("PREPARE_TIMEOUT_S", "3600"))
-            run(config, arguments or (), build=os.environ.get("PREPARE_BUILD", ""), timeout_s=timeout_s)
+            prepare_pod(
+                config, arguments or (), build=os.environ.get("PREPARE_BUILD", ""), timeout_s=timeout_s
+            )
     except Exception as error:
         if verdict is None:
             raise

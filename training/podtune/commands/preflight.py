@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from podtune.machine.facts import CORES, machine_cores
+from podtune.pod.pod_info import gather
+from podtune.pod.preflight import TOGETHER, Verdict, assess, errors
+from podtune.pod.rendezvous import judge_together
 from podtune.run.errors import OK, PEER_LOST, SOFTWARE, UNAVAILABLE, terminate_log
 from podtune.run.exit import bounded
-
-if TYPE_CHECKING:
-    from podtune.pod.preflight import Verdict
+from podtune.run.world import PodPlace, read_pod
 
 CONFIG = Path("/etc/podtune/config.yaml")
 LATE_S = 20.0  # beyond its time for a call that does not come back
@@ -60,10 +63,6 @@ def run(config: Path | None, timeout_s: float, wait_s: float = 0.0) -> Verdict:
 
     A pod that is not fit by itself says so to those that are there already, and waits for no other.
     """
-    from podtune.pod.pod_info import gather
-    from podtune.pod.preflight import Verdict, assess, errors
-    from podtune.run.world import PodPlace, read_pod
-
     # an elastic job has no fixed number of pods
     alone = not os.environ.get("PET_NNODES") or ":" in os.environ["PET_NNODES"]
     place = PodPlace(0, 1, 1, "", 0) if alone else read_pod()
@@ -71,8 +70,6 @@ def run(config: Path | None, timeout_s: float, wait_s: float = 0.0) -> Verdict:
     problems = assess([info])
     if place.nnodes == 1:
         return Verdict(tuple(problems), (info,))
-    from podtune.pod.rendezvous import judge_together
-
     wait_s = LATE_S if errors(problems) else wait_s or timeout_s
     return judge_together(place, info, wait_s=wait_s, timeout_s=timeout_s)
 
@@ -83,10 +80,6 @@ def step_zero(config: Path | None, *, wait_s: float) -> int:
     In a process of its own, because it may hold a GPU. Pods that are missing are worth a retry (170); what is
     wrong with a pod is not.
     """
-    import subprocess
-
-    from podtune.pod.preflight import TOGETHER, Verdict
-
     command = [sys.executable, "-m", "podtune.cli", "preflight", "--json", "--wait", str(wait_s)]
     command += ["--config", str(config)] if config else []
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -116,8 +109,6 @@ def _share_cores(verdict: Verdict) -> None:
     A limit is what one pod may take, not what all can have at once: threads that wait for a core hold up the
     others of their team, and two pods on one node took five times as long as one.
     """
-    from podtune.machine.facts import CORES, machine_cores
-
     rank = int(os.environ.get("PET_NODE_RANK") or 0)
     mine = next((pod.boot_id for pod in verdict.pods if pod.node_rank == rank), None)
     neighbours = sum(pod.boot_id == mine for pod in verdict.pods) if mine else 1
