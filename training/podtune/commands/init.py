@@ -133,7 +133,6 @@ def choose(model: str, gpus: int, nodes: int, hardware: str, max_length: int) ->
 
 
 def values(data: str, model: str, gpus: int, nodes: int, max_length: int, rows: str, choice: Choice) -> str:
-    """The values file."""
     local = Path(data).expanduser().exists()
     dataset = f"/data/{Path(data).name} # copy it onto the data claim: docs/how-to.md" if local else data
     if Path(model).expanduser().is_dir():

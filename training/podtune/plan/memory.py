@@ -28,7 +28,6 @@ def partition(whole: States, stage: int, ranks: int) -> States:
 
 
 def states(setup: TrainingSetup) -> States:
-    """Bytes of weights, gradients and optimizer."""
     if setup.inner.strategy != setup.strategy:
         return partition(states(setup.inner), 3, setup.world_size // setup.inner.world_size)
     whole = whole_states(setup)

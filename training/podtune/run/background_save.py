@@ -42,7 +42,6 @@ def clear(stage: Path) -> bool:
 
 
 def staged_bytes(staged: Path) -> int:
-    """Sum the sizes of the files below ``staged``."""
     return sum(path.stat().st_size for path in staged.rglob("*") if path.is_file())
 
 

@@ -205,7 +205,6 @@ def report(error: BaseException, *, rank: int | None = None) -> int:
 
 
 def exit_code(error: BaseException) -> int:
-    """Return the documented exit code of ``error``."""
     if isinstance(error, UserError):
         return error.code
     if isinstance(error, PeerLost):

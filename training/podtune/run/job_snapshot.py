@@ -50,5 +50,4 @@ class JobStatus:
 
     @property
     def ended(self) -> bool:
-        """True once the job has succeeded or failed."""
         return self.condition in ("Succeeded", "Failed")

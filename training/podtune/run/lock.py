@@ -249,7 +249,6 @@ def claim(run_dir: Path, *, ending_s: float = ENDING_S) -> Lock:
 
 
 def holder(path: Path) -> str:
-    """Name the holder of the lock for people."""
     beat = _read(path)
     return f"process {beat.pid} on {beat.host}" if beat else "a running process"
 

@@ -66,7 +66,6 @@ def _use(pod: Json) -> str:
 
 
 def eval_line(step: int, metrics: Json) -> str:
-    """The line of an evaluation."""
     return f"eval at step {step}  loss {metrics['loss']:.4f}  perplexity {metrics['perplexity']:.2f}"
 
 

@@ -217,7 +217,6 @@ class Measurements:
         return read_as(cls, mapping(record.get("measurements"))) or cls()
 
     def to_json(self) -> Json:
-        """The ``measurements`` of run.json."""
         return asdict(
             self, dict_factory=lambda items: {key: value for key, value in items if value is not None}
         )

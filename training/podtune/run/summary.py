@@ -8,7 +8,6 @@ from podtune.run.record import Json, Measurements, mapping, number
 
 
 def summary_lines(record: Json, output_dir: Path) -> list[str]:
-    """Summarise a run for people."""
     measured, status = Measurements.read(record), record["status"]
     loss = measured.loss
     speed = f", {measured.tokens_per_s:,.0f} tokens/s" if measured.tokens_per_s is not None else ""

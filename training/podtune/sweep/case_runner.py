@@ -138,7 +138,6 @@ class CaseRunner(Sweep[Case]):
         return summary(record) + (" (kept)" if state == "kept" else "")
 
     def content(self, states: dict[str, str]) -> Json:
-        """The sweep, the code, and the cases' states."""
         impossible = self.expansion.impossible
         return {
             "sweep": asdict(self.sweep),

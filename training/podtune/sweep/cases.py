@@ -76,7 +76,6 @@ class Case:
 
 
 def preset_names() -> list[str]:
-    """The presets that come with podtune."""
     return sorted(path.stem for path in PRESETS.glob("*.yaml"))
 
 

@@ -108,7 +108,6 @@ class Sweep(ABC, Generic[C]):
         """What ``sweep.json`` says, where one that has not ended is "not run"."""
 
     def limit_s(self, configuration: C) -> float:
-        """Seconds that it may take."""
         return float("inf")
 
     def run(self) -> dict[str, State]:

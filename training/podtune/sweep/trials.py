@@ -148,7 +148,6 @@ class TrialRunner(Sweep[Trial]):
         self.begin = begin
 
     def before(self, trial: Trial) -> State | None:
-        """Kept if it has ended well."""
         return "kept" if (read_record(self.output / trial.name) or {}).get("status") == "ok" else None
 
     def start(self, trial: Trial) -> Running:
@@ -174,5 +173,4 @@ class TrialRunner(Sweep[Trial]):
         return f"{state}, {end}"
 
     def content(self, states: dict[str, str]) -> Json:
-        """The trials' states, and what they vary."""
         return {"runs": states, "varies": {trial.name: trial.varies for trial in self.configurations}}

@@ -80,7 +80,6 @@ class HeldOut:
         self.source = source
 
     def batch(self, numbers: range) -> Batch:
-        """Those of the source."""
         return self.source.batch(range(self.first + numbers.start, self.first + numbers.stop))
 
 

@@ -108,5 +108,4 @@ class Telemetry:
                 return
 
     def means(self) -> dict[str, float]:
-        """The mean of every quantity."""
         return {name: statistics.fmean(one[name] for one in self._samples) for name in self._samples[0]}

@@ -120,7 +120,6 @@ def _interval(event: Json) -> Interval:
 
 
 def _length(intervals: list[Interval]) -> float:
-    """The length of the union."""
     total, reached = 0.0, float("-inf")
     for start, end in sorted(intervals):
         total += max(0.0, end - max(start, reached))

@@ -47,7 +47,6 @@ def prepare_output(options: Options, world: World) -> Path:
 
 
 def case_record(options: Options, name: str) -> Json:
-    """The record of a case that has started."""
     return new_record(
         mode="benchmark",
         name=name,

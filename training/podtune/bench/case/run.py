@@ -20,8 +20,6 @@ from podtune.run.world import World
 
 
 class CaseRun:
-    """One case on one rank."""
-
     def __init__(self, options: Options, size: Size, world: World) -> None:
         self.options, self.size, self.world = options, size, world
         self.rows: Rows = open_rows(options, size)
@@ -38,7 +36,6 @@ class CaseRun:
         return build(self.size, norm=self.options.norm, pretrained=self.options.pretrained)
 
     def setup(self, strategy: str, world: World, options: Options) -> Strategy:
-        """The strategy, ready to step."""
         context = SetupContext(self.build_model, optimizer_factory(options), world, options)
         return STRATEGIES[strategy].load()(context)
 
@@ -75,7 +72,6 @@ class Stepper:
         self._losses: list[torch.Tensor] = []
 
     def step(self) -> None:
-        """One step."""
         batch = self.batches[self.taken % len(self.batches)].to(self.device)
         self._losses.append(self.strategy.train_step(batch))
         self.taken += 1
@@ -106,5 +102,4 @@ class Stepper:
         return [before.elapsed_time(after) / 1e3 for before, after in itertools.pairwise(events)]
 
     def losses(self) -> list[float]:
-        """All losses so far."""
         return [float(loss) for loss in self._losses]

@@ -20,7 +20,6 @@ class Embedding(nn.Module):
         self.positions = nn.Embedding(size.sequence_length, size.hidden)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """The sum of both."""
         embedded: Tensor = self.tokens(ids) + self.positions(torch.arange(ids.shape[1], device=ids.device))
         return embedded
 

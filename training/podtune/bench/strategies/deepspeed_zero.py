@@ -68,11 +68,9 @@ class Zero:
         return logits
 
     def save(self, folder: Path) -> None:
-        """DeepSpeed's own checkpoint."""
         self.engine.save_checkpoint(str(folder), tag="zero")
 
     def load(self, folder: Path) -> None:
-        """What :meth:`save` wrote."""
         self.engine.load_checkpoint(str(folder), tag="zero")
 
 

@@ -34,7 +34,6 @@ class Autocast(nn.Module):
         self.part, self.arithmetic = part, arithmetic
 
     def forward(self, x: Tensor) -> Tensor:
-        """The part's."""
         with self.arithmetic.autocast():
             output: Tensor = self.part(x)
             return output

@@ -76,7 +76,6 @@ class Stage(TorchState):
         return loss
 
     def predict(self, batch: Batch) -> Tensor | None:
-        """The forward passes alone."""
         outputs = []
         with torch.no_grad(), self.arithmetic.autocast():
             for piece in batch.split(self.pieces):

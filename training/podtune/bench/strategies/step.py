@@ -115,7 +115,6 @@ class TorchState:
         state_dict_saver.save(self._state(), checkpoint_id=folder)
 
     def load(self, folder: Path) -> None:
-        """What :meth:`save` wrote."""
         state = self._state()
         state_dict_loader.load(state, checkpoint_id=folder)
         part = state[f"stage{self.stage}"]
@@ -167,7 +166,6 @@ class WholeModel(TorchState):
         return mean_over(total, dist.get_world_size()) if self.rows[1] > 1 else total
 
     def predict(self, batch: Batch) -> Tensor:
-        """The forward pass alone."""
         with torch.no_grad(), self.arithmetic.autocast():
             logits: Tensor = self.model(batch.inputs)
         return logits

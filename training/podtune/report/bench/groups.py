@@ -100,7 +100,6 @@ class MeasuredCell:
         return apart <= 2 * math.hypot(self.noise_s, other.noise_s)
 
     def row(self) -> dict[str, Value]:
-        """The columns by name."""
         return {name: getattr(self, name) for name in COLUMNS}
 
 
@@ -190,12 +189,10 @@ class Group:
 
     @property
     def measured(self) -> list[MeasuredCell]:
-        """Cells with a speed."""
         return [cell for cell in self.cells if cell.throughput is not None]
 
     @property
     def failed(self) -> list[MeasuredCell]:
-        """Cells without a speed."""
         return [cell for cell in self.cells if cell.throughput is None]
 
     @property
@@ -204,7 +201,6 @@ class Group:
         return next((cell.unit for cell in self.measured if cell.unit), "")
 
     def at(self, strategy: str, world_size: int) -> MeasuredCell | None:
-        """The cell with a speed."""
         return next(
             (cell for cell in self.measured if (cell.strategy, cell.world_size) == (strategy, world_size)),
             None,

@@ -37,13 +37,11 @@ class Report:
 
     @property
     def failed(self) -> dict[str, str]:
-        """The reason of each cell without a speed."""
         return {
             f"{cell.label} ({cell.record})": cell.reason for group in self.groups for cell in group.failed
         }
 
     def as_json(self) -> Json:
-        """The JSON of ``podtune bench report``."""
         return {
             "comparisons": [
                 {

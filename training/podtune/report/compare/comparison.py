@@ -72,7 +72,6 @@ class Comparison:
 
     @property
     def problems(self) -> list[str]:
-        """What is wrong with the runs' files."""
         return [problem for run in self.runs for problem in run.problems]
 
     @property
@@ -81,7 +80,6 @@ class Comparison:
         return [each.text for each in (self.verdict, self.answers) if each]
 
     def as_json(self) -> Json:
-        """The JSON of ``podtune compare``."""
         return {
             "schema": "podtune.compare/1",
             "runs": [_identity(run, name) for run, name in zip(self.runs, self.names, strict=True)],
@@ -147,7 +145,6 @@ def _differences(runs: Sequence[Run]) -> Differences:
 
 
 def _differing(sides: Sequence[Json]) -> list[Difference]:
-    """The keys whose values differ."""
     rows = [
         Difference(key, [side.get(key) for side in sides]) for key in {k: 0 for side in sides for k in side}
     ]

@@ -96,7 +96,6 @@ def at_equal(runs: Sequence[Run], axis: str, why_not: Sequence[str | None]) -> l
 
 
 def final_figures(run: Run) -> Figures:
-    """The figures at the end of a run."""
     mean, _, count = train_end(run)
     measured = run.measurements
     loss, step_time, peaks = measured.loss or Losses(), measured.step_time_s, measured.peak_memory_gib

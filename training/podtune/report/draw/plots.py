@@ -120,7 +120,6 @@ class Lines:
         return not any(curve.values for curve in self.series)
 
     def html(self) -> str:
-        """An HTML figure."""
         curves = [curve for curve in self.series if curve.values]
         known = {axis for curve in curves for axis, places in curve.places.items() if places}
         layout: Json = {
@@ -168,7 +167,6 @@ class Bars:
         return not any(value is not None for row in self.rows for value in row.values)
 
     def html(self) -> str:
-        """An HTML figure."""
         places, each = list(range(len(self.rows))), len(self.series)
         layout: Json = {
             "height": 72 + 6 * (each > 1) + len(places) * (BAR_PX * each + 8),

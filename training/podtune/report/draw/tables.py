@@ -57,7 +57,6 @@ class Table:
     kind: str = ""  # its class in HTML
 
     def cells(self) -> list[list[str]]:
-        """The rows as they are shown."""
         return [
             [shown(cell, column.digits) for cell, column in zip(row, self.columns, strict=True)]
             for row in self.rows

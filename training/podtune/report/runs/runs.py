@@ -126,7 +126,6 @@ class Run:
 
     @property
     def measurements(self) -> Measurements:
-        """Measurements of the record."""
         return Measurements.read(self.record)
 
     def last(self, split: str, metric: str) -> float | None:
