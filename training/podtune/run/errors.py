@@ -53,6 +53,10 @@ class UserError(Exception):
 
     code = CONFIG
 
+    def __init_subclass__(cls, *, code: int | None = None) -> None:
+        if code is not None:  # else that of its own base
+            cls.code = code
+
     def __init__(self, what: str, *, where: str = "", fix: str = "", code: int | None = None) -> None:
         super().__init__(what)
         self.what, self.where, self.fix = what, where, fix
@@ -69,52 +73,36 @@ class ConfigError(UserError):
     """A value of the configuration or the environment."""
 
 
-class UsageError(UserError):
+class UsageError(UserError, code=USAGE):
     """The command line, or flags that contradict each other."""
 
-    code = USAGE
 
-
-class DataError(UserError):
+class DataError(UserError, code=DATA):
     """The content of an input: data set, record, checkpoint."""
 
-    code = DATA
 
-
-class NotFound(UserError):
+class NotFound(UserError, code=NO_INPUT):
     """An input that is missing or cannot be read."""
 
-    code = NO_INPUT
 
-
-class Unavailable(UserError):
+class Unavailable(UserError, code=UNAVAILABLE):
     """A service or program that is needed: hub, cluster, GPU, helm."""
 
-    code = UNAVAILABLE
 
-
-class SoftwareError(UserError):
+class SoftwareError(UserError, code=SOFTWARE):
     """A fault of podtune itself."""
 
-    code = SOFTWARE
 
-
-class OutOfMemory(UserError):
+class OutOfMemory(UserError, code=OUT_OF_MEMORY):
     """A GPU or pod that is too small for this batch, length and model."""
 
-    code = OUT_OF_MEMORY
 
-
-class CannotCreate(UserError):
+class CannotCreate(UserError, code=CANNOT_CREATE):
     """An output that cannot be written."""
 
-    code = CANNOT_CREATE
 
-
-class NoPermission(UserError):
+class NoPermission(UserError, code=NO_PERMISSION):
     """A right that this user or process lacks."""
-
-    code = NO_PERMISSION
 
 
 class PeerLost(RuntimeError):

@@ -10,7 +10,7 @@ from typing import IO
 
 from podtune.run.errors import warn
 from podtune.run.files import write_atomically
-from podtune.run.record import Json, finite, now
+from podtune.run.record import Json, finite, is_kind, now
 
 
 class MetricsLog:
@@ -74,15 +74,15 @@ def metrics_entries(lines: Iterable[bytes]) -> tuple[list[Json], list[int]]:
             entry = json.loads(line)
         except (ValueError, RecursionError):
             entry = None
-        if isinstance(entry, dict) and _is_step(entry.get("step")) and isinstance(entry.get("split"), str):
+        if (
+            isinstance(entry, dict)
+            and is_kind(entry.get("step"), int)
+            and isinstance(entry.get("split"), str)
+        ):
             entries.append(entry)
         else:
             broken.append(number)
     return entries, broken
-
-
-def _is_step(value: object) -> bool:
-    return type(value) is int and abs(value) < 2**63
 
 
 def read_metrics(path: Path) -> tuple[list[Json], list[int]]:

@@ -258,7 +258,7 @@ def _read(kind: type, value: object) -> object:
     if kind is tuple:
         numbers = tuple(map(number, value)) if isinstance(value, list | tuple) else (None,)
         return None if None in numbers else numbers
-    return value if _is(value, kind) else None
+    return value if is_kind(value, kind) else None
 
 
 def mapping(value: object) -> Json:
@@ -305,14 +305,15 @@ def sound(record: Json, shape: Json = _SHAPE) -> tuple[Json, list[str]]:
         if isinstance(kind, dict) and isinstance(item, dict):
             kept[key], inside = sound(item, kind)
             odd += [f"{key}.{line}" for line in inside]
-        elif kind is None or (not isinstance(kind, dict) and _is(item, kind)):
+        elif kind is None or (not isinstance(kind, dict) and is_kind(item, kind)):
             kept[key] = item
         elif item is not None:
             odd.append(f"{key} is {repr(item)[:60]}")
     return kept, odd
 
 
-def _is(item: object, kind: type) -> bool:
+def is_kind(item: object, kind: type) -> bool:
+    """True if ``item`` of a JSON file is a ``kind``: true is no number, and an integer has 64 bits."""
     if isinstance(item, int):
         return kind is int and not isinstance(item, bool) and abs(item) < 2**63
     return isinstance(item, kind)

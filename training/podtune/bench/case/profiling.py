@@ -129,10 +129,7 @@ def _length(intervals: list[Interval]) -> float:
 
 def draw_memory(events: list[Json], file: Path) -> None:
     """Draw the allocated memory over the step, one line a device."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib.figure import Figure
 
     lines: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for event in events:
@@ -140,7 +137,8 @@ def draw_memory(events: list[Json], file: Path) -> None:
             args = event["args"]
             device = "CPU" if args["Device Type"] == 0 else f"GPU {args['Device Id']}"
             lines[device].append((float(event["ts"]) / 1e3, float(args["Total Allocated"]) / 2**20))
-    figure, axes = pyplot.subplots(figsize=(9, 4), layout="constrained")
+    figure = Figure(figsize=(9, 4), dpi=120, layout="constrained")
+    axes = figure.add_subplot()
     start = min((points[0][0] for points in map(sorted, lines.values())), default=0.0)
     for device, points in sorted(lines.items()):
         # the total counts from when the profile began, and a step frees what it did not allocate: start at 0
@@ -150,5 +148,4 @@ def draw_memory(events: list[Json], file: Path) -> None:
     axes.set(xlabel="time in the step (ms)", ylabel="allocated (MiB)", title="Memory over one step of rank 0")
     axes.set_ylim(bottom=0)
     axes.legend()
-    figure.savefig(file, dpi=120)
-    pyplot.close(figure)
+    figure.savefig(file)

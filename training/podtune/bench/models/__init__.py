@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from podtune.plan.models import BENCHMARK_MODELS, shape_of
 from podtune.plan.shapes import ConvNet, Transformer
-from podtune.run.errors import NotFound, UsageError, near
+from podtune.run.errors import NotFound, unknown
 
 if TYPE_CHECKING:
     from podtune.bench.models.stack import Stack
@@ -27,11 +27,7 @@ def find_size(name: str) -> Size:
         config.json.
     """
     if name not in BENCHMARK_MODELS and not name.startswith("hf:"):
-        raise UsageError(
-            f"there is no benchmark model '{name}'{near(name, list(BENCHMARK_MODELS))}",
-            where="--model",
-            fix=f"choose one of {', '.join(BENCHMARK_MODELS)}, or hf:PATH for a transformers model",
-        )
+        raise unknown("model", name, [*BENCHMARK_MODELS, "hf:PATH of a transformers model"], where="--model")
     path = name.removeprefix("hf:")
     if name.startswith("hf:") and not (Path(path) / "config.json").is_file():
         raise NotFound(

@@ -6,7 +6,7 @@ in another order; the order is in their own files.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -16,8 +16,7 @@ from podtune.bench.strategies.contract import Batch, SetupContext
 from podtune.bench.strategies.split import cut
 from podtune.bench.strategies.step import Arithmetic, TorchState
 
-DTYPES = (torch.float32, torch.bfloat16)
-HEADER = 8  # dtype, number of dimensions, then the dimensions
+CPU = torch.device("cpu")
 
 
 class Kept(NamedTuple):
@@ -40,7 +39,7 @@ class Stage(TorchState):
         self.optimizer = context.build_optimizer(self.model.parameters())
         self.arithmetic = Arithmetic(context)
         self.pieces = options.micro_batches or options.accumulation  # no strategy takes both
-        self._incoming: tuple[torch.dtype, list[int]] | None = None
+        self._incoming: list[Any] = []  # shape and type of what the rank before sends
         self._announced = False
         self._sending: list[tuple[dist.Work | None, Tensor]] = []  # a tensor may not go before its message
 
@@ -100,19 +99,16 @@ class Stage(TorchState):
     def _send_activations(self, activations: Tensor) -> None:
         """The first time, what is coming goes ahead; every piece has the same shape."""
         if not self._announced:
-            header = torch.zeros(HEADER, dtype=torch.long)
-            header[0], header[1] = DTYPES.index(activations.dtype), activations.dim()
-            header[2 : 2 + activations.dim()] = torch.tensor(activations.shape)
-            dist.send(header, self.rank + 1)
+            # by gloo, also beside NCCL
+            dist.send_object_list([activations.shape, activations.dtype], self.rank + 1, device=CPU)
             self._announced = True
         self._send(activations, self.rank + 1)
 
     def _receive_activations(self) -> Tensor:
-        if self._incoming is None:
-            header = torch.zeros(HEADER, dtype=torch.long)
-            dist.recv(header, self.rank - 1)
-            dtype, dimensions, *shape = header.tolist()
-            self._incoming = DTYPES[dtype], shape[:dimensions]
-        activations = torch.empty(self._incoming[1], dtype=self._incoming[0], device=self.device)
+        if not self._incoming:
+            self._incoming = [None, None]
+            dist.recv_object_list(self._incoming, self.rank - 1, device=CPU)
+        shape, dtype = self._incoming
+        activations = torch.empty(shape, dtype=dtype, device=self.device)
         dist.recv(activations, self.rank - 1)
         return activations

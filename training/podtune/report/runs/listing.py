@@ -9,7 +9,7 @@ from pathlib import Path
 
 from podtune.report.draw.tables import Column, Table, Value, duration
 from podtune.report.runs.runs import Run, load_run, unique_names
-from podtune.run.errors import UsageError, UserError, near
+from podtune.run.errors import UserError, unknown
 from podtune.run.garbage import gc_paused
 from podtune.run.record import Losses, number
 
@@ -122,11 +122,10 @@ def sort_rows(rows: Sequence[ListedRun], key: str) -> list[ListedRun]:
     """
     name = key.removeprefix("-")
     if name not in FIELDS:
-        what, fix = f"there is no field {name!r}{near(name, set(FIELDS))}", f"fields: {', '.join(FIELDS)}"
-        raise UsageError(what, where="--sort", fix=fix)
+        raise unknown("field", name, FIELDS, where="--sort")
     known = [row for row in rows if getattr(row, name) is not None]
-    unknown = [row for row in rows if getattr(row, name) is None]
-    return sorted(known, key=lambda row: getattr(row, name), reverse=key.startswith("-")) + unknown
+    without = [row for row in rows if getattr(row, name) is None]
+    return sorted(known, key=lambda row: getattr(row, name), reverse=key.startswith("-")) + without
 
 
 def table(rows: Sequence[ListedRun]) -> Table:

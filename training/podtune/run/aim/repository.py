@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from podtune.run.errors import Unavailable
-from podtune.run.record import Json, timestamp
+from podtune.run.record import Json, number, timestamp
 
 if TYPE_CHECKING:
     import aim
@@ -52,7 +52,7 @@ class AimRun:
         """Write lines of metrics.jsonl and count their points. The same lines again change nothing."""
         points = 0
         for entry in entries:
-            time_s, epoch = _timestamp(entry.get("time")), _number(entry.get("epoch"))
+            time_s, epoch = _timestamp(entry.get("time")), number(entry.get("epoch"))
             for rank, name, value in _values(entry):
                 context = {"subset": str(entry["split"])} | ({} if rank is None else {"rank": rank})
                 # Run.track() without its clock, which would show a run that is synced later at that hour
@@ -171,21 +171,14 @@ def _open_run(repo: Repo, run_hash: str | None, started_s: float) -> aim.Run:
 
 def _values(entry: Json) -> Iterator[tuple[int | None, str, float]]:
     """Rank (None for the run's own), name and value of every number in a line."""
+    # always as floats: a series of whole numbers that becomes fractional would change its type in Aim
     for name, value in entry.items():
-        number = _number(value)
-        if name not in NOT_SERIES and number is not None:
-            yield None, name, number
+        if name not in NOT_SERIES and (figure := number(value)) is not None:
+            yield None, name, figure
     for name, column in (entry.get(PER_RANK) or {}).items():
         for rank, value in enumerate(column):
-            if (number := _number(value)) is not None:
-                yield rank, name, number
-
-
-def _number(value: object) -> float | None:
-    """A float, always: a series of whole numbers that becomes fractional would change its type in Aim."""
-    if isinstance(value, int | float):
-        return float(value)
-    return float(value) if value in ("nan", "inf", "-inf") and isinstance(value, str) else None
+            if (figure := number(value)) is not None:
+                yield rank, name, figure
 
 
 def _timestamp(value: object) -> float:
