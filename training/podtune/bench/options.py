@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal, TypeVar
 
 from podtune.plan.models import BENCHMARK_MODELS
 from podtune.plan.setup import PLANNED
@@ -13,10 +13,11 @@ from podtune.plan.shapes import Checkpointing
 
 # a plan is of the mean stage; what its copies send is of the fullest, with the embedding
 UNPLANNED = ("pipeline-1f1b+ddp",)
+T = TypeVar("T")
 Precision = Literal["fp32", "bf16", "fp16", "fp8"]
 
 
-def _option(default: Any, about: str, *, least: int | None = None) -> Any:
+def _option(default: T, about: str, *, least: int | None = None) -> T:
     """A field with its line of help and, for a number, the smallest one that makes sense."""
     return field(default=default, metadata={"help": about, "least": least})
 

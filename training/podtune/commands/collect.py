@@ -70,6 +70,7 @@ def _collected(logs: list[str], job: str, namespace: str) -> Collection:
     if job:
         return records.collect(logs_of(connect(namespace), job))
     if logs == ["-"]:
+        # rotation cuts a log inside a character
         sys.stdin.reconfigure(errors="replace")  # type: ignore[union-attr]
         return records.collect(sys.stdin)
     for log in logs:

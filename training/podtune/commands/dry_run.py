@@ -76,6 +76,7 @@ def dry_run(
     adaptation.config.update(config)
     adaptation.config.update({"max_steps": steps} if steps else {})
     adaptation.config.update({"logging_steps": 1} if kill else {})
+    # each pod's lines come from a thread of its own
     lock, width = threading.Lock(), max(len(pod.name) for pod in pods)
 
     def emit(pod: str, line: str) -> None:

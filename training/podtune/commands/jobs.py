@@ -167,7 +167,7 @@ def follow_job(cluster: Cluster, name: str) -> None:
 
     Ctrl-C only detaches.
     """
-    lock = threading.Lock()
+    lock = threading.Lock()  # each pod's lines come from a thread of its own
 
     def emit(who: str, line: str) -> None:
         with lock:

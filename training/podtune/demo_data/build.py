@@ -10,7 +10,7 @@ import platform
 from collections import Counter
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from podtune.demo_data.unicode_characters import DESCRIPTION, Row, held_out, questions
 from podtune.run.errors import DataError
@@ -22,7 +22,31 @@ SCHEMA = "podtune.data/1"
 COLUMNS = [each.name for each in fields(Row) if each.name != "group"]
 
 
-def build(output: Path, *, rows: int = DEFAULT_ROWS, seed: int = 0) -> dict[str, Any]:
+class File(TypedDict):
+    """One file of the set."""
+
+    rows: int
+    sha256: str
+
+
+class Card(TypedDict):
+    """Counts, versions and origin of the set: card.json."""
+
+    schema: str
+    kind: str
+    description: str
+    language: str
+    python: str
+    seed: int
+    rows: int
+    objects: int
+    columns: list[str]
+    files: dict[str, File]
+    kinds: dict[str, int]
+    mean_characters: dict[str, float]
+
+
+def build(output: Path, *, rows: int = DEFAULT_ROWS, seed: int = 0) -> Card:
     """Write ``train.parquet``, ``eval.parquet`` and ``card.json`` into ``output``; return the card.
 
     Args:
@@ -45,17 +69,8 @@ def build(output: Path, *, rows: int = DEFAULT_ROWS, seed: int = 0) -> dict[str,
     }
     if not parts["eval"]:
         parts["eval"] = [parts["train"].pop()]
-    card = _describe(parts, seed)
-    for name, content in parts.items():
-        card["files"][f"{name}.parquet"]["sha256"] = _write(output / f"{name}.parquet", content)
-    write_json(output / "card.json", card)
-    return card
-
-
-def _describe(parts: dict[str, list[Row]], seed: int) -> dict[str, Any]:
-    """The card: counts, versions and origin of the set."""
     every = [row for content in parts.values() for row in content]
-    return {
+    card: Card = {
         "schema": SCHEMA,
         "kind": "unicode",
         "description": DESCRIPTION,
@@ -65,13 +80,18 @@ def _describe(parts: dict[str, list[Row]], seed: int) -> dict[str, Any]:
         "rows": len(every),
         "objects": len({row.object for row in every}),
         "columns": COLUMNS,
-        "files": {f"{name}.parquet": {"rows": len(content)} for name, content in parts.items()},
+        "files": {
+            f"{name}.parquet": {"rows": len(content), "sha256": _write(output / f"{name}.parquet", content)}
+            for name, content in parts.items()
+        },
         "kinds": dict(sorted(Counter(row.kind for row in every).items())),
         "mean_characters": {
             "question": round(sum(len(row.question) for row in every) / len(every), 1),
             "answer": round(sum(len(row.answer) for row in every) / len(every), 1),
         },
     }
+    write_json(output / "card.json", card)
+    return card
 
 
 def _write(path: Path, rows: list[Row]) -> str:

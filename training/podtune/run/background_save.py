@@ -33,6 +33,7 @@ def stage_of(output_dir: Path, node_rank: int) -> Path:
 def clear(stage: Path) -> bool:
     """Make ``stage`` an empty folder of this user alone; False where that is not possible."""
     try:
+        # exists() alone follows a link; rmtree refuses one, and then this folder is not used
         if stage.is_symlink() or stage.exists():
             shutil.rmtree(stage)
         stage.mkdir(mode=0o700)
@@ -126,6 +127,7 @@ def _move(staged: Path, staging_dir: Path) -> None:
 def copy(source: Path, target: Path) -> None:
     """Copy ``source`` to ``target``, flushed to the volume when this returns."""
     block, unflushed = bytearray(BLOCK), 0
+    # a buffer would make the count of unflushed bytes a lie
     with source.open("rb") as staged, target.open("wb", buffering=0) as file:
         while count := staged.readinto(block):
             left = memoryview(block)[:count]

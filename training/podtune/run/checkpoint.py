@@ -80,7 +80,7 @@ def commit(staging_dir: Path, target: Path, step: int, facts: Facts) -> None:
     if target.exists():  # the same step again, after a damaged one was resumed over
         quarantine(target)
     staging_dir.rename(target)
-    folder = os.open(target.parent, os.O_RDONLY)
+    folder = os.open(target.parent, os.O_RDONLY)  # a rename is on the volume only when its folder is flushed
     os.fsync(folder)
     os.close(folder)
 

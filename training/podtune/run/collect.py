@@ -48,6 +48,7 @@ def emit_record(record: Json, stream: IO[str]) -> None:
     lines = [f"{MARKER} begin {tag} lines={len(chunks)} bytes={len(content)} sha256={digest}"]
     lines += [f"{MARKER} {tag} {index} {chunk}" for index, chunk in enumerate(chunks)]
     lines.append(f"{MARKER} end {tag}")
+    # a line that another rank has not ended would hide the first marker
     stream.write("\n" + "\n".join(lines) + "\n")
     stream.flush()
 
@@ -171,6 +172,7 @@ def _unpack(text: str, size: int) -> bytes:
     """What is packed in ``text``, never more than the announced ``size``; nothing if it is not whole."""
     inflater = zlib.decompressobj()
     try:
+        # a byte more than announced: a bomb ends here, and a lie shows
         content = inflater.decompress(b64decode(text, validate=True), size + 1)
     except (ValueError, zlib.error):
         return b""

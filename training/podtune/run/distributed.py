@@ -166,7 +166,7 @@ def cleanup_distributed() -> None:
 
     gc.collect()
     if dist.is_available() and dist.is_initialized():
-        dist.barrier()
+        dist.barrier()  # rank 0 keeps the store: the others could not close without it
         with bounded(SLACK_S, f"the process group has not closed within {SLACK_S:.0f} s"):
             dist.destroy_process_group()
 

@@ -185,6 +185,7 @@ def report(error: BaseException, *, rank: int | None = None) -> int:
     if not rank or not isinstance(error, UserError):
         print(f"podtune: {'' if rank == 0 else who}error: {text}", file=sys.stderr, flush=True)
     terminate_log(f"{who}{text}", code)
+    # of several ranks' torchrun names the earliest as the root cause
     if error_file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         message = {"message": text, "errorCode": code, "extraInfo": {"timestamp": str(int(time.time()))}}
         Path(error_file).parent.mkdir(parents=True, exist_ok=True)

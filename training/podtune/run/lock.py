@@ -120,6 +120,7 @@ class Lock:
     def _beat(self) -> None:
         step, step_at = self._step
         beat = replace(self._first, time=time.time(), step=step, step_at=step_at)
+        # of one length: the end of a longer one must not stay behind it
         os.pwrite(self._file, json.dumps(asdict(beat)).ljust(500).encode() + b"\n", 0)
         os.fsync(self._file)
 

@@ -65,7 +65,7 @@ def read_manifest(content: bytes, name: str) -> Manifest:
 def flushed_files(folder: Path) -> Files:
     """Describe the files in ``folder``, each flushed to the volume; links are left out."""
     files = regular_files(folder)
-    with ThreadPoolExecutor(4) as pool:
+    with ThreadPoolExecutor(4) as pool:  # a flush waits for the volume, not for the processor
         return dict(zip(files, pool.map(_flushed, files.values()), strict=True))
 
 

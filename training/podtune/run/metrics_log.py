@@ -41,7 +41,7 @@ class MetricsLog:
             return
         self._written.add((step, split))
         self._file.write(_line({"time": now(), "step": step, "split": split, **metrics}))
-        self._file.flush()
+        self._file.flush()  # a line at a time: others follow the file, and a kill leaves whole lines
 
     def close(self) -> None:
         """Flush to the volume."""

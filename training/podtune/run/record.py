@@ -11,7 +11,7 @@ import math
 import statistics
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 from functools import cache
 from pathlib import Path
@@ -330,7 +330,7 @@ def finite(value: object) -> object:
     return value if isinstance(value, str | int | float | bool | None) else str(value)
 
 
-def write_json(path: Path, content: Json) -> None:
+def write_json(path: Path, content: Mapping[str, object]) -> None:
     """Replace a JSON file: a reader sees the old content or the new, never half of one."""
     with replacing(path) as file:
         json.dump(finite(content), file, indent=2, ensure_ascii=False)

@@ -60,6 +60,7 @@ def read_world(env: Mapping[str, str] = os.environ) -> World:
         UserError: the variables contradict each other, for example a pod started by plain ``python`` under
             the training operator, which would train as many separate models as there are pods.
     """
+    # the operator gives every pod RANK and WORLD_SIZE, of pods; LOCAL_RANK is torchrun's alone
     if "LOCAL_RANK" not in env:
         announced = max(_integer(env, "WORLD_SIZE", 1), _integer(env, "PET_NNODES", 1))
         if announced > 1:
@@ -92,6 +93,7 @@ def read_world(env: Mapping[str, str] = os.environ) -> World:
         local_rank=local_rank,
         world_size=size,
         local_world_size=local_size,
+        # torchrun's names for the node's number, and for how many there are
         node_rank=_integer(env, "GROUP_RANK", rank // local_size),
         nnodes=_integer(env, "GROUP_WORLD_SIZE", max(1, size // local_size)),
         master=f"{env['MASTER_ADDR']}:{env['MASTER_PORT']}",

@@ -137,7 +137,7 @@ class CaseRunner(Sweep[Case]):
         record = read_record(self._folder(case)) or {}
         return summary(record) + (" (kept)" if state == "kept" else "")
 
-    def content(self, states: dict[str, str]) -> Json:
+    def content(self, states: dict[str, str]) -> dict[str, object]:
         impossible = self.expansion.impossible
         return {
             "sweep": asdict(self.sweep),

@@ -201,7 +201,7 @@ def _case(name: str, alone: CaseSweep, nodes: int, nproc_per_node: int | None, p
     return Case(name, world, arguments, read_options(arguments, world)[0], alone, place)
 
 
-def values_of(case: Case, values: Mapping[str, Any]) -> dict[str, Any]:
+def values_of(case: Case, values: Mapping[str, Any]) -> dict[str, object]:
     """The chart's values of a job that measures this case alone, in as many pods and GPUs as it needs."""
     import yaml
 

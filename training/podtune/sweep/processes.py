@@ -91,6 +91,7 @@ def torchrun(
     on a port of its own, the job's plus one plus its ``index``, so that nobody joins the group of the run
     before. A pod that has no part in a run waits for its next one in torchrun's rendezvous.
     """
+    # torchrun would read the job's own PET_* beside the words here
     env = {key: value for key, value in os.environ.items() if not key.startswith(("PET_", "TORCHELASTIC_"))}
     env["OMP_NUM_THREADS"] = str(threads)  # before torch is loaded; torchrun itself would warn and set 1
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(local_ranks)]
@@ -100,6 +101,7 @@ def torchrun(
     else:
         command += ["--nnodes", str(nodes), "--node-rank", str(pod.node_rank)]
         command += ["--master-addr", pod.master_addr, "--master-port", str(pod.master_port + 1 + index)]
+        # its own bound is 15 minutes, whatever the cases before take
         command += ["--rdzv-conf", f"timeout={int(timeout_s)}"]
     return Process([*command, *arguments], log, TORCHRUN_GRACE_S + 5, env)
 

@@ -19,7 +19,7 @@ from typing import Generic, Literal, Protocol, TypeVar
 from podtune.run import lock
 from podtune.run.errors import CannotCreate, printable, working
 from podtune.run.log_lines import duration
-from podtune.run.record import Json, now, write_json
+from podtune.run.record import now, write_json
 
 SWEEP_FILE, LOG_FILE = "sweep.json", "log.txt"
 POLL_S = 2.0
@@ -104,7 +104,7 @@ class Sweep(ABC, Generic[C]):
         """How it ended, in a line for people."""
 
     @abstractmethod
-    def content(self, states: dict[str, str]) -> Json:
+    def content(self, states: dict[str, str]) -> dict[str, object]:
         """What ``sweep.json`` says, where one that has not ended is "not run"."""
 
     def limit_s(self, configuration: C) -> float:

@@ -172,5 +172,5 @@ class TrialRunner(Sweep[Trial]):
         end = evaluated or record.get("reason") or record.get("status") or f"see {folder / LOG_FILE}"
         return f"{state}, {end}"
 
-    def content(self, states: dict[str, str]) -> Json:
+    def content(self, states: dict[str, str]) -> dict[str, object]:
         return {"runs": states, "varies": {trial.name: trial.varies for trial in self.configurations}}

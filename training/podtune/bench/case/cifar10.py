@@ -167,10 +167,11 @@ def _pickled(content: bytes) -> np.ndarray[Any, Any]:
 class _Arrays(pickle.Unpickler):
     """A pickle of arrays alone: a foreign archive must not run code."""
 
-    def find_class(self, module: str, name: str) -> Any:
+    def find_class(self, module: str, name: str) -> object:
         if module.split(".")[0] != "numpy" or name not in ARRAYS:
             raise pickle.UnpicklingError(f"it holds {module}.{name}, which CIFAR-10 does not")
-        return super().find_class(module, name)
+        found: object = super().find_class(module, name)
+        return found
 
 
 def _tensors(records: np.ndarray[Any, Any]) -> tuple[Tensor, Tensor]:

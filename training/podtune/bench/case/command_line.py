@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -77,18 +77,18 @@ def read_options(arguments: Sequence[str] | None, world: World) -> tuple[Options
     Raises:
         UserError: names, numbers or combinations that cannot run, with what would.
     """
-    values = _parse(arguments)
-    size = resized(find_size(values["model"]), **{name: max(0, values[name]) for name in SIZES})
-    if values["strategy"] not in STRATEGIES:
-        raise unknown("strategy", values["strategy"], STRATEGIES, where="--strategy")
-    entry = STRATEGIES[values["strategy"]]
-    options = _resolve(values, size, entry, world)
+    options = _parse(arguments)
+    size = resized(find_size(options.model), **{name: max(0, getattr(options, name)) for name in SIZES})
+    if options.strategy not in STRATEGIES:
+        raise unknown("strategy", options.strategy, STRATEGIES, where="--strategy")
+    entry = STRATEGIES[options.strategy]
+    options = _resolve(options, size, entry, world)
     _check_values(options, size)
     entry.check(options, size, world)
     return options, size, entry
 
 
-def _parse(arguments: Sequence[str] | None) -> dict[str, Any]:
+def _parse(arguments: Sequence[str] | None) -> Options:
     """Options of the command line, above those of ``--config``."""
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument("--config", type=Path)
@@ -96,10 +96,10 @@ def _parse(arguments: Sequence[str] | None) -> dict[str, Any]:
     words = words_of(_read_config(given.config)) if given.config else []
     values = vars(parser().parse_args([*words, *rest]))  # of two words for one option the later counts
     del values["config"]
-    return values
+    return Options(**values)
 
 
-def _read_config(file: Path) -> dict[str, Any]:
+def _read_config(file: Path) -> dict[str, object]:
     """Options of the file's blocks; the parser refuses those that it does not know.
 
     Raises:
@@ -114,30 +114,31 @@ def _read_config(file: Path) -> dict[str, Any]:
     return values
 
 
-def _resolve(values: dict[str, Any], size: Size, entry: Entry, world: World) -> Options:
-    each = values["per_device_batch_size"]
-    if each and values["global_batch_size"]:
+def _resolve(options: Options, size: Size, entry: Entry, world: World) -> Options:
+    """Fill in what is unset: the model's own, the strategy's, or what follows from the processes."""
+    each, batch, length = options.per_device_batch_size, options.global_batch_size, options.sequence_length
+    if each and batch:
         raise UsageError(
             "the batch is given twice",
             where="--per-device-batch-size, --global-batch-size",
             fix="the first keeps the rows of a process (weak scaling), the second those of all (strong): one",
         )
-    usual = GLOBAL_BATCH_SIZE.get(values["model"], 8)
-    values["global_batch_size"] = each * world.world_size or values["global_batch_size"] or usual
-    if isinstance(size, ConvNet):
-        if values["sequence_length"]:
-            raise UsageError(f"{values['model']} reads images", where="--sequence-length", fix="leave it out")
-    else:
-        values["sequence_length"] = values["sequence_length"] or size.sequence_length
-    if entry.shard_size and not values["shard_size"]:
+    batch = each * world.world_size or batch or GLOBAL_BATCH_SIZE.get(options.model, 8)
+    if isinstance(size, ConvNet) and length:
+        raise UsageError(f"{options.model} reads images", where="--sequence-length", fix="leave it out")
+    if isinstance(size, Transformer):
+        length = length or size.sequence_length
+    shards, pieces = options.shard_size, options.micro_batches
+    if entry.shard_size and not shards:
         n = world.world_size
         halves = n // 2 if n >= 4 and n % 2 == 0 else n
-        values["shard_size"] = world.local_world_size if world.nnodes > 1 else halves
-    if entry.micro_batches:
-        copies = world.world_size // values["shard_size"] if entry.shard_size else 1
-        asked, batch = values["micro_batches"], values["global_batch_size"] // copies
-        values["micro_batches"] = asked or max(count for count in range(1, 9) if batch % count == 0)
-    return Options(**values)
+        shards = world.local_world_size if world.nnodes > 1 else halves
+    if entry.micro_batches and not pieces:
+        rows = batch // (world.world_size // shards if entry.shard_size else 1)
+        pieces = max(count for count in range(1, 9) if rows % count == 0)
+    return replace(
+        options, global_batch_size=batch, sequence_length=length, shard_size=shards, micro_batches=pieces
+    )
 
 
 def _check_values(options: Options, size: Size) -> None:

@@ -50,7 +50,7 @@ class CountCommunication(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.calls: dict[str, int] = defaultdict(int)
         self.sent_bytes: dict[str, float] = defaultdict(float)
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> object:
         namespace, name = func.namespace, func._schema.name.split("::")[1]
         if namespace in ("c10d", "_c10d_functional") and name not in SILENT:
             short = name.replace("_", "")

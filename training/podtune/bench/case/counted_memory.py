@@ -37,7 +37,7 @@ class CountMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._sizes: dict[int, int] = {}
         self._changes: list[tuple[int, int]] | None = None  # (storage, bytes more) while a step is watched
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> object:
         result = func(*args, **(kwargs or {}))
         self._numbers(tree_leaves(result))
         if self._changes is not None:

@@ -55,7 +55,7 @@ def host_to_device_gb_per_s(batch: Batch, device: str) -> float | None:
         batch.to(device)
         synchronise(device)
         seconds.append(time.perf_counter() - start)
-    return size / statistics.median(seconds[1:]) / 1e9
+    return size / statistics.median(seconds[1:]) / 1e9  # the first copy sets up what the others use
 
 
 def flops_per_row(build_model: BuildModel, sequence_length: int) -> int:

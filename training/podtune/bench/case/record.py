@@ -58,7 +58,7 @@ def case_record(options: Options, name: str) -> Json:
     )
 
 
-def identity(world: World) -> Json:
+def identity(world: World) -> dict[str, int]:
     """The processes of a case, as its record names them."""
     return {
         "world_size": world.world_size,

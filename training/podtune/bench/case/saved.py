@@ -16,7 +16,7 @@ import torch.distributed as dist
 from podtune.bench.options import Options
 from podtune.bench.strategies.contract import Strategy
 from podtune.run.errors import ConfigError, DataError
-from podtune.run.record import Json, Measurements, Training, write_json
+from podtune.run.record import Measurements, Training, write_json
 from podtune.run.world import World
 
 STATE = "training.json"  # written last: a folder without it is not complete
@@ -70,6 +70,6 @@ def _complete(options: Options) -> list[Path]:
     return sorted(folders, key=lambda folder: int(folder.name.removeprefix("epoch-")))
 
 
-def _decisive(options: Options, world: World) -> Json:
+def _decisive(options: Options, world: World) -> dict[str, object]:
     chosen = {name: value for name, value in asdict(options).items() if name not in FREE}
     return {**chosen, "world_size": world.world_size}

@@ -70,6 +70,7 @@ class Head(nn.Module):
     def __init__(self, size: Transformer, tied: nn.Embedding) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(size.hidden)
+        # no memory for a weight that the next line replaces
         self.linear = nn.Linear(size.hidden, size.vocabulary, bias=False, device="meta")
         self.linear.weight = tied.weight
 

@@ -30,6 +30,7 @@ class Layer(nn.Module):
         output: Any = self.layer(
             x, attention_mask=None, position_ids=positions, position_embeddings=self.rotary(x, positions)
         )
+        # some families' layers give a tuple
         hidden: Tensor = output[0] if isinstance(output, tuple) else output
         return hidden
 

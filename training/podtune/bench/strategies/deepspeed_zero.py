@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -76,7 +77,7 @@ class Zero:
 
 def configuration(
     options: Options, world: World, parameters: int, largest_block: int, dtype: torch.dtype | None
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """DeepSpeed's configuration: fp32 weights, products under autocast to ``dtype``, as everywhere here."""
     overlap = options.overlap is not False and world.device_type == "cuda"
     zero: dict[str, Any] = {
@@ -119,7 +120,7 @@ def configuration(
     }
 
 
-def _import_deepspeed(world: World) -> Any:
+def _import_deepspeed(world: World) -> ModuleType:
     os.environ["DS_ACCELERATOR"] = world.device_type  # one of the environment's would win over the device
     try:
         deepspeed = deepspeed_that_builds_nothing()

@@ -51,7 +51,7 @@ def product(a: Tensor, b: Tensor, a_dtype: torch.dtype, b_dtype: torch.dtype) ->
     b8, b_scale = quantise(b, b_dtype)
     return torch._scaled_mm(
         a8.contiguous(),
-        b8.contiguous().t(),
+        b8.contiguous().t(),  # the second operand is taken by column alone
         scale_a=a_scale,
         scale_b=b_scale,
         out_dtype=torch.bfloat16,

@@ -82,6 +82,7 @@ class Pipeline(TorchState):
     def predict(self, batch: Batch) -> Tensor | None:
         """The schedule's forward passes, micro-batch after micro-batch."""
         with torch.no_grad():
+            # with a loss function the schedule wants targets here, too
             logits: Tensor | None = self.schedule.eval(
                 *([batch.inputs] if self.stage == 0 else []),
                 target=batch.targets if self.stage == self.last else None,

@@ -45,6 +45,7 @@ class Stage(TorchState):
 
     def forward(self, piece: Batch) -> Kept:
         """Receive what the rank before has computed, compute, and send it on without waiting."""
+        # a leaf, so that backward leaves the gradient to send back in x.grad
         x = piece.inputs if self.rank == 0 else self._receive_activations().requires_grad_()
         with self.arithmetic.autocast():
             y: Tensor = self.model(x)

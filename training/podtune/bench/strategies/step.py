@@ -123,7 +123,7 @@ class TorchState:
         )
         self.arithmetic.scaler.load_state_dict(part["scaler"])
 
-    def _state(self) -> dict[str, Any]:
+    def _state(self) -> dict[str, dict[str, Any]]:
         model, optimizer = get_state_dict(self.model, self.optimizer)
         scaler = self.arithmetic.scaler.state_dict()
         return {f"stage{self.stage}": {"model": model, "optimizer": optimizer, "scaler": scaler}}

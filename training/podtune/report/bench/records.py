@@ -49,6 +49,7 @@ def read_folder(folder: Path) -> FolderRecords:
         name = path.relative_to(folder).as_posix()
         try:
             record = json.loads(path.read_text(encoding="utf-8"))
+        # json gives up on brackets a thousand deep by RecursionError
         except (OSError, ValueError, RecursionError) as error:
             found.damaged.append(f"{name}: damaged, it cannot be read ({error})")
             continue

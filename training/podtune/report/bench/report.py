@@ -41,7 +41,7 @@ class Report:
             f"{cell.label} ({cell.record})": cell.reason for group in self.groups for cell in group.failed
         }
 
-    def as_json(self) -> Json:
+    def as_json(self) -> dict[str, object]:
         return {
             "comparisons": [
                 {

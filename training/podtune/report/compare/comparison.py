@@ -79,7 +79,7 @@ class Comparison:
         """A sentence on losses, and one on answers where they can be compared."""
         return [each.text for each in (self.verdict, self.answers) if each]
 
-    def as_json(self) -> Json:
+    def as_json(self) -> dict[str, object]:
         return {
             "schema": "podtune.compare/1",
             "runs": [_identity(run, name) for run, name in zip(self.runs, self.names, strict=True)],
@@ -93,7 +93,7 @@ class Comparison:
         }
 
 
-def _identity(run: Run, name: str) -> Json:
+def _identity(run: Run, name: str) -> dict[str, object]:
     """A run's name, place and state, and of its record what tells runs apart."""
     return {
         "name": name,

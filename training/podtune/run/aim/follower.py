@@ -192,7 +192,7 @@ def silent() -> Iterator[None]:
 def main(arguments: list[str]) -> None:
     """Run the child; it prints in one line on stdout what went wrong, if anything did."""
     run_dir, repo, parent = arguments
-    os.nice(10)
+    os.nice(10)  # the ranks come first
     with silent():
         problem = follow_parent(Path(run_dir), repo, int(parent))
     with contextlib.suppress(OSError):

@@ -74,6 +74,7 @@ class AimRun:
             resources.set_run_end_time = lambda: resources.meta_run_tree.__setitem__("end_time", ended)
         self._run.close()
         if not self._repo.is_remote_repo:
+            # a run that was just closed cannot be read from Python until it is indexed
             from aim.sdk.index_manager import RepoIndexManager
 
             # `aim up` holds the index while it runs, and then indexes by itself
@@ -114,6 +115,7 @@ def aim_folder() -> Path:
 
 def open_repo(repo: str) -> Repo:
     """Aim's Repo for a folder, made if there is none, or for aim://host:port."""
+    # read when aim is imported: it would report its use to its makers
     os.environ.setdefault("AIM_UI_TELEMETRY_ENABLED", "0")
     from aim.ext.cleanup import AutoClean
     from aim.sdk.repo import Repo
@@ -164,8 +166,8 @@ def _open_run(repo: Repo, run_hash: str | None, started_s: float) -> aim.Run:
         run_hash,
         repo=repo,
         force_resume=run_hash is not None,
-        system_tracking_interval=None,
-        capture_terminal_logs=False,
+        system_tracking_interval=None,  # metrics.jsonl has the machine's figures
+        capture_terminal_logs=False,  # Aim would put a stream of its own in place of stdout
     )
 
 

@@ -72,11 +72,11 @@ def start_tracker(run_dir: Path, repo: str) -> Tracker:
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,  # Aim's bars and tracebacks are no news of the training
             text=True,
             # Ctrl-C and torchrun's signals end the training first, and the child sees its files closed
             start_new_session=True,
-            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},  # the cores are the ranks'
         )
     except OSError as error:
         tracker.warn(f"the tracker did not start: {error}")
