@@ -1,11 +1,9 @@
-"""Every rank reads its own part of one global batch, from synthetic rows or from a user's files."""
+"""Every rank reads its own part of one global batch, from synthetic rows or from CIFAR-10."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as parquet
 import pytest
 import torch
 
@@ -46,30 +44,7 @@ def test_another_seed_gives_other_rows_and_the_same_seed_the_same() -> None:
     assert not torch.equal(first, other)
 
 
-def options(model: str, data: Path) -> Options:
-    return Options(model=model, strategy="single", data=str(data), sequence_length=16)
-
-
-def test_text_of_a_parquet_file_is_read_as_bytes(tmp_path: Path) -> None:
-    file = tmp_path / "text.parquet"
-    parquet.write_table(pa.table({"id": [1, 2], "text": ["héllo " * 10, "world " * 10]}), file)
-    rows = open_rows(options("tinygpt-test", file), find_size("tinygpt-test"))
-    stream = ("héllo " * 10 + "\n\n" + "world " * 10).encode()
-    batch = rows.batch(range(2))
-    assert bytes(batch.inputs[0].tolist()) == stream[:16]
-    assert bytes(batch.targets[1].tolist()) == stream[17:33]
-
-
-@pytest.mark.parametrize(
-    ("write", "complaint"),
-    [
-        (lambda file: file.write_bytes(b"not parquet"), "cannot be read as Parquet"),
-        (lambda file: parquet.write_table(pa.table({"id": [1]}), file), "no column of strings"),
-        (lambda file: parquet.write_table(pa.table({"text": ["short"]}), file), "not one row"),
-    ],
-)
-def test_a_text_file_that_cannot_serve_is_refused(write: object, complaint: str, tmp_path: Path) -> None:
-    file = tmp_path / "text.parquet"
-    write(file)  # type: ignore[operator]
-    with pytest.raises(UserError, match=complaint):
-        open_rows(options("tinygpt-test", file), find_size("tinygpt-test"))
+def test_a_decoder_reads_no_files(tmp_path: Path) -> None:
+    options = Options(model="tinygpt-test", strategy="single", data=str(tmp_path), sequence_length=16)
+    with pytest.raises(UserError, match="synthetic alone"):
+        open_rows(options, find_size("tinygpt-test"))

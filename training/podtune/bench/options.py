@@ -70,7 +70,7 @@ class Options:
     )
     data: str = _option(
         "synthetic",
-        "synthetic, a Parquet file with a text column, or a folder of podtune data cifar10",
+        "synthetic, or of residual networks a folder of podtune data cifar10",
     )
     epochs: int = _option(
         0,

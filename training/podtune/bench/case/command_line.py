@@ -170,5 +170,5 @@ def _check_values(options: Options, size: Size) -> None:
         raise UsageError(
             f"{options.data} does not exist",
             where="--data",
-            fix="name a Parquet file, a folder of podtune data cifar10, or synthetic",
+            fix="name a folder of podtune data cifar10, or synthetic",
         )

@@ -1,4 +1,4 @@
-"""The rows that are trained on: synthetic ones with something to learn, CIFAR-10, or a user's text.
+"""The rows that are trained on: synthetic ones with something to learn, or CIFAR-10.
 
 Row ``i`` depends on the seed and on ``i`` alone, so every rank makes exactly its part of the one global batch
 and no other, whatever the world size.
@@ -61,7 +61,9 @@ def open_rows(options: Options, size: Size) -> Rows:
         return cifar10.Cifar10(path, "train", options.seed)
     if options.data == "synthetic":
         return SyntheticTokens(size.vocabulary, options.sequence_length, options.seed)
-    return TextBytes(path, size.vocabulary, options.sequence_length)
+    raise DataError(
+        f"{options.model} reads tokens, which are synthetic alone", where="--data", fix="leave it out"
+    )
 
 
 def open_test_rows(options: Options, size: Size) -> Rows | None:
@@ -128,39 +130,3 @@ class SyntheticImages:
             torch.randn(3, self.side, self.side, generator=generator, out=images[row])
         images += torch.nn.functional.interpolate(self.patterns[labels], size=(self.side, self.side))
         return Batch(images, labels)
-
-
-class TextBytes:
-    """The ``text`` column of a Parquet file (or its first column of strings) as one stream of UTF-8 bytes.
-
-    Bytes need no tokenizer and fit every vocabulary from 256 on; what is measured does not depend on how text
-    is cut.
-    """
-
-    def __init__(self, path: Path, vocabulary: int, length: int) -> None:
-        import pyarrow as pa
-        import pyarrow.parquet as parquet
-
-        if vocabulary < 256:
-            raise DataError(f"the model's vocabulary of {vocabulary} cannot hold bytes", where=str(path))
-        try:
-            table = parquet.read_table(path)
-        except (pa.ArrowException, OSError) as error:
-            raise DataError(f"cannot be read as Parquet: {error}", where=str(path)) from None
-        strings = [name for name in table.column_names if pa.types.is_string(table.schema.field(name).type)]
-        if not strings:
-            raise DataError(f"no column of strings among {', '.join(table.column_names)}", where=str(path))
-        column = "text" if "text" in strings else strings[0]
-        stream = "\n\n".join(text for text in table.column(column).to_pylist() if text).encode()
-        self.rows = (len(stream) - 1) // length
-        if self.rows < 1:
-            raise DataError(
-                f"column {column} holds {len(stream)} bytes, not one row of {length + 1}", where=str(path)
-            )
-        self.stream, self.length = torch.frombuffer(bytearray(stream), dtype=torch.uint8), length
-
-    def batch(self, numbers: range) -> Batch:
-        """Ids (rows, length) and, as targets, the same shifted by one."""
-        starts = [number % self.rows * self.length for number in numbers]
-        tokens = torch.stack([self.stream[start : start + self.length + 1] for start in starts]).long()
-        return Batch(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())

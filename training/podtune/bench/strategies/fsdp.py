@@ -54,7 +54,7 @@ def device_mesh(world: World, options: Options) -> DeviceMesh:
 def shard(model: Stack, mesh: DeviceMesh, dtype: torch.dtype | None, options: Options) -> FSDPModule:
     """Wrap in place. Embedding and head share a weight, so they stay together in the outer unit."""
     # In mixed precision the gathers move the low-precision weights and the gradients are summed in fp32.
-    # inputs stay as they are: ids have no other type, and autocast casts the rest
+    # Inputs stay as they are: ids have no other type, and autocast casts the rest.
     policy = MixedPrecisionPolicy(
         param_dtype=dtype, reduce_dtype=torch.float32 if dtype else None, cast_forward_inputs=False
     )
