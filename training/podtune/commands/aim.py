@@ -36,10 +36,8 @@ def aim_sync(
       podtune aim-sync /outputs --repo /aim --follow       # every run of a volume; the repo's only writer
       podtune aim-sync demo/run --repo aim://aim:53800     # to an Aim server
     """
-    with working("opening the Aim repository"):
-        if not follow:
-            raise typer.Exit(sync(run_dir, repo, follow=False, as_json=as_json))
-    raise typer.Exit(sync(run_dir, repo, follow=True, as_json=as_json))
+    with working("opening the Aim repository", shown=not follow):
+        sync(run_dir, repo, follow=follow, as_json=as_json)
 
 
 def aim_ui(

@@ -16,7 +16,8 @@ from podtune.commands.options import Namespace
 from podtune.run import collect as records
 from podtune.run.collect import Collection
 from podtune.run.errors import CannotCreate, DataError, NotFound, UsageError, creating, printable
-from podtune.run.record import write_json
+from podtune.run.follow import read_record
+from podtune.run.record import RUN_FILE, write_json
 
 
 def collect(
@@ -98,12 +99,6 @@ def _keep(folder: Path, record: dict[str, Any]) -> None:
     if folder.is_symlink():
         raise CannotCreate("is a link", where=str(folder), fix="remove it")
     folder.mkdir(parents=True, exist_ok=True)
-    try:
-        different = json.loads((folder / "run.json").read_text(encoding="utf-8")) != record
-    except FileNotFoundError:
-        different = False
-    except ValueError:
-        different = True
-    if different:
+    if (folder / RUN_FILE).exists() and read_record(folder) != record:
         raise CannotCreate("holds another record", where=str(folder), fix="give an --output of its own")
-    write_json(folder / "run.json", record)
+    write_json(folder / RUN_FILE, record)

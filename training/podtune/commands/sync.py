@@ -52,7 +52,8 @@ def sync(
     if to is Tracker.aim:
         if repo is None:
             raise typer.BadParameter("Aim needs a repository", param_hint="--repo")
-        raise typer.Exit(sync_to_aim(run_dir, repo, follow=False, as_json=False))
+        sync_to_aim(run_dir, repo, follow=False, as_json=False)
+        return
     run_dirs = find_runs(run_dir)
     if not run_dirs:
         raise NotFound("no run here", where=str(run_dir), fix="give the --output_dir of a run")

@@ -16,10 +16,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from podtune.run.errors import (
-    ConfigError,
-    DataError,
-)
+from podtune.run.errors import ConfigError, DataError
 from podtune.run.files import apply_umask, digest, regular_files, write_atomically
 from podtune.run.manifest import MANIFEST, NAME, Damaged, Facts, Manifest, flushed_files, read_manifest
 

@@ -7,6 +7,7 @@ nothing is ever guessed at. That makes it exact, not genuine: who can write into
 
 from __future__ import annotations
 
+import fileinput
 import hashlib
 import json
 import re
@@ -105,13 +106,8 @@ def collect_files(paths: Iterable[Path]) -> Collection:
     Raises:
         OSError: a file that cannot be read.
     """
-
-    def lines() -> Iterator[str]:
-        for path in paths:
-            with path.open(encoding="utf-8", errors="replace") as file:
-                yield from file
-
-    return collect(lines())
+    with fileinput.input(paths, encoding="utf-8", errors="replace") as lines:
+        return collect(lines)
 
 
 def _marker_lines(lines: Iterable[str]) -> Iterator[str]:

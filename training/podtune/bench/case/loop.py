@@ -19,14 +19,7 @@ from podtune.bench.case.parity import PARITY_STEPS, compare_losses, reference_lo
 from podtune.bench.case.run import CaseRun, Stepper
 from podtune.plan.hardware import peak_flops
 from podtune.plan.shapes import ConvNet
-from podtune.run.record import (
-    CUDA_PEAK,
-    Communication,
-    Losses,
-    Measurements,
-    MemoryPeaks,
-    Summary,
-)
+from podtune.run.record import CUDA_PEAK, Communication, Losses, Measurements, MemoryPeaks, Summary
 from podtune.run.world import World
 
 DISTINCT_BATCHES = 16  # then they come again: enough to learn from, few enough to keep in memory

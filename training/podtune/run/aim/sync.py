@@ -10,13 +10,13 @@ from pathlib import Path
 
 from podtune.run.aim.follower import POLL_S, Follower, silent
 from podtune.run.aim.tracking import CLOSE_LIMIT_S
-from podtune.run.errors import OK, CannotCreate, NotFound, Unavailable, UserError, warn
+from podtune.run.errors import CannotCreate, NotFound, Unavailable, UserError, warn
 from podtune.run.follow import find_runs, read_record, state
 from podtune.run.record import RUN_FILE
 
 
-def sync(root: Path, repo: str, *, follow: bool, as_json: bool) -> int:
-    """Write the runs at or below ``root`` to the Aim repository ``repo``; return the exit code.
+def sync(root: Path, repo: str, *, follow: bool, as_json: bool) -> None:
+    """Write the runs at or below ``root`` to the Aim repository ``repo``.
 
     Args:
         follow: continue until the run at ``root`` has ended, with runs below it until stopped.
@@ -44,7 +44,7 @@ def sync(root: Path, repo: str, *, follow: bool, as_json: bool) -> int:
                 raise NotFound(f"no run here: no {RUN_FILE} in it or below it", where=str(root), fix=fix)
             ended = [_update(run_dir, repo, followers, follow, as_json) for run_dir in run_dirs]
             if not follow or stop.is_set() or (run_dirs == [root] and all(ended)):
-                return OK
+                return
             stop.wait(POLL_S)
     finally:
         for follower in followers.values():
