@@ -134,6 +134,7 @@ def _in_the_cluster(
 
     own = merged_values(values, sets)
     most = effective_values(own)["distributed"]
+    # other values are another place: what was measured there is not kept
     place = json.dumps(own, sort_keys=True, default=str)
     expansion = cases.expand(requested, nodes=most["nodes"], nproc_per_node=most["nprocPerNode"], place=place)
     # by the key too: the job of a case that was measured otherwise may still be there

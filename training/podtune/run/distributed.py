@@ -52,6 +52,7 @@ def setup_distributed(timeout_s: float = DEFAULT_TIMEOUT_S, *, use_cpu: bool = F
             )
         torch.cuda.set_device(world.local_rank)
         _allocate_first(torch.device("cuda", world.local_rank))
+    # gloo for what lies on the CPU, flags and objects: NCCL moves nothing from there
     backend = "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo"
     grouped = "LOCAL_RANK" in os.environ
     world = replace(world, device_type=device_type, backend=backend if grouped else "")

@@ -32,6 +32,7 @@ PEER_LOST = 170  # another rank, or a collective, failed; start again and it res
 
 TERMINATION_LOG = Path("/dev/termination-log")
 MARKER = "PODTUNE-RECORD/1"  # begins the lines of a record in a log
+# a terminal obeys escape sequences, and marks of direction reorder what is read
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
@@ -260,7 +261,7 @@ def platform_fault(error: BaseException) -> bool:
 def terminate_log(message: str, code: int) -> None:
     """Write one line for ``kubectl describe pod``; outside of a pod there is no such file."""
     if TERMINATION_LOG.exists() and os.access(TERMINATION_LOG, os.W_OK):
-        line = " ".join(message.split())[:1000]
+        line = " ".join(message.split())[:1000]  # Kubernetes keeps 4 KiB, and kubectl shows lines
         TERMINATION_LOG.write_text(f"exit {code}: {line}\n")
 
 

@@ -55,7 +55,7 @@ def end_now(message: str, code: int = PEER_LOST) -> NoReturn:
 def bounded(limit_s: float, message: str, code: int = PEER_LOST) -> Iterator[None]:
     """End the process with ``message`` if the block takes longer than ``limit_s``."""
     timer = threading.Timer(limit_s, end_now, (message, code))
-    timer.daemon = True
+    timer.daemon = True  # a program that has ended does not wait for it
     timer.start()
     try:
         yield

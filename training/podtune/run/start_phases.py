@@ -16,6 +16,7 @@ _times: dict[str, float] = {}  # when the start began, and when each phase ended
 def begin() -> None:
     """Begin the phases of this process's start, or go on with those of its launcher."""
     _times.clear()
+    # the process was created before Python could look at a clock
     _times.update(json.loads(os.environ.get(PHASES, "{}")) or {"began": psutil.Process().create_time()})
 
 

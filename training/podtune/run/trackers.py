@@ -144,6 +144,7 @@ def to_trackio(run: EndedRun, where: str | None) -> str:
             if (old.config or {}).get(SOURCE) == run.source:
                 old.delete()
     config = {**run.settings, SOURCE: run.source}
+    # CPU and GPU of this machine are not those that trained
     trackio.init(project, name=run.name, config=config, auto_log_gpu=False, auto_log_cpu=False)
     for point in run.points:
         trackio.log(point.values, step=point.step)

@@ -86,6 +86,7 @@ class CaseRunner(Sweep[Case]):
         """Fork the ranks, start torchrun, or begin a job, in an empty folder."""
         folder = self._folder(case)
         if self.writes:
+            # the other pods share the volume: only one may empty the folder
             shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True, exist_ok=True)
         if self.begin:

@@ -194,7 +194,7 @@ def _case(name: str, alone: CaseSweep, nodes: int, nproc_per_node: int | None, p
     if alone.compile:
         flags["compile"] = alone.compile[0]
     local = _local_ranks(world_size, nodes, nproc_per_node)
-    if not flags.get("cpu") and not place:
+    if not flags.get("cpu") and not place:  # elsewhere there are other GPUs than here
         _check_gpus(local)
     world = World(world_size=world_size, local_world_size=local, nnodes=world_size // local)
     arguments = ("--model", model, "--strategy", alone.strategies[0], *words_of(flags))

@@ -54,7 +54,7 @@ def measure(run: CaseRun) -> Measurements:
         stepper.step()
     communication = _count_communication(run, stepper)
     if cuda:
-        torch.cuda.reset_peak_memory_stats()
+        torch.cuda.reset_peak_memory_stats()  # warm-up and parity are no part of the peak
     with Telemetry(world.device) as telemetry:
         seconds = [stepper.timed(options.steps) for _ in range(options.repeats)]
     peaks = _gather(torch.cuda.max_memory_allocated() / GIB if cuda else 0.0, world)

@@ -38,7 +38,7 @@ def reference_losses(run: CaseRun) -> list[float] | None:
     losses = on_main(run.world, alone)
     gc.collect()  # fp8's linear layers hold their own module, in a circle
     if run.world.device_type == "cuda":
-        torch.cuda.empty_cache()
+        torch.cuda.empty_cache()  # else the reference's blocks stay reserved beside the strategy's
     return losses
 
 

@@ -83,7 +83,7 @@ class Stepper:
         """
         synchronise(self.device)
         if self.run.world.world_size > 1:
-            dist.barrier()
+            dist.barrier()  # the clocks of all ranks start together
         if self.device == "cpu":
             marks = [time.perf_counter()]
             for _ in range(steps):

@@ -30,7 +30,7 @@ def save(strategy: Strategy, so_far: Training, options: Options, world: World) -
     folder = Path(options.save) / f"epoch-{len(so_far.loss_by_epoch)}"
     strategy.save(folder)
     if dist.is_initialized():
-        dist.barrier()
+        dist.barrier()  # the file below says that every rank has written
     if world.is_main:
         write_json(folder / STATE, {"training": asdict(so_far), "options": _decisive(options, world)})
         for other in set(_complete(options)) - {folder}:

@@ -36,6 +36,7 @@ class Zero:
         self.accumulation = options.accumulation
         self.arithmetic = Arithmetic(context)
         self.model = prepare(context.build_model(), context)
+        # the group is there: DeepSpeed would open one without our bounds
         deepspeed.init_distributed(dist_init_required=False)
         self.engine: Any = deepspeed.initialize(
             model=self.model,

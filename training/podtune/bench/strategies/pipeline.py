@@ -76,7 +76,7 @@ class Pipeline(TorchState):
         loss = torch.stack(losses).detach().mean() if losses else torch.zeros((), device=self.device)
         if self.rows[1] > 1:
             return mean_over(loss, self.rows[1])  # of the last stages; the others add nothing
-        dist.broadcast(loss, self.last)
+        dist.broadcast(loss, self.last)  # no other stage has one
         return loss
 
     def predict(self, batch: Batch) -> Tensor | None:

@@ -49,7 +49,7 @@ def _shard(
 ) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
     """Shard every slice over the ranks that hold the same one; the parameters on both meshes, and on one."""
     sliced = {name for name, parameter in model.named_parameters() if any(parameter is one for one in cut)}
-    for block in [*model.inner, model]:
+    for block in [*model.inner, model]:  # tensor parallelism first: FSDP then shards each rank's slices
         fully_shard(block, mesh=mesh, reshard_after_forward=True)
     parameters = dict(model.named_parameters())
     return (

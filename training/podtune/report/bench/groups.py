@@ -232,7 +232,7 @@ def grouped(sources: Sequence[Source], plans: Sequence[Json | None]) -> list[Gro
     pairs = zip(sources, plans, strict=True)
     for source, plan in sorted(pairs, key=lambda pair: str(pair[0].record.get("started_at")), reverse=True):
         identity = identity_of(source.record)
-        group = groups.setdefault(repr(identity), Group(identity))
+        group = groups.setdefault(repr(identity), Group(identity))  # a dictionary is no key
         cell = measured_cell(source, plan or {})
         if any(cell.label == other.label for other in group.cells):
             group.repeated.append(f"{cell.label} ({source.path})")

@@ -65,6 +65,7 @@ def read_runs(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
     with gc_paused():
         for folder in folders:
             try:
+                # a volume may hold thousands, and parsing each line of them takes long
                 runs.append(load_run(folder, curves=False))
             except UserError as error:
                 unreadable.append(f"{error.where}: {error.what}")

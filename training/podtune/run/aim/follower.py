@@ -163,7 +163,7 @@ def follow_parent(run_dir: Path, repo: str, parent: int) -> str:
         # whatever Aim or its disk does, it is tried again and never reaches the training
         except Exception as error:
             problem = f"{type(error).__name__}: {error}".splitlines()[0][:300]
-            pause = min(2 * pause, 30.0)
+            pause = min(2 * pause, 30.0)  # a server that is down is not asked every two seconds
         if last:
             return problem
 

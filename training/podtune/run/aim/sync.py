@@ -33,7 +33,7 @@ def sync(root: Path, repo: str, *, follow: bool, as_json: bool) -> None:
         raise Unavailable("Aim is not installed", fix="pip install 'podtune[aim]'")
     stop = threading.Event()
     if follow:
-        for name in (signal.SIGTERM, signal.SIGINT):
+        for name in (signal.SIGTERM, signal.SIGINT):  # the last lines are written, and Aim's lock is let go
             signal.signal(name, lambda *_: stop.set())
     followers: dict[Path, Follower] = {}
     try:
