@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from podtune.run import output_volume
-from podtune.run.errors import IO, PEER_LOST, PeerLost, UserError, exit_code, warn
+from podtune.run.errors import IO, PEER_LOST, ConfigError, PeerLost, Unavailable, UserError, exit_code, warn
 
 PACKAGE = Path(__file__).parents[2] / "training" / "podtune"
 
@@ -24,6 +24,13 @@ def test_a_warning_is_one_line_on_stderr(capsys: pytest.CaptureFixture[str]) -> 
 def test_every_warning_goes_through_warn() -> None:
     own = [path.name for path in PACKAGE.rglob("*.py") if "warning: {" in path.read_text(encoding="utf-8")]
     assert own == ["errors.py"]
+
+
+def test_an_error_has_the_code_of_its_class_or_of_its_base() -> None:
+    class Silent(Unavailable):
+        """A service that does not answer."""
+
+    assert (Silent("x").code, ConfigError("x").code, UserError("x", code=3).code) == (69, 78, 3)
 
 
 @pytest.mark.parametrize(
