@@ -35,6 +35,24 @@ def test_a_job_is_followed_to_its_end_with_its_problems_and_the_logs_of_all_pods
     assert [line for who, line in seen if who == "run-master-0"] == [*HEAD, train(5)], "each line once"
 
 
+def test_the_progress_that_a_trainjob_reports_is_followed(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(following, "POLL_S", 0.02)
+    api.add("run", "Running", [])
+    job = api.jobs[0]
+    job["status"] = {"trainerStatus": {"progressPercentage": 40, "estimatedRemainingSeconds": 75}}
+    assert "PyTorchJob run in team: Running (40 % done, about 1m15s left)" in podtune("status", "run").stdout
+    seen: list[str] = []
+
+    def emit(_: str, line: str) -> None:
+        seen.append(line)
+        job["status"] = {"trainerStatus": {"progressPercentage": 99, "estimatedRemainingSeconds": 0}}
+        if "99" in line:
+            job["status"] = {"conditions": [{"type": "Complete", "status": "True"}]}
+
+    assert follow(connect(), "run", emit) == "Succeeded"
+    assert seen == ["Running: 40 % done, about 1m15s left", "Running: 99 % done", "Succeeded"]
+
+
 def test_where_stdout_is_no_terminal_watch_prints_the_status_once(api: Api) -> None:
     api.add("run", "Failed", [*HEAD, train(5)], phase="Failed")
     shown = podtune("watch", "run").stdout

@@ -59,6 +59,28 @@ def test_a_run_in_a_trainjob_tells_its_progress(
     assert (percent[0], percent[-1]) == (0, 100)
 
 
+def test_a_run_that_goes_on_and_is_preempted_says_what_is_left_and_not_that_it_is_done(
+    controller: Controller, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from podtune.sft.train.job_status import JobStatus
+
+    (tmp_path / "token").write_text("of the service account")
+    url = f"http://127.0.0.1:{controller.server_address[1]}/status"
+    monkeypatch.setenv("KUBEFLOW_TRAINER_SERVER_URL", url)
+    monkeypatch.setenv("KUBEFLOW_TRAINER_SERVER_TOKEN", str(tmp_path / "token"))
+    status = JobStatus()
+    state = TrainerState(max_steps=100, global_step=80, is_world_process_zero=True)
+    status.on_train_begin(None, state, None)
+    status._start_time -= 10  # for the two steps that follow
+    status._last_update_time = 0.0
+    state.global_step = 82
+    status.on_step_end(None, state, None)
+    status.on_train_end(None, state, None)
+    _, (_, last) = controller.given
+    assert last["trainerStatus"]["progressPercentage"] == 82
+    assert last["trainerStatus"]["estimatedRemainingSeconds"] == pytest.approx(90, abs=5)
+
+
 def test_a_controller_that_cannot_be_reached_is_left_alone_after_three_attempts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

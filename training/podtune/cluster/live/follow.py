@@ -80,13 +80,14 @@ def follow(cluster: Cluster, name: str, emit: Emit) -> str:
     """
     watch, over, forbidden = JobWatch(cluster, name), threading.Event(), list[Forbidden]()
     logs: dict[tuple[str, str], threading.Thread] = {}  # a pod that is made again keeps its name
-    condition, said = "", {""}
+    last, said = "", {""}
     try:
         while True:
             job = watch.look()
-            if job.condition != condition:
-                condition = job.condition
-                emit("job", f"{condition}: {job.message}" if job.message else condition)
+            condition = f"{job.condition}: {job.message}" if job.message else job.condition
+            if condition != last:
+                emit("job", condition)
+                last = condition
             for line in (*map(str, job.problems), watch.unreachable and f"{watch.unreachable}; trying again"):
                 if line not in said:
                     said.add(line)
@@ -102,7 +103,7 @@ def follow(cluster: Cluster, name: str, emit: Emit) -> str:
             if forbidden:
                 raise forbidden[0]
             if job.ended:
-                return condition
+                return job.condition
             time.sleep(POLL_S)
     finally:
         over.set()

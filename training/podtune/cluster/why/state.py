@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from podtune.cluster.job.manifest import Json, dig, name_of
 from podtune.cluster.job.pytorchjob import QUEUE
 from podtune.run.job_snapshot import PodStatus
+from podtune.run.log_lines import duration
 from podtune.run.record import timestamp
 
 #: conditions of a Job between its end and the end of its pods
@@ -19,7 +20,8 @@ def state(job: Json, pods: Iterable[Json] = ()) -> tuple[str, str]:
     """A job's condition and its message.
 
     The condition is Created, Running, Restarting, Suspended, Succeeded or Failed; Pending before any.
-    A TrainJob and a Job have none until they end: they run when one of their ``pods`` does.
+    A TrainJob and a Job have none until they end: they run when one of their ``pods`` does. The message of
+    a TrainJob that runs is its progress, where the training reports it (feature gate TrainJobStatus).
     """
     conditions = [
         condition
@@ -27,9 +29,18 @@ def state(job: Json, pods: Iterable[Json] = ()) -> tuple[str, str]:
         if condition.get("status") == "True" and condition["type"] not in ENDING
     ]
     if not conditions:
-        return ("Running" if any(phase(pod) != "Pending" for pod in pods) else "Pending"), ""
+        runs = any(phase(pod) != "Pending" for pod in pods)
+        return ("Running", _progress(job)) if runs else ("Pending", "")
     latest = ([condition for condition in conditions if condition["type"] in ENDS] or conditions)[-1]
     return ENDS.get(latest["type"], latest["type"]), latest.get("message") or ""
+
+
+def _progress(job: Json) -> str:
+    reported = dig(job, "status", "trainerStatus")
+    percent, left_s = (reported.get(key) for key in ("progressPercentage", "estimatedRemainingSeconds"))
+    if percent is None:
+        return ""
+    return f"{percent} % done" + (f", about {duration(left_s)} left" if left_s else "")
 
 
 def queue_of(job: Json) -> str:
