@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import yaml
+from cluster.real.test_client import podtune
 from support.real_cluster import LONG, Cluster, config
 
 from podtune.cluster.chart.render import CHART
@@ -74,3 +78,30 @@ def test_a_users_error_is_final(cluster: Cluster, kind: str, request: Any) -> No
     assert (status.condition, [pod.restarts for pod in status.pods]) == ("Failed", [0])
     assert "exit code 78: " in status.problems[0].text
     assert "learning_rate" in status.problems[0].text
+
+
+def test_a_trainjob_shows_its_progress_while_it_trains(cluster: Cluster) -> None:
+    """In its status, which ``podtune status`` reads and ``podtune logs --follow`` (and watch) follows."""
+    cluster.need_trainer()
+    cluster.install("progress", api="trainjob", config=config(**LONG | {"max_steps": 60}))
+    (pod,) = cluster.until("its pod", lambda: cluster.client.pods(cluster.job("progress")))
+    given = {variable["name"] for variable in pod["spec"]["containers"][0]["env"]}
+    if "KUBEFLOW_TRAINER_SERVER_URL" not in given:
+        cluster.helm("uninstall", "progress")
+        pytest.skip("Kubeflow Trainer runs without its feature gate TrainJobStatus")
+    words = [sys.executable, "-m", "podtune.cli", "logs", "progress", "--follow", "-n", cluster.namespace]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as following:
+
+        def shown() -> re.Match[str] | None:
+            done = podtune("status", "progress", "-n", cluster.namespace)
+            return re.search(r"Running \((\d+) % done, about \w+ left\)", done.stdout)
+
+        assert 0 < int(cluster.until("its progress", shown)[1]) < 100
+        told, _ = following.communicate(timeout=400)
+    percents = [int(each) for each in re.findall(r"^--- Running: (\d+) % done", told, re.MULTILINE)]
+    assert len(set(percents)) > 1, told
+    assert percents == sorted(percents)
+    assert "--- Succeeded" in told
+    reported = cluster.job("progress")["status"]["trainerStatus"]
+    assert reported["progressPercentage"] == 100
+    assert "loss" in {metric["name"] for metric in reported["metrics"]}
