@@ -42,11 +42,11 @@ ONE_STEP: Json = {"max_steps": 1, "logging_steps": 1, "save_strategy": "no", "ev
 LATER = {"answer_rows", "answer_max_new_tokens", "max_eval_rows", "eval_on_start", "eval_steps", "save_steps"}
 TRL = ["torchrun", "-m", "trl.scripts.sft", "--config", "/etc/podtune/config.yaml"]
 AS_PROMPTS = """
-import json, os, sys
+import json, pathlib, sys
 from podtune.sft.data.readers import rows_at
-rows, folder = sys.argv[1:]
-os.mkdir(folder)
-with open(f"{folder}/train.jsonl", "w") as file:
+rows, folder = map(pathlib.Path, sys.argv[1:])
+folder.mkdir()
+with (folder / "train.jsonl").open("w") as file:
     for row in rows_at(rows):
         file.write(json.dumps({"prompt": row["question"], "completion": row["answer"]}) + "\\n")
 """
@@ -162,6 +162,8 @@ def manifests(side: str, pods: int, name: str, *, whole: bool) -> list[Json]:
     repository, _, tag = os.environ["IMAGE"].rpartition(":")
     values = merged_values([Path("cpu-smoke")], []) | {"image": {"repository": repository, "tag": tag}}
     values["distributed"]["nodes"] = pods
+    # a class that does not honour fsGroup gives its volumes to root
+    values["podSecurityContext"] = {"runAsUser": 0, "runAsGroup": 0, "runAsNonRoot": False}
     own = {volume: {"accessModes": ["ReadWriteMany"]} for volume in VOLUMES}
     shared = {volume: {"existingClaim": f"{FIRST}-{volume}"} for volume in VOLUMES}
     values["persistence"] = own if whole or name == FIRST else shared

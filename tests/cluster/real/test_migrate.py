@@ -15,13 +15,15 @@ from podtune.cluster.job.manifest import name_of
 from podtune.cluster.live.follow import log_of
 from podtune.cluster.live.status import status_of
 from podtune.cluster.live.submit import installable
+from podtune.cluster.why.state import phase
 
 Json = dict[str, Any]
 
-#: what every rank sees, and that it finds the first one
+#: what every rank sees, and that it finds the first one, which waits: a PyTorchJob ends with its Master
 SEES = (
     "env | grep -E '^(RANK|WORLD_SIZE|PET_NNODES|PET_NPROC_PER_NODE|PET_NODE_RANK|MINE)=' | sort;"
     " until getent hosts $MASTER_ADDR >/dev/null; do sleep 1; done;"
+    " if [ $RANK = 0 ]; then sleep 10; fi;"
 )
 SHARED = [{"name": "shared", "mountPath": "/shared"}]
 EMPTY = [{"name": "shared", "emptyDir": {}}]
@@ -65,6 +67,8 @@ def run(cluster: Cluster, documents: list[Json], condition: str) -> tuple[list[i
     name = name_of(documents[-1])
     cluster.ended(name, condition)
     found = cluster.job(name)
+    over = ("Succeeded", "Failed")
+    cluster.until("all ranks", lambda: all(phase(pod) in over for pod in cluster.client.pods(found)))
     pods = status_of(cluster.client, found).pods
     logs = [log_of(cluster.client, found, pod.name) for pod in pods]
     for document in documents:

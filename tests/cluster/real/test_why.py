@@ -65,7 +65,9 @@ CAUSES = {
 def job(cluster: Cluster, name: str, planted: Planted) -> Json:
     main = {"name": "pytorch", "image": cluster.image, "command": ["sleep", "900"], **planted.container}
     spec = {"containers": [main], "terminationGracePeriodSeconds": 1}
-    spec["volumes"] = [{"name": "v", **planted.volume}] if planted.volume else []
+    if planted.volume:
+        spec["volumes"] = [{"name": "v", **planted.volume}]
+        main["volumeMounts"] = [{"name": "v", "mountPath": "/v"}]
     replica = {"replicas": 1, "restartPolicy": "Never", "template": {"spec": spec}}
     replicas = {"Master": replica} | ({"Worker": replica} if planted.pods > 1 else {})
     return {
