@@ -13,8 +13,6 @@ import hashlib
 import json
 import os
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -25,7 +23,6 @@ from podtune.run.errors import (
     NotFound,
     SoftwareError,
     Unavailable,
-    UserError,
     near,
     warn,
 )
@@ -166,11 +163,10 @@ def _steps(values: dict[str, Any], build: str) -> list[tuple[str, Callable[[], o
                 "prepare.build empty",
             )
         if not data.exists():
-            make_data = functools.partial(_podtune, "data", "build", "--output", data)
-            steps.append((f"making the question-answer set {data}", make_data))
+            steps.append((f"making the question-answer set {data}", functools.partial(_make_data, data)))
         if not local.exists():
-            words = ("model", "build", "--size", build, "--data", data, "--output", local)
-            steps.append((f"making the {build} model {local}", functools.partial(_podtune, *words)))
+            make_model = functools.partial(_make_model, build, data, local)
+            steps.append((f"making the {build} model {local}", make_model))
     elif local is None:
         steps.append((f"downloading {model}", lambda: _download(model, revision)))
     elif not object_store.is_url(model) and not local.exists():
@@ -183,16 +179,17 @@ def _steps(values: dict[str, Any], build: str) -> list[tuple[str, Callable[[], o
     return steps
 
 
-def _podtune(*words: object) -> None:
-    """Run another podtune command; it prints for itself, and this one ends with its exit code."""
-    done = subprocess.run([sys.executable, "-m", "podtune.cli", *map(str, words)])
-    if done.returncode:
-        raise UserError(
-            f"podtune {' '.join(map(str, words))} ended with {done.returncode}",
-            where="prepare",
-            fix="see its message above",
-            code=done.returncode,
-        )
+# in this process: each other one would import torch and transformers anew, seconds of a first start
+def _make_data(folder: Path) -> None:
+    from podtune.demo_data.build import build
+
+    build(folder)
+
+
+def _make_model(size: str, data: Path, folder: Path) -> None:
+    from podtune.sft.model.build import build_model
+
+    build_model(size, data, folder)
 
 
 def _download(name: str, revision: str | None) -> None:
