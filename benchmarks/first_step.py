@@ -36,6 +36,7 @@ from podtune.run.record import timestamp
 FIRST_STEP = {"podtune": re.compile(r"^first step done|^step +1/"), "trl": re.compile(r"['\"]loss['\"]: ")}
 PHASE = re.compile(r"([a-z]+) ([\d.]+)(?:,|$)")
 LIMIT_S = 900.0
+ROOT = {"runAsUser": 0, "runAsGroup": 0, "runAsNonRoot": False}  # classes without fsGroup give it volumes
 VOLUMES, FIRST = ("models", "data", "output"), "podtune-0"
 ONE_STEP: Json = {"max_steps": 1, "logging_steps": 1, "save_strategy": "no", "eval_strategy": "no"}
 #: settings of what comes before or after the first step
@@ -53,16 +54,14 @@ with (folder / "train.jsonl").open("w") as file:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--repeats", type=int, default=3, help="pairs that count")
     parser.add_argument("--cluster", action="store_true", help="as jobs on the cluster of KUBECONFIG")
     parser.add_argument("--pods", type=int, nargs="+", default=[1, 2], help="of a job, on the cluster")
     parser.add_argument("--json", type=Path, help="write the figures there")
     args = parser.parse_args()
     rows = on_cluster(args.pods, args.repeats) if args.cluster else here(args.repeats)
-    (args.json or Path(os.devnull)).write_text(json.dumps(rows, indent=2) + "\n")
+    (args.json or Path(os.devnull)).write_text(json.dumps(rows, indent=2))
     return 0
 
 
@@ -142,7 +141,7 @@ def measured(cluster: Cluster, side: str, pods: int, files: str, name: str) -> J
     create(cluster, documents)
     while state(job := cluster.job(name))[0] not in ENDS and time.time() - began < LIMIT_S:
         time.sleep(0.5)
-    ended, (pod, *_) = time.time(), cluster.pods(job)
+    ended, pod = time.time(), cluster.pods(job)[0]
     lines = [line.partition(" ")[::2] for line in cluster.log_lines(name_of(pod), container="pytorch")]
     at = next((at for at, text in lines if FIRST_STEP[side].search(text)), "")
     if state(job)[0] != "Succeeded" or not at:
@@ -162,8 +161,7 @@ def manifests(side: str, pods: int, name: str, *, whole: bool) -> list[Json]:
     repository, _, tag = os.environ["IMAGE"].rpartition(":")
     values = merged_values([Path("cpu-smoke")], []) | {"image": {"repository": repository, "tag": tag}}
     values["distributed"]["nodes"] = pods
-    # a class that does not honour fsGroup gives its volumes to root
-    values["podSecurityContext"] = {"runAsUser": 0, "runAsGroup": 0, "runAsNonRoot": False}
+    values["podSecurityContext"] = ROOT
     own = {volume: {"accessModes": ["ReadWriteMany"]} for volume in VOLUMES}
     shared = {volume: {"existingClaim": f"{FIRST}-{volume}"} for volume in VOLUMES}
     values["persistence"] = own if whole or name == FIRST else shared
@@ -174,7 +172,7 @@ def manifests(side: str, pods: int, name: str, *, whole: bool) -> list[Json]:
         values["prepare"]["enabled"] = False
         accumulated = settings.pop("global_batch_size") // settings["per_device_train_batch_size"] // pods
         settings |= {"gradient_accumulation_steps": accumulated, "dataset_name": "/data/trl"}
-        settings |= {"use_cpu": True, "report_to": "none", "output_dir": "/tmp/trl"}
+        settings |= {"use_cpu": True, "report_to": "none", "output_dir": f"/outputs/{name}"}
     text = rendered(values | {"config": yaml.safe_dump(settings)}, name)
     documents = installable(list(yaml.safe_load_all(text)))
     for replica in documents[-1]["spec"]["pytorchReplicaSpecs"].values() if side == "trl" else ():
@@ -189,8 +187,8 @@ def make_prompts(cluster: Cluster) -> None:
     """The rows in the form that TRL knows, by a pod."""
     claim = {"name": "data", "persistentVolumeClaim": {"claimName": f"{FIRST}-data"}}
     command = ["python", "-c", AS_PROMPTS, "/data/qa/train.parquet", "/data/trl"]
-    mounts = [{"name": "data", "mountPath": "/data"}]
-    container = {"name": "c", "image": os.environ["IMAGE"], "command": command, "volumeMounts": mounts}
+    container: Json = {"name": "c", "image": os.environ["IMAGE"], "command": command}
+    container |= {"volumeMounts": [{"name": "data", "mountPath": "/data"}], "securityContext": ROOT}
     pod: Json = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "prompts"}}
     pod["spec"] = {"restartPolicy": "Never", "containers": [container], "volumes": [claim]}
     cluster.put(pod)
