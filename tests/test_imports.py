@@ -43,7 +43,7 @@ LAYERS: dict[str, set[str]] = {
     "cluster": {"run", "machine"},
     "bench": {"run", "machine", "plan"},
     "sft": {"run", "machine", "plan", "report"},
-    "pod": {"run", "machine", "sft"},
+    "pod": {"run", "machine", "demo_data", "sft"},
     "sweep": {"run", "machine", "bench", "sft"},
 }
 # Rooms of a layer, from the ground up: each imports only what stands before it.
