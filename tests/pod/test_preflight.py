@@ -274,7 +274,7 @@ def launched(job: Job, rank: int, **more: str) -> Podtune:
     program = job.folder / "program.py"
     program.write_text(
         "import os, torch.distributed as d; d.init_process_group('gloo'); d.barrier(); "
-        "e = os.environ; print('rank', e['RANK'], 'with', e.get('PODTUNE_CORES'), e['OMP_WAIT_POLICY'])"
+        "e = os.environ; print('rank', e['RANK'], 'with', e.get('PODTUNE_CORES'), e['GOMP_SPINCOUNT'])"
     )
     return job.start(rank, ["launch", "--preflight", "{config}", "--wait", "60", "--", str(program)], **more)
 
@@ -284,9 +284,9 @@ def test_launch_starts_training_on_the_same_port_once_the_pods_have_passed(job: 
     (code, first, err), (other_code, second, _) = (process.end() for process in started)
     assert (code, other_code) == (0, 0), err
     share = max(1, machine_cores() // 2)
-    assert first.splitlines()[-1] == f"rank 0 with {share} PASSIVE", "both are on this node"
+    assert first.splitlines()[-1] == f"rank 0 with {share} 1000", "both are on this node"
     assert "preflight: ok: 2 pods agree and reach each other" in first
-    assert second.splitlines() == [f"rank 1 with {share} PASSIVE"], "one pod tells the verdict of all"
+    assert second.splitlines() == [f"rank 1 with {share} 1000"], "one pod tells the verdict of all"
 
 
 def test_launch_ends_for_good_and_starts_nothing_on_a_pod_without_its_gpu(job: Job) -> None:

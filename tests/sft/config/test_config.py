@@ -300,16 +300,17 @@ def test_what_is_set_before_torch_is_imported_follows_the_device_and_leaves_the_
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64")
     monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
     monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
     set_library_environment(threads=1)
     assert "PYTORCH_ALLOC_CONF" not in os.environ
-    assert os.environ["OMP_WAIT_POLICY"] == "ACTIVE"
+    assert "GOMP_SPINCOUNT" not in os.environ
     monkeypatch.delenv("OMP_WAIT_POLICY")
     monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF")
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "")
     monkeypatch.delenv("PYTORCH_ALLOC_CONF")
     set_library_environment(threads=1)
     assert os.environ["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
-    assert os.environ["OMP_WAIT_POLICY"] == "PASSIVE"
+    assert os.environ["GOMP_SPINCOUNT"] == "1000"
 
 
 def test_help_whose_reader_has_seen_enough_ends_quietly() -> None:

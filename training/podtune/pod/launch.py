@@ -36,6 +36,7 @@ from podtune.run.errors import (
 )
 from podtune.run.exit import end_now
 from podtune.run.launcher import ENDS, LAUNCHER, all_ended_well
+from podtune.run.library_environment import spin_briefly
 from podtune.run.yaml_text import read_mapping
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -145,9 +146,7 @@ def _torchrun(arguments: list[str]) -> int:
         ends = Path(folder, "ends")
         ends.mkdir()
         args.log_dir = args.log_dir or str(Path(folder, "logs"))  # torchrun's own would stay behind
-        # threads that spin take the cores from those that they wait for: on a busy node a pod of two threads
-        # trained eight times as fast without
-        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        spin_briefly()
         os.environ |= {LAUNCHER: str(os.getpid()), ENDS: str(ends)}
         signal.signal(signal.SIGUSR1, _volume_lost)
         met = threading.Event()

@@ -22,8 +22,7 @@ def set_library_environment(threads: int, traces: str = "") -> None:
     # that somebody else may have written
     os.environ.setdefault("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "1")
     os.environ["OMP_NUM_THREADS"] = str(threads)
-    # threads that spin take the cores from those that they wait for, wherever something else runs, too
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    spin_briefly()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if not {ALLOCATOR, "PYTORCH_CUDA_ALLOC_CONF"} & set(os.environ):
         # each batch has another length, which leaves gaps in memory that comes in blocks of fixed size
@@ -38,6 +37,16 @@ def set_library_environment(threads: int, traces: str = "") -> None:
     warnings.filterwarnings(
         "ignore", category=FutureWarning, module=r"accelerate|transformers|trl|torch\.distributed"
     )
+
+
+def spin_briefly() -> None:
+    """Let OpenMP's threads spin for one another only briefly, unless the user chose otherwise.
+
+    Where something else runs, too, spinning takes the cores from the threads that are waited for;
+    docs/cluster.md has the figures.
+    """
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 
 def import_peft(*, quantized: bool) -> None:
