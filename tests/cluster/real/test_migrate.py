@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import yaml
 from cluster.real.test_client import podtune
+from support.chart import render
 from support.real_cluster import VALUES, Cluster, config
 
-from podtune.cluster.chart.render import render
 from podtune.cluster.job.manifest import name_of
 from podtune.cluster.live.follow import log_of
 from podtune.cluster.live.status import status_of

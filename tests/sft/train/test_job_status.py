@@ -71,7 +71,7 @@ def test_a_run_that_goes_on_and_is_preempted_says_what_is_left_and_not_that_it_i
     status = JobStatus()
     state = TrainerState(max_steps=100, global_step=80, is_world_process_zero=True)
     status.on_train_begin(None, state, None)
-    status._start_time -= 10  # for the two steps that follow
+    status._began_s -= 10  # for the two steps that follow
     status._last_update_time = 0.0
     state.global_step = 82
     status.on_step_end(None, state, None)

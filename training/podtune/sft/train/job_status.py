@@ -21,10 +21,10 @@ class JobStatus(KubeflowCallback):  # type: ignore[misc]
 
     # a controller that a NetworkPolicy closes off would else cost every rank 5 of each 10 seconds
     _failures = 0
-    _begun_at = 0  # step
+    _begun_at, _began_s = 0, 0.0  # the step of this start, and its time
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        self._begun_at = state.global_step
+        self._begun_at, self._began_s = state.global_step, time.monotonic()
         super().on_train_begin(args, state, control, **kwargs)
 
     def on_train_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
@@ -41,7 +41,7 @@ class JobStatus(KubeflowCallback):  # type: ignore[misc]
         if metrics and "current_step" in metrics:
             # transformers divides the time of this attempt by the steps of all attempts
             step, last = metrics["current_step"], metrics["total_steps"]
-            step_s = (time.time() - self._start_time) / (step - self._begun_at)
+            step_s = (time.monotonic() - self._began_s) / (step - self._begun_at)
             estimated_time_remaining = step_s * (last - step)
         before = self._last_update_time
         sent: bool = super()._update_status(progress_percent, estimated_time_remaining, metrics, force)
