@@ -83,7 +83,8 @@ def test_a_users_error_is_final(cluster: Cluster, kind: str, request: Any) -> No
 def test_a_trainjob_shows_its_progress_while_it_trains(cluster: Cluster) -> None:
     """In its status, which ``podtune status`` reads and ``podtune logs --follow`` (and watch) follows."""
     cluster.need_trainer()
-    cluster.install("progress", api="trainjob", config=config(**LONG | {"max_steps": 60}))
+    # 40 s on a quiet node: a controller is told every ten
+    cluster.install("progress", api="trainjob", config=config(**LONG | {"max_steps": 600}))
     (pod,) = cluster.until("its pod", lambda: cluster.client.pods(cluster.job("progress")))
     given = {variable["name"] for variable in pod["spec"]["containers"][0]["env"]}
     if "KUBEFLOW_TRAINER_SERVER_URL" not in given:
